@@ -24,7 +24,7 @@ from rammer.device.repeating import repeats
 from rammer.errors import DeviceFailure, blamed
 from rammer.frontend.appending import Appended, appended, merged
 from rammer.frontend.bind import bind_until
-from rammer.frontend.ending import Ended, ended_operators, interleaved
+from rammer.frontend.ending import Ended, ended_operators, interleaved, with_batches
 from rammer.frontend.generalise import generalised
 from rammer.frontend.lower import Lowerings, lower
 from rammer.frontend.lowering import REGISTRY
@@ -220,13 +220,13 @@ class Compiler:
         found: Appended | None = None,
     ) -> ProgramSegment:
         """From tensor expressions to a verified program. One of a range, which has ``ended``, has its policy by
-        prediction: no one length is what it will be run at; and products stay apart, of which each may end by itself. What was
-        ``found`` to continue an input lies over it."""
+        prediction: no one length is what it will be run at. What was ``found`` to continue an input lies over it."""
         compute, ranged = inline_decodings(inline_conditions(compute)), ended is not None
         kept = found.kept if found is not None else NOTHING
         ends = merged(ended, found.ended) if found is not None else ended
         with self.step("batch"):
-            compute, trials = (compute, ()) if ranged else self._batched(compute)
+            compute, trials = self._batched(compute)
+            ends = with_batches(ends, compute) if ends else None
         with self.step("storage"):
             compute, plan = self._stored(compute, kept)
             stay = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)

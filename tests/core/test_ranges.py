@@ -68,7 +68,8 @@ def test_attention_reads_zeros_beyond_the_length_and_asks_nowhere_else(rng: np.r
     graph, ranged, _ = _program(RANGED["attention"](rng))
     length = ranged.lengths["seq"]
     asking = {c.name: c.kind for c in graph.computes if length in c.reads}
-    assert asking == {"v0": "map", "t": "map", "y": "map", "pooled": "map"}
+    # Siblings of the values end as they do, so that the three may still be one product.
+    assert asking == dict.fromkeys(("q0", "k0", "v0", "t", "y", "pooled"), "map")
     assert sum(c.kind == "contraction" for c in graph.computes) == 5
 
 

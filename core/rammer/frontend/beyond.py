@@ -24,6 +24,8 @@ from rammer.ir.types import is_float
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: A dimension of a tensor.
 Place: TypeAlias = "tuple[str, int]"
+#: Most maps behind a product that are looked through for siblings of it.
+FOLLOWED: Final = 4
 #: Of a value that is the same within and beyond the length, whatever it is.
 _ROW: Final = "row"
 
@@ -50,6 +52,8 @@ class Ends:
         """The computes; what a product writes is ended by a map behind it."""
         self.producers = {c.name: c for c in self.computes}
         guarded = {c.name: self._asked(c) for c in self.computes if c.combiner is not None}
+        for place, fill in list(self.needs.items()):
+            self.needs |= {(n, place[1]): fill for n in self._siblings(place[0]) if self._able((n, place[1]), fill)}
         made = list[Compute]()
         for c in self.computes:
             made += self._ended(replace(c, body=self._guarded(c, guarded.get(c.name, ()))))
@@ -59,6 +63,25 @@ class Ends:
         """All reductions stop: those that do not ask read what changes no result."""
         found = ((r, dim) for r, dim in self.deep.get(c.name, {}).items())
         self.stops |= {(name, r): dim for r, dim in found if isinstance(dim, AffineExtent)}
+
+    def _siblings(self, name: str) -> list[str]:
+        """Products of one tensor that may become one product with ``name``, or maps behind them: they end as it does, too."""
+        c = self.producers.get(name)
+        roots = self._roots(name, FOLLOWED)
+        if c is None or roots is None:
+            return []
+        like = [o for o in self.computes if o is not c and (o.shape, o.dtype, o.combiner) == (c.shape, c.dtype, c.combiner)]
+        return [o.name for o in like if o.form == c.form and self._roots(o.name, FOLLOWED) == roots]
+
+    def _roots(self, name: str, steps: int) -> frozenset[str] | None:
+        """The tensors, without constants, that the one product behind ``name`` multiplies; None where there is none."""
+        c = self.producers.get(name)
+        if c is None or not steps:
+            return None
+        read = [r for r in c.reads if r not in self.constants]
+        if c.kind == "contraction":
+            return frozenset(read)
+        return self._roots(read[0], steps - 1) if c.combiner is None and len(read) == 1 else None
 
     # --- what reductions need -----------------------------------------------------------------
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from rammer.frontend.beyond import Ends
 from rammer.ir import expr as ex
-from rammer.ir.compute import Axis, ComputeGraph
-from rammer.ir.expr import Expr, Load, Number, Op
+from rammer.ir.compute import Axis, Compute, ComputeGraph
+from rammer.ir.expr import Expr, Load, Number, Op, Ref
 from rammer.ir.extent import AffineExtent, Dim, Ending, Stop
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
@@ -90,6 +90,30 @@ def _places(e: Expr, graph: ComputeGraph, within: bool) -> Iterator[str]:
         within = within or not is_float(ex.dtype_of(e, dtypes))
     for part in ex.children(e):
         yield from _places(part, graph, within)
+
+
+def with_batches(ended: Ended, graph: ComputeGraph) -> Ended:
+    """``ended``, and the products of ``graph`` that were several: each ends where all of its slices do."""
+    slices = dict[str, list[tuple[Load, EndedTensor | None, Compute]]]()
+    for c in graph.computes:
+        if isinstance(c.body, Load) and c.body.tensor in graph.producers and c.body.tensor not in ended.tensors:
+            slices.setdefault(c.body.tensor, []).append((c.body, ended.tensors.get(c.name), c))
+    return replace(
+        ended, tensors={**ended.tensors, **{n: t for n, found in slices.items() if (t := _whole(found, graph.types[n].shape))}}
+    )
+
+
+def _whole(slices: Sequence[tuple[Load, EndedTensor | None, Compute]], shape: tuple[int, ...]) -> EndedTensor | None:
+    """The tensor of this ``shape`` of which these are slices, as far as all of them end alike."""
+    parts = list[list[tuple[AffineExtent | None, float | None]]]()
+    for load, known, c in slices:
+        if known is None:
+            return None
+        axes = {a.name: d for d, a in enumerate(c.axes)}
+        at = [axes.get(i.axis) if isinstance(i, Ref) else None for i in load.indices]
+        parts.append([(None, None) if d is None else (known.extents[d], known.fills[d]) for d in at])
+    same = [p[0] if len({*p}) == 1 else (None, None) for p in zip(*parts, strict=True)]
+    return EndedTensor(shape, tuple(e for e, _ in same), tuple(f for _, f in same))
 
 
 def ended_operators(operators: Sequence[ROperator], ended: Ended) -> tuple[ROperator, ...]:

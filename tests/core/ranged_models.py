@@ -135,8 +135,30 @@ def residual(rng: np.random.Generator) -> RangedModel:
     return RangedModel(proto, {"batch": (1, 12)})
 
 
+def products(rng: np.random.Generator) -> RangedModel:
+    """Products wide enough for fast kernels: weights of a softmax over the sequence, and sums along it of two tensors."""
+    proto = _model(
+        """products (float[seq, 32] x, float[2, seq, 48] w) => (float[seq, 32] y, float[2, 32, 48] z, float[seq, 1] n) {
+            q = MatMul(x, a)  t = Transpose<perm = [1, 0]>(x)  s = MatMul(q, t)  p = Softmax<axis = -1>(s)  o = MatMul(p, x)
+            y = Add(o, q)  r = Relu(x)  u = Transpose<perm = [1, 0]>(r)  z = MatMul(u, w)
+            m = ReduceMean<keepdims = 1>(p, last)  n = Add(m, one)
+        }""",
+        a=(rng.standard_normal((32, 32)) / 6).astype(np.float32),
+        last=np.array([1]),
+        one=np.float32(1),
+    )
+    return RangedModel(proto, {"seq": (1, 41)})
+
+
 #: Models of which one program serves a range.
-RANGED = {"attention": attention, "cache": cache, "causal": causal, "residual": residual, "windows": windows}
+RANGED = {
+    "products": products,
+    "attention": attention,
+    "cache": cache,
+    "causal": causal,
+    "residual": residual,
+    "windows": windows,
+}
 
 
 def mixed() -> onnx.ModelProto:

@@ -53,6 +53,8 @@ def collapse_reduction(unit: FunctionContext, c: Compute) -> Compute:
     parts = bodies(unit, (c,))
     for k in reversed(range(len(c.reduce) - 1)):
         a, b = c.reduce[k], c.reduce[k + 1]
+        if unit.ends.keys() & {(c.name, a.name), (c.name, b.name)}:
+            continue
         if a.extent > 1 and all(_walks(unit, p, f"{c.name}.{a.name}", f"{c.name}.{b.name}", b.extent) for p in parts):
             both = (Axis(a.name, 1), Axis(b.name, a.extent * b.extent))
             c = replace(c, reduce=(*c.reduce[:k], *both, *c.reduce[k + 2 :]))

@@ -14,7 +14,7 @@ from rammer.codegen.operations import Val
 from rammer.codegen.target import CTarget
 from rammer.codegen.vectors import CODES, STORED
 from rammer.ir import expr as ex
-from rammer.ir.compute import Compute
+from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Const, Expr, Interval, Op, Ref, Table
 from rammer.ir.types import TensorType
 
@@ -74,6 +74,7 @@ class FunctionContext:
     columns: dict[str, Column] = field(default_factory=dict)
     unrolled: frozenset[str] = frozenset()  # reductions written out point by point
     wide: set[str] = field(default_factory=set)  # names of vector accumulators
+    ends: Mapping[tuple[str, str], str] = field(default_factory=dict)  # where reductions stop: variables by compute and axis
 
     def __post_init__(self) -> None:
         self.shapes: Mapping[str, tuple[int, ...]] = _Of(self.types, "shape")
@@ -104,6 +105,10 @@ class FunctionContext:
     def axis_type(self, extent: int) -> str:
         """C type of a loop variable."""
         return self.target.types["int32" if extent <= INT32 else "int64"]
+
+    def end(self, c: Compute, axis: Axis) -> str:
+        """Where a loop over a reduction axis ends."""
+        return self.ends.get((c.name, axis.name), str(axis.extent))
 
     # --- index arithmetic ---------------------------------------------------------------------
 

@@ -107,7 +107,9 @@ class Group:
         total = body.accumulator(c, axes)
         names: dict[str, Expr] = {r.name: Ref(self.unit.fresh("r")) for r in c.reduce}
         points = math.prod(r.extent for r in c.reduce)
-        with body.nest(f"for (int f = {share}; f < {points}; f += {part.parts})") as inner:
+        end, below = self.unit.end(c, c.reduce[0]), points // max(c.reduce[0].extent, 1)
+        last = str(points) if end.isdigit() else f"{end} * {below}" if below > 1 else end
+        with body.nest(f"for (int f = {share}; f < {last}; f += {part.parts})") as inner:
             step = points
             for r in c.reduce:
                 step //= r.extent

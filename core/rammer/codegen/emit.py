@@ -14,21 +14,22 @@ from rammer.codegen.nests import Nest, Target, Test
 from rammer.codegen.scalar import Block
 from rammer.codegen.target import CFunction, CTarget, head_of, words
 from rammer.codegen.task import hash_of
+from rammer.codegen.text import total
 from rammer.device.manifest import Binding
-from rammer.ir.expr import integer
+from rammer.ir.expr import Ref, integer
 from rammer.ir.operator import ROperator
 from rammer.ir.types import row_major
 
 __all__ = ["emit", "scratch_bytes"]
 
 
-def emit(operator: ROperator, binding: Binding, target: CTarget) -> CFunction:
-    """One C function that computes any task of ``operator``.
+def emit(operator: ROperator, binding: Binding, target: CTarget, within: bool = False) -> CFunction:
+    """One C function that computes any task of ``operator``; of a program for a range only what lies ``within`` the lengths.
 
     Raises DeviceFailure where the dialect lacks an element type, ValueError where the operator is
     ill-formed (Computes that meet at no layer, stored tensors without a storage).
     """
-    return _Emitter(operator, binding, target).function()
+    return _Emitter(operator, binding, target, within).function()
 
 
 def scratch_bytes(operator: ROperator, binding: Binding, threads: int = 1) -> int:
@@ -44,15 +45,19 @@ class _Emitter:
     operator: ROperator
     binding: Binding
     target: CTarget
+    within: bool = False
 
     def __post_init__(self) -> None:
-        self.layout = Layout(self.operator, self.binding.types)
+        self.layout = Layout(self.operator, self.binding.types, within=self.within)
         self.stages = self.layout.stages
         tiles = scratch_of(self.stages)
         self.scratch = tiles if self.target.single else scratch_with_partials(self.layout, self.layout.inlined)
         self.shared = {s.root.name: () if self.target.single else shared(self.layout.inlined, s, tiles) for s in self.stages}
+        ends = self._ends()
         inputs = tuple((name, False) for name in self.operator.inputs)
         self.arguments = inputs + tuple((name, True) for name in self.operator.outputs)
+        asked = dict.fromkeys(n for extent, _ in self.layout.lengths for n, _ in extent.terms)
+        self.arguments += tuple((name, False) for name in asked if (name, False) not in inputs)
         self.globals = {name: self._global(k, name) for k, (name, _) in enumerate(self.arguments)}
         staged = [s for s in self.stages if s.offset >= 0]
         self.tiles = {s.root.name: _tile(k, s) for k, s in enumerate(staged)}
@@ -62,10 +67,16 @@ class _Emitter:
             dict(self.layout.inlined),
             {**self.globals, **self.tiles},
             dict(self.layout.ranges),
+            ends=ends,
         )
 
         for c in self.layout.inlined.values():
             self.unit.inlined[c.name] = collapse_reduction(self.unit, c)
+
+    def _ends(self) -> dict[tuple[str, str], str]:
+        """The variables at which reductions stop."""
+        found = ((c, r, self.layout.stop(c, r)) for c in self.operator.computes for r in c.reduce)
+        return {(c.name, r.name): end.axis for c, r, end in found if isinstance(end, Ref)}
 
     def _global(self, number: int, name: str) -> Place:
         if name not in self.binding.storages:
@@ -87,7 +98,8 @@ class _Emitter:
         text = "".join(self.unit.tables.values()) + self._head("@NAME@") + " {\n"
         text += "".join(f"  {line}\n" for line in body.lines) + "}\n"
         name = "rm_" + hash_of(text)
-        return CFunction(name, text.replace("@NAME@", name), self.arguments, self.scratch)
+        stops = self.within and any(not e.below for e in self.operator.endings)
+        return CFunction(name, text.replace("@NAME@", name), self.arguments, self.scratch, stops)
 
     def _head(self, name: str) -> str:
         kinds = (ops.ctype(self.target, self.binding.types[tensor].dtype) for tensor, _ in self.arguments)
@@ -95,6 +107,11 @@ class _Emitter:
 
     def _origins(self, body: Block) -> None:
         """Decode the task index (row-major over the grid) and bound the boxes of the staged tiles."""
+        for (extent, bound), name in self.layout.lengths.items():
+            terms = [(f"{self.globals[n].pointer}[0]", f) for n, f in extent.terms]
+            low, high = (ops.literal(self.target, n, "int64") for n in (1, bound))
+            kind = self.target.types["int32"]
+            body.line(f"const {kind} {name} = ({kind})rm_min_i64(rm_max_i64({total(terms, extent.offset)}, {low}), {high});")
         grid, last = self.operator.grid, True
         step = math.prod(grid)
         for k, (tile, count) in enumerate(zip(self.operator.tile, grid, strict=True)):

@@ -353,7 +353,8 @@ class ColumnBlock(Block):
         names = [self.unit.fresh("r") for _ in lead]
         at = next(k for k, r in enumerate(lead) if r.name == column.axis)
         lane, width, extent = names[at], column.width, lead[at].extent
-        rest = [(n, r.extent) for k, (n, r) in enumerate(zip(names, lead, strict=True)) if k != at]
+        stops = [self.unit.end(items[0][0], r) for r in lead]
+        rest = [(n, r.extent, e) for k, (n, r, e) in enumerate(zip(names, lead, stops, strict=True)) if k != at]
         self.unit.ranges[lane] = (0, extent - 1)
         vectors, ends = list[Reducing](), list[tuple[Compute, str, str]]()
         for c, sums in items:
@@ -363,29 +364,30 @@ class ColumnBlock(Block):
                 self.unit.wide.add(name)
             vectors.append(self.along(c, [(w, axes) for w, (_, axes) in zip(wide, sums, strict=True)], names))
             ends += [(c, w, total) for w, (total, _) in zip(wide, sums, strict=True)]
-        self._columns(rest, lane, width, (vectors, [self.along(c, sums, names) for c, sums in items]))
+        self._columns(rest, (lane, stops[at], width), (vectors, [self.along(c, sums, names) for c, sums in items]))
         for c, name, total in ends:
             folded = Val(f"rm_fold_{c.combiner}{width}({name})", "float32")
             self.line(self.combine(c, total, folded))
 
     def _columns(
-        self, rest: list[tuple[str, int]], lane: str, width: int, both: tuple[Sequence[Reducing], Sequence[Reducing]]
+        self, rest: list[tuple[str, int, str]], along: tuple[str, str, int], both: tuple[Sequence[Reducing], Sequence[Reducing]]
     ) -> None:
-        """Loops over the other axes, the vectors along ``lane``, then its remainder: ``both`` kinds of accumulators."""
+        """Loops over the other axes, vectors ``along`` a variable to its end, then its remainder: ``both`` kinds of sums."""
         if rest:
-            name, extent = rest[0]
+            name, extent, end = rest[0]
             self.unit.ranges[name] = (0, max(extent - 1, 0))
-            with self.nest(self.loop(name, "0", str(extent), extent)) as inner:
-                inner._columns(rest[1:], lane, width, both)
+            with self.nest(self.loop(name, "0", end, extent)) as inner:
+                inner._columns(rest[1:], along, both)
             return
+        lane, last, width = along
         extent = self.unit.ranges[lane][1] + 1
-        end = extent - extent % width
-        with self.nest(self.loop(lane, "0", str(end), extent, width)) as body:
+        end = str(extent - extent % width) if last.isdigit() else f"{last} - {last} % {width}"
+        with self.nest(self.loop(lane, "0", end, extent, width)) as body:
             block = LaneBlock(self.unit, body, lane=lane, width=width, padded=True)
             block.walk(both[0], [])
             body.lines += block.lines
-        if end < extent:
-            with self.nest(self.loop(lane, str(end), str(extent), extent)) as tail:
+        if end != last:
+            with self.nest(self.loop(lane, end, last, extent)) as tail:
                 tail.walk(both[1], [])
 
 

@@ -16,8 +16,9 @@ import numpy as np
 
 from rammer.codegen.bounds import AxisBound, Numbers, Span, clipped, fold, joined, numbers, span, tidy
 from rammer.ir import expr as ex
-from rammer.ir.compute import Compute
+from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Interval, Ref, integer
+from rammer.ir.extent import AffineExtent
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType, itemsize
 
@@ -47,17 +48,22 @@ class Stage:
 class Layout:
     """Boxes and stages of ``operator``; ``variables`` are run-time integers in order of definition.
 
-    ``ranges`` bounds every variable numerically. Task origins are ``o0, o1, ...``, clipped tile ends
-    ``e0, e1, ...``; the box of the staged Compute number ``j`` is ``l{j}_{axis}`` to ``h{j}_{axis}``.
+    ``within`` a length: tiles end there, in a program for a range, as sums do anyway; ``lengths`` are the variables that hold
+    the extents of a run, at least 1 and at most what they are at the bound. ``ranges`` bounds every variable numerically.
+    Task origins are ``o0, o1, ...``, clipped tile ends ``e0, e1, ...``; the box of the staged Compute number ``j`` is
+    ``l{j}_{axis}`` to ``h{j}_{axis}``.
     """
 
     operator: ROperator
     types: Mapping[str, TensorType]
     variables: dict[str, Expr] = field(default_factory=dict)
     ranges: dict[str, Interval] = field(default_factory=dict)
+    within: bool = False
+    lengths: dict[tuple[AffineExtent, int], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self.operator)
+        self.stops = {(s.compute, s.axis): s.extent for s in self.operator.stops}
         self.tile = self._tile()
 
     @cached_property
@@ -76,18 +82,32 @@ class Layout:
         """Computes that their consumers compute in place."""
         return {n: c for n, c in self.computes.items() if n not in self.staged}
 
+    def length(self, extent: AffineExtent, bound: int) -> Expr:
+        """``extent`` in a run, where it is ``bound`` at most."""
+        name = self.lengths.setdefault((extent, bound), f"len{len(self.lengths)}")
+        self.ranges[name] = (1, bound)
+        return Ref(name)
+
+    def stop(self, c: Compute, axis: Axis) -> Expr | None:
+        """Where a reduction stops before the bound."""
+        extent = self.stops.get((c.name, axis.name))
+        return None if extent is None or axis.extent < 2 else self.length(extent, axis.extent)
+
     def _tile(self) -> tuple[AxisBound, ...]:
         result = []
+        ends = {e.axis: e.extent for e in self.operator.endings if not e.below} if self.within else {}
         for k, (axis, tile, count) in enumerate(
             zip(self.operator.anchor.axes, self.operator.tile, self.operator.grid, strict=True)
         ):
+            own = ends.get(axis.name)
+            last = integer(axis.extent) if own is None or axis.extent < 2 else self.length(own, axis.extent)
             if count <= 1:
-                result.append(AxisBound(integer(0), integer(axis.extent)))
+                result.append(AxisBound(integer(0), last))
                 continue
             self.ranges[f"o{k}"] = (0, (count - 1) * tile)
             end = tidy(ex.add(f"o{k}", tile))
-            if axis.extent % tile:
-                self.variables[f"e{k}"] = fold("min", end, integer(axis.extent))
+            if axis.extent % tile or last != integer(axis.extent):
+                self.variables[f"e{k}"] = fold("min", end, last)
                 self.ranges[f"e{k}"] = (1, axis.extent)
                 end = Ref(f"e{k}")
             result.append(AxisBound(Ref(f"o{k}"), end))
@@ -138,7 +158,8 @@ class Layout:
             return
         seen.add((c.name, box))
         axes: dict[str, Span] = {a.name: b.span for a, b in zip(c.axes, box, strict=True)}
-        axes |= {r.name: (integer(0), integer(r.extent - 1)) for r in c.reduce}
+        ends = {r.name: self.stop(c, r) or integer(r.extent) for r in c.reduce}
+        axes |= {name: (integer(0), fold("sub", end, integer(1))) for name, end in ends.items()}
         for load in c.loads:
             if load.tensor not in self.computes:
                 continue
@@ -167,7 +188,7 @@ class Layout:
 
     def _extents(self, boxes: Mapping[str, Sequence[AxisBound]]) -> dict[str, tuple[int, ...]]:
         """Largest extents of each box over all tasks, by evaluating its bounds for every tile origin."""
-        values: dict[str, Numbers] = {}
+        values: dict[str, Numbers] = {name: np.array(self.ranges[name][1]) for name in self.lengths.values()}
         rank = len(self.operator.tile)
         for k, (tile, count) in enumerate(zip(self.operator.tile, self.operator.grid, strict=True)):
             shape = [1] * rank

@@ -266,8 +266,8 @@ class Nest:
             wanted = [w for w in wanted if w not in together]
 
     def _alike(self, a: Compute, b: Compute) -> bool:
-        """Whether two reductions go over the same elements side by side: neither needs the other first."""
-        extents = [tuple(r.extent for r in c.reduce) for c in (a, b)]
+        """Whether two reductions go over the same elements, to the same end, side by side: neither needs the other first."""
+        extents = [tuple((r.extent, self.unit.end(c, r)) for r in c.reduce) for c in (a, b)]
         columns = [self.unit.columns.get(c.name) for c in (a, b)]
         places = [
             None if k is None else ([r.name for r in c.reduce].index(k.axis), k.width)

@@ -276,23 +276,25 @@ class Block:
         return Val(total, c.dtype, atom=True)
 
     def accumulate(self, items: Sequence[Reducing]) -> None:
-        """Combine the bodies of some reductions, over equal axes, in order, into each of their accumulators."""
-        names = [(self.unit.fresh("r"), r.extent) for r in items[0][0].reduce]
-        self.walk([self.along(c, sums, [n for n, _ in names]) for c, sums in items], names)
+        """Combine the bodies of some reductions, over axes that are equal and end alike, in order, into each of their
+        accumulators."""
+        lead = items[0][0]
+        names = [(self.unit.fresh("r"), r.extent, self.unit.end(lead, r)) for r in lead.reduce]
+        self.walk([self.along(c, sums, [n for n, _, _ in names]) for c, sums in items], names)
 
     def along(self, c: Compute, sums: Sequence[Sum], names: Sequence[str]) -> Reducing:
         """A reduction with its axes as the variables ``names``."""
         inner: dict[str, Expr] = {r.name: Ref(n) for r, n in zip(c.reduce, names, strict=True)}
         return c, [(total, {**axes, **inner}) for total, axes in sums]
 
-    def walk(self, items: Sequence[Reducing], over: Sequence[tuple[str, int]]) -> None:
-        """Loops over the axes ``over`` around the combining statements."""
+    def walk(self, items: Sequence[Reducing], over: Sequence[tuple[str, int, str]]) -> None:
+        """Loops over the axes ``over``, each with its extent and where it ends, around the combining statements."""
         if not over:
             for c, sums in items:
                 for total, axes in sums:
                     self.line(self.combine(c, total, self.value(ex.substitute(c.body, axes))))
             return
-        name, extent = over[0]
+        name, extent, end = over[0]
         if items[0][0].name in self.unit.unrolled:
             for k in range(extent):
                 self.walk([(c, [(t, _fixed(axes, name, k)) for t, axes in sums]) for c, sums in items], over[1:])
@@ -302,20 +304,21 @@ class Block:
             self.line(f"const int {name} = 0;")
             self.walk(items, over[1:])
             return
-        block = max(1, LONGEST_SUM // math.prod(n for _, n in over[1:]))
+        block = max(1, LONGEST_SUM // math.prod(n for _, n, _ in over[1:]))
         if block < extent and any(c.combiner == "sum" and is_float(c.dtype) for c, _ in items):
             self._by_blocks(items, over, block)
             return
-        with self.nest(self.loop(name, "0", str(extent), extent)) as inner:
+        with self.nest(self.loop(name, "0", end, extent)) as inner:
             inner.walk(items, over[1:])
 
-    def _by_blocks(self, items: Sequence[Reducing], over: Sequence[tuple[str, int]], block: int) -> None:
+    def _by_blocks(self, items: Sequence[Reducing], over: Sequence[tuple[str, int, str]], block: int) -> None:
         """``walk`` with a partial sum for every ``block`` places along the first axis."""
-        (name, extent), first = over[0], self.unit.fresh("r")
-        with self.nest(self.loop(first, "0", str(extent), extent, block)) as outer:
+        (name, extent, last), first = over[0], self.unit.fresh("r")
+        with self.nest(self.loop(first, "0", last, extent, block)) as outer:
             parts = [(c, [(outer.accumulator(c, axes), total, axes) for total, axes in sums]) for c, sums in items]
             least = "rm_min_i32" if extent <= INT32 else "rm_min_i64"
-            end = f"{first} + {block}" if extent % block == 0 else f"{least}({first} + {block}, {extent})"
+            whole = extent % block == 0 and last.isdigit()
+            end = f"{first} + {block}" if whole else f"{least}({first} + {block}, {last})"
             with outer.nest(outer.loop(name, first, end, extent)) as inner:
                 inner.walk([(c, [(p.text, axes) for p, _, axes in sums]) for c, sums in parts], over[1:])
             for c, sums in parts:

@@ -51,13 +51,14 @@ class CFunction:
     are literals in the text. Names inside are canonical (``p0``, ``p1``, ...), and ``name`` is a hash of
     the text, so equal operators on different tensors share one function. ``arguments`` lists (tensor,
     written) for each pointer in order. ``scratch`` is the bytes of vEU memory needed for connections at
-    that layer.
+    that layer. One that ``stops`` at the lengths of a run leaves what lies beyond.
     """
 
     name: str
     text: str
     arguments: tuple[tuple[str, bool], ...]
     scratch: int
+    stops: bool = False
 
 
 def head_of(target: CTarget, name: str, pointers: Iterable[tuple[str, bool]]) -> str:

@@ -79,11 +79,12 @@ def _times(text: str, factor: int) -> str:
 @dataclass(frozen=True, slots=True)
 class PanelDepth:
     """``skips`` are taps that a task may leave out; of the outermost axis ``steps`` are gathered and multiplied at a time (0:
-    all), and sums wait in memory for the next ones."""
+    all), and sums wait in memory for the next ones. Axes that are ``stopped`` end at a length of the run, ``hi_{axis}``."""
 
     p: PanelProduct
     skips: tuple[Skip, ...] = ()
     steps: int = 0
+    stopped: tuple[str, ...] = ()
 
     @property
     def outer(self) -> str:
@@ -93,7 +94,8 @@ class PanelDepth:
     @property
     def walks(self) -> dict[str, AxisWalk]:
         """The axes that are not walked whole."""
-        found = {s.tap: AxisWalk(f"lo_{s.tap}", f"hi_{s.tap}") for s in self.skips}
+        found = {axis: AxisWalk("0", f"hi_{axis}") for axis in self.stopped}
+        found |= {s.tap: AxisWalk(f"lo_{s.tap}", f"hi_{s.tap}") for s in self.skips}
         return found | ({self.outer: AxisWalk("q", "q_end", chunk=True)} if self.steps else {})
 
     @property

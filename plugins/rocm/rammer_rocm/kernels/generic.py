@@ -32,10 +32,10 @@ GPU_DIALECT = replace(OPENCL, functions={**OPENCL.functions, "div": "rm_quotient
 
 def generic(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunction:
     """The task function of ``operator``; DeviceFailure where OpenCL C lacks an element type."""
-    function = emit(operator, binding, dialect)
+    function = emit(operator, binding, dialect, within=dialect.single)
     arguments = tuple(Argument(name, written) for name, written in function.arguments)
     types = tuple(dialect.types[binding.types[name].dtype] for name, _ in function.arguments)
-    return TaskFunction(function.name, function.text, arguments, types, function.scratch)
+    return TaskFunction(function.name, function.text, arguments, types, function.scratch, stops=function.stops)
 
 
 def dialect_of(device: VDevice) -> CTarget:

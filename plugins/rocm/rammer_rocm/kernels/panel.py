@@ -9,13 +9,14 @@ explicit fused multiply-adds, then the following maps are applied to it on its w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from rammer.codegen.contraction import QUOTIENT
 from rammer.codegen.operations import put
 from rammer.codegen.target import head_of
 from rammer.codegen.task import Argument, Packing, Unsuited, hash_of
-from rammer.codegen.text import Text, digits, numbered, total
+from rammer.codegen.text import Text, digits, numbered
 from rammer.codegen.vectors import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -27,6 +28,7 @@ from rammer_rocm.kernels.contraction import Access, PanelOperand, PanelProduct, 
 from rammer_rocm.kernels.depth import PanelDepth, heads, loops
 from rammer_rocm.kernels.gather import Gather, Region, columns_region
 from rammer_rocm.kernels.generic import CPU_DIALECT
+from rammer_rocm.kernels.lengths import ends_of, stops_of
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.skipping import skips_of
 from rammer_rocm.kernels.task import TaskFunction
@@ -69,6 +71,7 @@ class Panel:
 
     def function(self) -> TaskFunction:
         self._origins()
+        self._stop()
         self.text.all(self.walked.ends())
         a = self.rows_operand()
         self.text.all(self.walked.begin())
@@ -158,13 +161,14 @@ class Panel:
 
     def _ends(self) -> dict[str, str]:
         """Where the rows and columns of a program for a range end, by axis."""
-        p, found = self.p, dict[str, str]()
-        names = dict(zip((a.name for a in p.operator.anchor.axes), (a.name for a in p.main.axes), strict=True))
-        for ending in (e for e in p.operator.endings if self.window is None and not e.below):
-            terms = [(f"{self.pointer(n)}[0]", f) for n, f in ending.extent.terms]
-            found[names[ending.axis]] = f"({total(terms, ending.extent.offset)})"
+        found = ends_of(self.p, self.pointer) if self.window is None else {}
         self.stops = bool(found)
         return found
+
+    def _stop(self) -> None:
+        found = stops_of(self.p, self.walked.walks, self.pointer) if self.window is None else {}
+        self.text.all(f"const int hi_{axis} = {end};" for axis, end in found.items())
+        self.walked = replace(self.walked, stopped=tuple(found))
 
     def address(self, steps: Access, extra: Iterable[str] = ()) -> str:
         """Element address of the task's first point, plus ``extra`` terms."""

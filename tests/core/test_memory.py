@@ -115,7 +115,7 @@ def test_random_programs_reuse_memory_and_verify() -> None:
 def test_an_output_without_a_writer_is_an_internal_error() -> None:
     net = TaskNet().tensor("x", 8).add(adding("a", 8, ["x"], 4))
     schedule = net.schedule(Sequential(), 2)
-    with pytest.raises(ValueError, match=r"internal: output 'x' .* lives in the input buffer b_x, .* a copy compute"):
+    with pytest.raises(ValueError, match=r"internal: output 'x' .* lives in the state buffer b_x, .* a copy compute"):
         build_program(Interface("p", (Port("x", "x"),), (Port("x", "x"),), ()), schedule, net)
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, groupby, islice
+from itertools import groupby, islice
 from typing import Final, TypeAlias
 
 from rammer.device.manifest import Binding
@@ -34,7 +34,8 @@ BEAM, MOST_RESULTS = 4, 8
 UPHILL: Final = 1.3
 #: Operations of a map that is as well computed again as read: an exponential is not.
 CHEAP: Final = 4
-#: Operators of a region from which on only the best plan is kept: a search is no longer than its region is large.
+#: Operators of a region from which on only the best plan is kept; larger regions are cut into such ones, so that a search takes
+#: no longer than its model is large.
 WIDE: Final = 24
 
 #: Seconds of an operator's best kernel, without its launch; infinite where none fits.
@@ -48,7 +49,7 @@ def stitch(
     """``tile`` with memory-bound operators stitched where the device's kernels are no slower for it. ``aliases`` as for
     ``connect``."""
     search = _Stitcher(tile, device, latency, aliases, binding or Binding(tile.graph.types, {}))
-    plans = [search.best(region) for region in search.regions()]
+    plans = [search.best(part, width) for part, width in search.regions()]
     joined = [group for plan in plans for group in plan]
     if not joined:
         return replace(tile, decisions=(*tile.decisions, *search.decisions))
@@ -128,12 +129,12 @@ class _Stitcher:
                 found |= {(i, j): None for j in sorted(self.readers.get(name, set()) & bound)}
         for name, readers in self.readers.items():
             if name not in self.tile.graph.constants:
-                pairs = combinations(sorted(readers & bound), 2)
-                found |= {(i, j): None for i, j in pairs if self._shape(i) == self._shape(j)}
+                alike = dict[tuple[int, ...], list[int]]()
+                for i in sorted(readers & bound):
+                    near = alike.setdefault(self.operators[i].anchor.shape, [])
+                    found |= {(j, i): None for j in near[-WIDE:]}
+                    near.append(i)
         return list(found)
-
-    def _shape(self, i: int) -> tuple[int, ...]:
-        return self.operators[i].anchor.shape
 
     def operator(self, group: Members) -> ROperator | None:
         """The operators of ``group`` as one; None where that is no operator."""
@@ -191,8 +192,8 @@ class _Stitcher:
 
     # --- search -----------------------------------------------------------------------------------
 
-    def regions(self) -> list[list[tuple[int, int]]]:
-        """The pairs by what they connect."""
+    def regions(self) -> list[tuple[list[tuple[int, int]], int]]:
+        """The pairs by what they connect, large regions in parts; and how many plans to keep for each."""
         region: dict[int, list[tuple[int, int]]] = {}
         for pair in self.pairs:
             a, b = (region.setdefault(i, []) for i in pair)
@@ -201,12 +202,12 @@ class _Stitcher:
                 region |= {i: a for p in b for i in p}
             a.append(pair)
             region |= dict.fromkeys(pair, a)
-        return list({id(found): found for found in region.values()}.values())
+        wholes = [_parts(found) for found in {id(r): r for r in region.values()}.values()]
+        return [(part, BEAM if len(parts) == 1 else 1) for parts in wholes for part in parts]
 
-    def best(self, region: Sequence[tuple[int, int]]) -> list[Members]:
-        """The groups of the best plan for ``region``."""
+    def best(self, region: Sequence[tuple[int, int]], width: int) -> list[Members]:
+        """The groups of the best plan for ``region``, of a search that keeps ``width`` plans."""
         found, plans = [_Plan()], [_Plan()]
-        width = BEAM if len({i for p in region for i in p}) < WIDE else 1
         while plans:
             moved = {p.groups: p for plan in plans for p in self._moves(plan, region, width)}
             plans = sorted(moved.values(), key=_Plan.rank)[:width]
@@ -263,6 +264,16 @@ class _Stitcher:
             kept = number == chosen
             why = "stitched" if kept else "another plan is faster" if chosen else "the device's kernels are slower"
             self.decisions.append(ConnectionTrial(subject, "stitch", timed[0], seconds, kept, why))
+
+
+def _parts(region: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """A region's pairs in parts of at most ``WIDE`` operators, in order; pairs across two parts are no moves."""
+    place = {i: n // WIDE for n, i in enumerate(sorted({i for pair in region for i in pair}))}
+    parts: list[list[tuple[int, int]]] = [[] for _ in range(max(place.values()) + 1)]
+    for a, b in region:
+        if place[a] == place[b]:
+            parts[place[a]].append((a, b))
+    return [part for part in parts if part]
 
 
 def memory_bound(operator: ROperator) -> bool:

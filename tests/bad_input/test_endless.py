@@ -52,6 +52,7 @@ def endless(path: Path, trips: int | None, nested: bool = False) -> list[str | P
     return [path, "--device", "toy", "--inputs", path.with_suffix(".npz")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("trips", "nested"), [(None, False), (10**12, False), (3, True)])
 @pytest.mark.parametrize("how", ["run", "compare"])
 def test_an_endless_loop_ends_with_a_message(

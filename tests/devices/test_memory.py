@@ -85,11 +85,11 @@ def test_weights_are_in_memory_once(device: str, external: bool, tmp_path: Path)
 @pytest.mark.parametrize(
     "device", ["toy", pytest.param("ipu_sim", marks=pytest.mark.large), pytest.param("rocm", marks=pytest.mark.large)]
 )
-def test_a_hundred_shapes_take_no_more_than_few(device: str, tmp_path: Path) -> None:
-    """Each has 3 MB of inputs and outputs: 300 MB, if none were freed."""
+def test_many_shapes_take_no_more_than_few(device: str, tmp_path: Path) -> None:
+    """Each has 3 MB of inputs and outputs: 120 MB, if none were freed."""
     path = saved(tmp_path / "m.onnx", 0, 128, wide=8192)
-    _, had = measured(path, device, list(range(90, 190)), tmp_path / "cache")
-    assert len(had) == 100 and max(had[20:]) - had[9] < 60e6
+    _, had = measured(path, device, list(range(90, 130)), tmp_path / "cache")
+    assert len(had) == 40 and max(had[20:]) - had[9] < 45e6
 
 
 def test_constants_are_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:

@@ -88,6 +88,7 @@ def test_a_run_that_cannot_begin_is_no_finding(
         cage.caged(["run"], tmp_path, seconds=0.4 if said == "it was late" else 30)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("more", [[], ["--processes", "2"]])
 def test_a_campaign_that_cannot_begin_says_so(more: list[str]) -> None:
     """It is no campaign without faults."""

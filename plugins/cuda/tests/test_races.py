@@ -117,6 +117,7 @@ def test_families_that_reduce_across_threads(case: str, rng: np.random.Generator
 
 
 @pytest.mark.sampled(2)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", SMALL)
 def test_attention(case: str, rng: np.random.Generator) -> None:
     binding, options = ATTENTIONS[case][1], blocks(ATTENTIONS[case])
@@ -124,6 +125,7 @@ def test_attention(case: str, rng: np.random.Generator) -> None:
     assert race_of_warps(ATTENTION.kernel(option, binding), binding) == "", option.head()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ["row", "strided", "three by three"])
 def test_products_of_threads(case: str, rng: np.random.Generator) -> None:

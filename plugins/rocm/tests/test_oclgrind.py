@@ -16,6 +16,7 @@ except DeviceUnavailable:
 pytestmark = pytest.mark.skipif(not LIBRARY.name, reason="oclgrind is not installed (apt-get install oclgrind)")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tool", oclgrind.TOOLS)
 def test_planted_faults_are_found(tool: str) -> None:
     oclgrind.check_planted(LIBRARY, tool)

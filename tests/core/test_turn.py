@@ -130,11 +130,13 @@ def math_size(shape: tuple[int, ...]) -> int:
 
 def test_random_graphs_keep_their_values(seed: int, rng: np.random.Generator) -> None:
     random, changed = Random(seed), 0
-    for _ in range(60):
+    for _ in range(400):
         before = drawn(random, rng)
         after = CancelTranspositions()(before)
         changed += after is not before
         agree(rng, before, after)
         assert CancelTranspositions()(after) is after, "a second time there is nothing to do"
+        if changed > 10:
+            break
     assert changed > 10
     agree(rng, before, Pipeline(default_passes()).run(before)[0])

@@ -123,10 +123,15 @@ def check_freed(device: Subject) -> None:
     x = {"x": device.rng.standard_normal(LARGE).astype(np.float32)}
     _use(device, program, x)
     _use(device, program, x)
-    before, threads = _resident(), threading.active_count()
-    for _ in range(TIMES):
-        _use(device, program, x)
-    more, started = _resident() - before, threading.active_count() - threads
+    threads, more = threading.active_count(), STAYS + 1
+    for _ in range(2):  # what others of this process take stays once, what is not freed each time
+        if more <= STAYS:
+            break
+        before = _resident()
+        for _ in range(TIMES):
+            _use(device, program, x)
+        more = _resident() - before
+    started = threading.active_count() - threads
     device.expect(more <= STAYS, f"{TIMES} programs of {2 * LARGE * 4} bytes were closed, but {more} bytes have stayed")
     device.expect(started < TIMES, f"{TIMES} programs were closed, but {started} threads have stayed")
 

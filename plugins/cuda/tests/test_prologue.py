@@ -127,6 +127,7 @@ def test_other_maps_are_declined(old: str, new: str, why: str) -> None:
         roles_of(changed, replace(binding, types=types), prologue=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("case", ["pointwise", "three by three", "first layer"])
 def test_machine_code(case: str, target: str) -> None:

@@ -195,8 +195,7 @@ class LaneBlock(Block):
         if seen is not None:
             return seen
         producer = self.unit.inlined.get(e.tensor)
-        straight = all(not self._varies(i) or self._rises(i) for i in e.indices)
-        if not straight or self.unit.dtypes[e.tensor] not in self.unit.lanes:
+        if not self.sums(e):
             value = self._each(e)
         elif producer is None:
             value = self._stored(e)
@@ -205,6 +204,11 @@ class LaneBlock(Block):
         value = self.let(value)
         self.memo[e] = value
         return value
+
+    def sums(self, e: Load) -> bool:
+        """Whether what ``e`` reads is computed in vectors, of a type that they have; else it is lane by lane."""
+        straight = all(not self._varies(i) or self._rises(i) for i in e.indices)
+        return not self._varies(e) or (straight and self.unit.dtypes[e.tensor] in self.unit.lanes)
 
     def _rises(self, index: Expr) -> bool:
         form = ex.affine(index)

@@ -254,8 +254,8 @@ class Nest:
             for c, _ in self.targets:
                 for head, indices in heads(self.unit.inlined, c, point):
                     _, places = found.setdefault(head.name, (head, []))
-                    known = body.known(Load(head.name, indices)) is not None
-                    places += [indices] if indices not in places and not known else []
+                    at = Load(head.name, indices)
+                    places += [indices] if indices not in places and body.known(at) is None and body.sums(at) else []
         wanted = [(c, places) for c, places in found.values() if places]
         if len(points) == 1 and len(wanted) < 2:
             return

@@ -143,6 +143,10 @@ class Block:
 
     # --- loads --------------------------------------------------------------------------------
 
+    def sums(self, e: Load) -> bool:
+        """Whether a reduction that ``e`` reads may share its loop with others here."""
+        return True
+
     def load(self, e: Load) -> Val:
         """A load: of a stored tensor, or of a producer computed in place."""
         e = Load(e.tensor, tuple(tidy(i) for i in e.indices), e.fill)

@@ -195,14 +195,8 @@ class LaneBlock(Block):
         if seen is not None:
             return seen
         producer = self.unit.inlined.get(e.tensor)
-        if not self.sums(e):
-            value = self._each(e)
-        elif producer is None:
-            value = self._stored(e)
-        else:
-            value = self._produced(e, producer)
-        value = self.let(value)
-        self.memo[e] = value
+        found = self._each(e) if not self.sums(e) else self._stored(e) if producer is None else self._produced(e, producer)
+        value = self.memo[e] = self.let(found)
         return value
 
     def sums(self, e: Load) -> bool:

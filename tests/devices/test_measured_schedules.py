@@ -97,6 +97,7 @@ def test_stages_are_run_once_for_all_models(device: str, rng: np.random.Generato
     backend = Registry().open(device)
     first = Compiler(backend, CompileOptions("ios", tune="quick"), store).program(graph, (Port("x", "x"),), ports)
     (measured,) = [timer.measured for timer in timers.values()]
-    assert len({str(p) for p in run}) >= measured >= 5 and max(len(p.operators) for p in run) >= 2
+    # Products of equal widths, which are drawn, are measured once.
+    assert len({str(p) for p in run}) >= measured >= 3 and max(len(p.operators) for p in run) >= 2
     again = Compiler(backend, CompileOptions("ios", tune="quick"), store).program(graph, (Port("x", "x"),), ports)
     assert [timer.measured for timer in timers.values()] == [measured, 0] and again.program == first.program

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 
 from rammer.device.guard import Opening, opening_of
 from rammer.device.manifest import Backend, Binding
@@ -59,22 +59,27 @@ class Measurer:
         or is refused by the device; each costs the process."""
         operator = kernel.operator
         with self._lock:
-            line = self._ready()
-            try:
-                line.send((operator, facts(operator, binding)))
-                if not line.poll(seconds):
-                    raise DeviceFailure(f"it was not measured within {seconds:.0f} s", where=operator.anchor.origin)
-                answer = line.recv()
-            except (EOFError, OSError):
-                raise DeviceFailure(f"the process that measured it {self._ending()}", where=operator.anchor.origin) from None
-            except BaseException:
-                self._end()
-                raise
-            if isinstance(answer, Exception):
-                self._end()
-                raise answer
-            alone, crowded = answer
+            line, told = self._ready(), f"it was not measured within {seconds:.0f} s"
+            asked = (operator, facts(operator, binding))
+            alone, crowded = self._asked(line, asked, seconds, (told, "the process that measured it"), operator.anchor.origin)
             return float(alone), float(crowded)
+
+    def _asked(self, line: Connection, message: object, seconds: float, says: tuple[str, str], where: str = "") -> Any:
+        """The process's answer. DeviceFailure where it is late, or the process has ended, as ``says`` has it; what it raised is
+        raised here. Each costs the process."""
+        try:
+            line.send(message)
+            if not line.poll(seconds):
+                raise DeviceFailure(says[0], where=where)
+            answer = line.recv()
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        except (EOFError, OSError):
+            raise DeviceFailure(f"{says[1]} {self._ending()}", where=where) from None
+        except BaseException:
+            self._end()
+            raise
 
     def close(self) -> None:
         """End the process."""
@@ -96,19 +101,9 @@ class Measurer:
                 env={**os.environ, "PYTHONPATH": places},
             )
         self._line, self.started = ours, self.started + 1
-        try:
-            ours.send(self.opening)
-            if not ours.poll(BEGINNING):
-                raise DeviceFailure(f"device {self.opening.device} was not opened for measuring within {BEGINNING:.0f} s")
-            answer = ours.recv()
-        except (EOFError, OSError):
-            raise DeviceFailure(f"the process that was to measure on {self.opening.device} {self._ending()}") from None
-        except BaseException:
-            self._end()
-            raise
-        if isinstance(answer, Exception):
-            self._end()
-            raise answer
+        device = self.opening.device
+        late = f"device {device} was not opened for measuring within {BEGINNING:.0f} s"
+        self._asked(ours, self.opening, BEGINNING, (late, f"the process that was to measure on {device}"))
         return ours
 
     def _ending(self) -> str:

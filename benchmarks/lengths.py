@@ -6,27 +6,26 @@
 
 An encoder runs at ``--lengths`` lengths from 1 to ``--most``, twice in random order; a decoder generates ``--tokens`` tokens
 from no past on, by runs and by a bound call whose caches stay. Each result is compared with ONNX Runtime's. With ``--runs`` the
-encoder runs so many times at random lengths from ``--threads`` threads. The models have BERT's and GPT-2's operators and random
-weights. It ends with 1 where something is not as it says.
+encoder runs so many times at random lengths from ``--threads`` threads. The models are BERT and GPT-2
+(``zoo/ranged.py``) in this size. It ends with 1 where something is not as it says.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import os
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
-from ranges import Size, decoder, encoder, inputs_at
+from range_peers import error_of, onnx_runtime
+from ranges import resident
+from zoo.ranged import RANGED, Open
 
 import rammer
 from rammer.runtime.executable import Executable
@@ -70,52 +69,30 @@ class Found:
 class Judge:
     """ONNX Runtime on the same model; its answers are kept by length, since inputs are, too."""
 
+    model: Open
     proto: onnx.ModelProto
     seed: int
     known: dict[int, tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(self.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        self.names = [o.name for o in self.session.get_outputs()]
+        self.of = onnx_runtime(self.proto, 1).run
 
     def at(self, length: int) -> tuple[dict[str, Array], dict[str, Array]]:
         """Inputs of this length, and what comes out."""
         if length not in self.known:
-            inputs = inputs_at(self.proto, length, np.random.default_rng(self.seed + length))
+            inputs = self.model.inputs_at(self.proto, length, np.random.default_rng(self.seed + length))
             self.known[length] = inputs, self.of(inputs)
         return self.known[length]
 
-    def of(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """What comes out."""
-        return dict(zip(self.names, self.session.run(None, dict(inputs)), strict=True))
 
-
-def error_of(got: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
-    """The largest difference of an output, relative to its largest value; infinite for other shapes, and where NaN is."""
-    worst = 0.0
-    for name, value in expected.items():
-        if got[name].shape != value.shape:
-            return float("inf")
-        error = float(np.abs(got[name] - value).max(initial=0.0) / max(np.abs(value).max(initial=0.0), 1e-6))
-        worst = max(worst, error if np.isfinite(error) else float("inf"))
-    return worst
-
-
-def resident() -> int:
-    """Bytes of this process's memory."""
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def many_lengths(proto: onnx.ModelProto, lengths: Sequence[int], span: tuple[int, int], args: argparse.Namespace) -> Found:
+def many_lengths(model: Open, lengths: Sequence[int], args: argparse.Namespace) -> Found:
     """All lengths in random order, and again."""
-    judge, rng = Judge(proto, args.seed), np.random.default_rng(args.seed)
+    proto = model.build(args.seed)
+    judge, rng = Judge(model, proto, args.seed), np.random.default_rng(args.seed)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         onnx.save(proto, file)
-        exe = opened(file, {"seq": span}, args)
+        exe = opened(file, model, args)
         exe.programs = Path(folder) / "programs"
         worst, before = 0.0, 0
         for again in (False, True):
@@ -130,21 +107,21 @@ def many_lengths(proto: onnx.ModelProto, lengths: Sequence[int], span: tuple[int
     return Found(f"encoder, {len(lengths)} lengths", 2 * len(lengths), programs, worst, growth, kept / max(weights, 1))
 
 
-def opened(proto: onnx.ModelProto | Path, shapes: Mapping[str, tuple[int, int]], args: argparse.Namespace) -> Executable:
-    """The model for these ranges."""
+def opened(proto: onnx.ModelProto | Path, model: Open, args: argparse.Namespace) -> Executable:
+    """The model for its range."""
     options = dict(o.split("=", 1) for o in args.option)
-    return rammer.compile(proto, args.device, shapes=shapes, options=options)
+    return rammer.compile(proto, args.device, shapes={model.symbol: model.span}, options=options)
 
 
-def tokens(proto: onnx.ModelProto, count: int, args: argparse.Namespace) -> list[Found]:
+def tokens(model: Open, args: argparse.Namespace) -> list[Found]:
     """A sequence by runs, and one by a bound call: keys and values of the past stay in its memory."""
-    judge, exe = Judge(proto, args.seed), opened(proto, {"past": (0, count - 1)}, args)
-    caches = [i.name for i in proto.graph.input if i.name != "ids"]
-    bound = exe.bind({"ids": np.array([[3]])}, {n[:-1] + n[0]: n for n in caches})
-    first = inputs_at(proto, 0, np.random.default_rng(args.seed))
+    proto, count = model.build(args.seed), model.span[1] + 1
+    judge, exe, kept = Judge(model, proto, args.seed), opened(proto, model, args), model.caches(proto)
+    bound = exe.bind({"ids": np.array([[3]])}, kept)
+    first = model.inputs_at(proto, 0, np.random.default_rng(args.seed))
     worst, grown, start = [0.0, 0.0], [0, 0], list[int]()
     for way in range(2):
-        state, token = {n: first[n] for n in caches}, 3
+        state, token = {n: first[n] for n in kept.values()}, 3
         for past in range(count):
             inputs = {"ids": np.array([[token]]), **state}
             expected = judge.of(inputs)
@@ -153,8 +130,8 @@ def tokens(proto: onnx.ModelProto, count: int, args: argparse.Namespace) -> list
                 bound.run(past=past)
             got = bound.to_host() if way else exe.run(inputs)
             worst[way] = max(worst[way], error_of(got, expected))
-            state = {n: expected[n[:-1] + n[0]] for n in caches}
-            token = int(np.abs(expected["y"]).argmax()) % 1000
+            state = {name: expected[o] for o, name in kept.items()}
+            token = int(expected["logits"].argmax())
             if past == count - 2:
                 start.append(resident())
         grown[way] = resident() - start[-1]
@@ -165,9 +142,10 @@ def tokens(proto: onnx.ModelProto, count: int, args: argparse.Namespace) -> list
     return made
 
 
-def from_threads(proto: onnx.ModelProto, span: tuple[int, int], args: argparse.Namespace) -> Found:
+def from_threads(model: Open, args: argparse.Namespace) -> Found:
     """Runs at random lengths from several threads, the memory measured after a tenth of them."""
-    judge, exe, lock = Judge(proto, args.seed), opened(proto, {"seq": span}, args), threading.Lock()
+    proto, span = model.build(args.seed), model.span
+    judge, exe, lock = Judge(model, proto, args.seed), opened(proto, model, args), threading.Lock()
     for length in range(span[0], span[1] + 1):
         exe.run(judge.at(length)[0])
 
@@ -191,13 +169,14 @@ def from_threads(proto: onnx.ModelProto, span: tuple[int, int], args: argparse.N
 
 def measured(args: argparse.Namespace) -> list[Found]:
     """What ``args`` ask for."""
-    rng, size = np.random.default_rng(args.seed), Size(args.hidden, args.layers, args.heads, args.most)
-    model, span = encoder(size, rng), (1, args.most)
+    size = {"width": args.hidden, "layers": args.layers, "heads": args.heads, "vocabulary": args.words}
+    model = RANGED["bert_base"].sized(args.most, **size)
     if args.runs:
-        return [from_threads(model, span, args)]
-    lengths = sorted({1, args.most, *(int(n) for n in rng.choice(np.arange(2, args.most), args.lengths - 2, replace=False))})
-    found = [many_lengths(model, lengths, span, args)]
-    return found + tokens(decoder(size, rng), args.tokens, args)
+        return [from_threads(model, args)]
+    rng, inner = np.random.default_rng(args.seed), np.arange(2, args.most)
+    lengths = sorted({1, args.most, *(int(n) for n in rng.choice(inner, min(args.lengths - 2, len(inner)), replace=False))})
+    found = [many_lengths(model, lengths, args)]
+    return found + tokens(RANGED["gpt2"].sized(args.tokens - 1, **size), args)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -205,7 +184,17 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--device", default="rocm")
     made.add_argument("--option", action="append", default=[], metavar="KEY=VALUE")
-    defaults = {"hidden": 128, "layers": 2, "heads": 4, "most": 512, "lengths": 100, "tokens": 64, "runs": 0, "threads": 4}
+    defaults = {
+        "hidden": 128,
+        "layers": 2,
+        "heads": 4,
+        "most": 512,
+        "lengths": 100,
+        "tokens": 64,
+        "runs": 0,
+        "threads": 4,
+        "words": 1000,
+    }
     for name, value in {**defaults, "seed": 0}.items():
         made.add_argument(f"--{name}", type=int, default=value)
     return made

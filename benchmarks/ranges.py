@@ -1,233 +1,322 @@
-"""Lengths of a range: the time of one program for all of them against programs for each length alone, and against ONNX Runtime.
+"""Programs for ranges of lengths at full size: right at every length, few programs, memory that stays, and times.
 
-    python benchmarks/ranges.py --device rocm --hidden 256 --layers 2 --lengths 16
-    python benchmarks/ranges.py --device ipu_sim --hidden 64 --layers 1 --most 64 --lengths 12
+    python -m benchmarks ranges --device rocm --models bert_base,gpt2,resnet50 --out benchmarks/results -- --threads 1
+    python -m benchmarks ranges --device cuda --out benchmarks/results -- --budget 500
+    python -m benchmarks ranges --device ipu_sim --small --models bert_base,gpt2,resnet50 --option tiles=64
 
-An encoder and a decoding step with BERT's and GPT-2's operators and random weights. Lengths are drawn from the whole range.
-Times are what the devices report (ipu_sim: simulated), at the first tenth of runs that take turns: a busy machine disturbs the
-others. Ratios are of the program of the range to the one for the length, so that less is better, and to ONNX Runtime, so
-that more is better.
+BERT-base for sequences of 1 to 512, GPT-2 for one token after 0 to 63, ResNet-50 for batches of 1 to 32, with seeded weights
+(``zoo/ranged.py``). First rammer runs alone, at ``--lengths`` lengths in random order, twice: what is compiled and what memory it
+takes. Then each result is compared with ONNX Runtime's, and runs of the range's program, of ONNX Runtime (on cuda: torch and
+``torch.compile(dynamic=True)``) and, at ``--exact`` lengths, of a program compiled for the length alone take turns. On rocm and
+ONNX Runtime times are whole runs, NumPy in and out, on the same ``--threads`` cores; CPU time is that of all threads of the
+process and tells of work where others load the machine. On cuda times are GPU events, on a simulator simulated. After
+``--budget`` seconds no further length is timed. Caches are empty at the start. It ends with 1 where a result is wrong, memory
+grows or a range takes more than 5 programs.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import math
-import statistics
+import os
+import resource
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
+from entry import run
+from facts import environment_of
+from range_peers import Runner, Took, alternated, error_of, onnx_runtime, ours, torch_peers
+from result import Result, write
+from zoo.entry import SEED
+from zoo.ranged import RANGED, Open, find_ranged
 
 import rammer
-from rammer.errors import RammerError
+from rammer.errors import BadInput, RammerError
 from rammer.runtime.executable import Executable
+from rammer.runtime.lengths import BUCKETS
 
-Array = np.ndarray
-
-_LAYER = """
- q{i}a = MatMul({x}, wq{i})  q{i}b = Add(q{i}a, bq{i})  q{i}c = Reshape(q{i}b, split)  q{i} = Transpose<perm=[0,2,1,3]>(q{i}c)
- k{i}a = MatMul({x}, wk{i})  k{i}b = Add(k{i}a, bk{i})  k{i}c = Reshape(k{i}b, split)  k{i} = Transpose<perm=[0,2,1,3]>(k{i}c)
- v{i}a = MatMul({x}, wv{i})  v{i}b = Add(v{i}a, bv{i})  v{i}c = Reshape(v{i}b, split)  v{i} = Transpose<perm=[0,2,1,3]>(v{i}c)
- {cache}
- k{i}t = Transpose<perm=[0,1,3,2]>(k{i}k)  s{i}a = MatMul(q{i}, k{i}t)  s{i}b = Div(s{i}a, scale)  s{i}c = Add(s{i}b, bias)
- p{i} = Softmax<axis=-1>(s{i}c)  o{i}a = MatMul(p{i}, v{i}v)  o{i}b = Transpose<perm=[0,2,1,3]>(o{i}a)
- o{i}c = Reshape(o{i}b, join)  o{i}d = MatMul(o{i}c, wo{i})  o{i}e = Add(o{i}d, bo{i})  a{i}a = Add(o{i}e, {x})
- a{i} = LayerNormalization<axis=-1>(a{i}a, ga{i}, ba{i})
- f{i}a = MatMul(a{i}, w1{i})  f{i}b = Add(f{i}a, b1{i})  f{i}c = Div(f{i}b, root)  f{i}d = Erf(f{i}c)  f{i}e = Add(f{i}d, one)
- f{i}f = Mul(f{i}b, f{i}e)  f{i}g = Mul(f{i}f, half)  f{i}h = MatMul(f{i}g, w2{i})  f{i}i = Add(f{i}h, b2{i})
- h{i}a = Add(f{i}i, a{i})  h{i} = LayerNormalization<axis=-1>(h{i}a, gb{i}, bb{i})
-"""
+#: Relative to the largest value of an output: float32, and sums in another order.
+TOLERANCE = 5e-5
+#: Bytes that a process may grow by while nothing new is compiled: allocators keep what threads freed.
+GROWTH = 16 << 20
+RANGE, ALONE = "range", "alone"
 
 
-@dataclass(frozen=True)
-class Size:
-    """Of a model: width, layers, heads, and the greatest length."""
+@dataclass
+class Row:
+    """A length: the largest relative error, and what each runner took."""
 
-    hidden: int
-    layers: int
-    heads: int
-    most: int
-
-
-def encoder(size: Size, rng: np.random.Generator) -> onnx.ModelProto:
-    """BERT's: tokens and a mask, of ``seq`` each."""
-    text = f"""encoder (int64[1, seq] ids, int64[1, seq] mask) => (float[1, seq, {size.hidden}] y) {{
-        e = Gather(words, ids)  n = Shape<start=1, end=2>(ids)  w = Slice(positions, zero, n, zero)  x = Add(e, w)
-        m = Cast<to=1>(mask)  h = Sub(one, m)  l = Mul(h, least)  bias = Unsqueeze(l, places)"""
-    for i in range(size.layers):
-        text += _LAYER.format(i=i, x="x" if not i else f"h{i - 1}", cache=f"k{i}k = Identity(k{i})  v{i}v = Identity(v{i})")
-    return _model(f"{text} y = Identity(h{size.layers - 1}) }}", size, rng)
+    length: int
+    error: float
+    took: dict[str, Took] = field(default_factory=dict)
 
 
-def decoder(size: Size, rng: np.random.Generator) -> onnx.ModelProto:
-    """A step of GPT-2: one token, and keys and values of the ``past``."""
-    each, depth = range(size.layers), size.hidden // size.heads
-    old = ", ".join(f"float[1, {size.heads}, past, {depth}] {n}{i}p" for i in each for n in "kv")
-    new = ", ".join(f"float[1, {size.heads}, all, {depth}] {n}{i}{n}" for i in each for n in "kv")
-    text = f"""decoder (int64[1, 1] ids, {old}) => (float[1, 1, {size.hidden}] y, {new}) {{
-        e = Gather(words, ids)  n = Shape<start=2, end=3>(k0p)  w = Gather(positions, n)  x = Add(e, w)  bias = Identity(none)"""
-    for i in each:
-        joined = "  ".join(f"{n}{i}{n} = Concat<axis=2>({n}{i}p, {n}{i})" for n in "kv")
-        text += _LAYER.format(i=i, x="x" if not i else f"h{i - 1}", cache=joined)
-    return _model(f"{text} y = Identity(h{size.layers - 1}) }}", size, rng)
+@dataclass
+class Found:
+    """What is known of a model. ``resident`` are bytes before, after the first program of each bucket and after all runs;
+    ``disk`` bytes of the model's file, of constants kept beside it, and of programs."""
+
+    model: Open
+    lengths: int
+    programs: int = 0
+    compiling: float = 0.0
+    resident: tuple[int, int, int] = (0, 0, 0)
+    disk: tuple[int, int, int] = (0, 0, 0)
+    rows: list[Row] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  #: Peers that do not run the model, and why.
+
+    @property
+    def error(self) -> float:
+        """The worst; infinite where one is NaN, or nothing is known."""
+        return max((r.error if math.isfinite(r.error) else math.inf for r in self.rows), default=math.inf)
+
+    @property
+    def fine(self) -> bool:
+        """Whether all lengths are right, by few programs, in memory that stays."""
+        grown = self.resident[2] - self.resident[1]
+        return self.error <= TOLERANCE and self.programs <= BUCKETS and grown <= GROWTH and len(self.rows) == self.lengths
+
+    def ratio(self, over: str, under: str, cpu: bool) -> str:
+        """Geometric mean over the lengths that both were timed at, and how many those are."""
+        pairs = [(r.took[over], r.took[under]) for r in self.rows if over in r.took and under in r.took]
+        if not pairs:
+            return ""
+        return f"{math.exp(fmean(math.log((a.cpu / b.cpu) if cpu else (a.seconds / b.seconds)) for a, b in pairs)):.2f}"
 
 
-def _model(text: str, size: Size, rng: np.random.Generator) -> onnx.ModelProto:
-    wide, depth = size.hidden, size.hidden // size.heads
-    proto = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
-    known: dict[str, Array] = {
-        "words": rng.standard_normal((1000, wide)),
-        "positions": rng.standard_normal((size.most + 1, wide)),
-        **{n: np.array(v) for n, v in {"one": 1.0, "half": 0.5, "root": 2**0.5, "least": -10000.0, "none": 0.0}.items()},
-        "scale": np.array(depth**0.5),
-    }
-    for i in range(size.layers):
-        for n, shape in {
-            **dict.fromkeys(("wq", "wk", "wv", "wo"), (wide, wide)),
-            "w1": (wide, 4 * wide),
-            "w2": (4 * wide, wide),
-        }.items():
-            known[f"{n}{i}"] = rng.standard_normal(shape) / shape[0] ** 0.5
-        for n in ("bq", "bk", "bv", "bo", "b2", "ga", "ba", "gb", "bb"):
-            known[f"{n}{i}"] = rng.standard_normal(wide)
-        known[f"b1{i}"] = rng.standard_normal(4 * wide)
-    numbers = {n: a.astype(np.float32) for n, a in known.items()}
-    shapes = {"split": [0, 0, size.heads, depth], "join": [0, 0, wide], "zero": [0], "places": [1, 2]}
-    numbers |= {n: np.array(v, np.int64) for n, v in shapes.items()}
-    read = {i for node in proto.graph.node for i in node.input}
-    proto.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in numbers.items() if n in read)
-    return proto
+def drawn(model: Open, count: int, seed: int) -> list[int]:
+    """Lengths of the model's range, both ends among them, in random order."""
+    low, high = model.span
+    rng, inner = np.random.default_rng(seed), np.arange(low + 1, high)
+    chosen = {low, high, *(int(n) for n in rng.choice(inner, min(count - 2, len(inner)), replace=False))}
+    return [int(n) for n in rng.permutation(sorted(chosen))]
 
 
-def inputs_at(proto: onnx.ModelProto, length: int, rng: np.random.Generator) -> dict[str, Array]:
-    """Fresh inputs with this length."""
-    made: dict[str, Array] = {}
-    for value in proto.graph.input:
-        shape = [length if d.dim_param else d.dim_value for d in value.type.tensor_type.shape.dim]
-        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
-            made[value.name] = rng.standard_normal(shape).astype(np.float32)
-        else:
-            made[value.name] = rng.integers(0, 1000, shape) if value.name == "ids" else np.ones(shape, np.int64)
+def resident() -> int:
+    """Bytes of this process's memory."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def used() -> float:
+    """CPU seconds of all threads, and of processes that ended."""
+    found = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in found)
+
+
+class Measuring:
+    """One model on one device."""
+
+    def __init__(self, model: Open, folder: Path, args: argparse.Namespace, end: float) -> None:
+        self.model, self.args, self.end = model, args, end
+        self.options = dict(o.split("=", 1) for o in args.option)
+        self.file, self.programs = folder / "model.onnx", folder / "programs"
+        self.proto = model.build(args.seed)
+        onnx.save(self.proto, self.file)
+        self.lengths = drawn(model, args.lengths, args.seed)
+        self.found = Found(model, len(self.lengths))
+
+    def inputs(self, length: int) -> dict[str, np.ndarray]:
+        """Those of this length."""
+        return self.model.inputs_at(self.proto, length, np.random.default_rng([self.args.seed, length]))
+
+    def compiled(self, spans: dict[str, tuple[int, int]]) -> Executable:
+        """For a range, or for what comes first."""
+        return rammer.compile(self.file, self.args.device, shapes=spans, options=self.options, tune=self.args.tune)
+
+    def run(self) -> Found:
+        """All of it."""
+        exe = self.compiled({self.model.symbol: self.model.span})
+        exe.programs = self.programs
+        try:
+            self.alone(exe)
+            self.timed(exe)
+        finally:
+            exe.close()
+        return self.found
+
+    def alone(self, exe: Executable) -> None:
+        """What rammer compiles and keeps, with nobody else in the process."""
+        before, first, compiling = resident(), 0, 0.0
+        for again in (False, True):
+            for length in self.lengths:
+                inputs, start, count = self.inputs(length), used(), len(exe.cache)
+                exe.run(inputs)
+                if len(exe.cache) > count:
+                    compiling += used() - start
+                    first = resident()
+                    self.say(f"{length}: program {len(exe.cache)}, {used() - start:.1f} CPU s")
+            self.say(f"{len(self.lengths)} lengths {'twice' if again else 'once'}")
+        self.found.programs, self.found.compiling = len(exe.cache), compiling
+        self.found.resident = (before, first, resident())
+        kept = [
+            sum(f.stat().st_size for f in self.file.parent.rglob(where) if f.is_file()) for where in ("constants/*", "programs/*")
+        ]
+        self.found.disk = (self.file.stat().st_size, *kept)
+
+    def timed(self, exe: Executable) -> None:
+        """Each length: right, and timed while there is time. Those that get a program of their own come first."""
+        simulated, gpu = exe.backend.vdevice.simulated, exe.backend.hardware.kind == "gpu"
+        mine, judge = ours(RANGE, exe, simulated or gpu), onnx_runtime(self.proto, self.args.threads)
+        peers = [] if simulated else self.working(lambda: torch_peers(self.proto)) if gpu else [judge]
+        for number, length in enumerate(self.lengths):
+            inputs = self.inputs(length)
+            row = Row(length, error_of(mine.run(inputs), judge.run(inputs)))
+            self.found.rows.append(row)
+            if time.perf_counter() < self.end:
+                self.time(row, [mine, *peers], number < self.args.exact, simulated or gpu)
+            said = " ".join(f"{n} {t.seconds * 1e3:.3f} ({t.cpu * 1e3:.3f} CPU)" for n, t in row.took.items())
+            self.say(f"{length}: error {row.error:.1e}; ms: {said}")
+
+    def working(self, peers: Callable[[], list[Runner]]) -> list[Runner]:
+        """Those that run the model; why another does not is said, and kept for the table."""
+        found = list[Runner]()
+        try:
+            made = peers()
+        except RammerError as problem:
+            self.found.missing.append(f"{self.model.key}: {problem.what}")
+            return []
+        for runner in made:
+            try:
+                runner.run(self.inputs(self.lengths[0]))
+                found.append(runner)
+            except Exception as problem:  # a peer's own faults are no reason to lose the rest
+                self.found.missing.append(f"{self.model.key}: {runner.name}: {type(problem).__name__}: {str(problem)[:200]}")
+        return found
+
+    def time(self, row: Row, runners: list[Runner], exact: bool, device_clock: bool) -> None:
+        """Runners in turns, with one for this length where that is asked for."""
+        inputs = self.inputs(row.length)
+        if exact:
+            runners = [*runners, ours(ALONE, self.compiled({}), device_clock)]
+        try:
+            for runner, took in zip(runners, alternated(runners, inputs, self.args.rounds), strict=True):
+                row.took[runner.name] = took
+        finally:
+            if exact:
+                runners[-1].close()
+
+    def say(self, text: str) -> None:
+        """Progress."""
+        print(f"{self.model.key}: {text}", file=sys.stderr, flush=True)
+
+
+HEADERS = (
+    "model",
+    "range",
+    "lengths",
+    "worst error",
+    "programs",
+    "compiling, CPU s",
+    "MiB before",
+    "MiB at the last program",
+    "MiB at the end",
+    "file, MiB",
+    "constants beside it, MiB",
+    "programs, MiB",
+)
+
+
+def summary(found: Found) -> list[str]:
+    """A line of the table."""
+    low, high = found.model.span
+    sizes = [f"{n / 2**20:.0f}" for n in (*found.resident, *found.disk)]
+    where = f"{found.model.symbol} {low} to {high}"
+    verdict = "" if found.fine else " NOT FINE"
+    head = [found.model.key + verdict, where, str(found.lengths), f"{found.error:.1e}", str(found.programs)]
+    return [*head, f"{found.compiling:.1f}", *sizes]
+
+
+def ratios(found: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
+    """Geometric means by both clocks."""
+    headers, lines = ["model", "ratio", "lengths", "by time", "by CPU time"], list[list[str]]()
+    for f in found:
+        peers = dict.fromkeys(n for r in f.rows for n in r.took if n not in (RANGE, ALONE))
+        for over, under in ((RANGE, ALONE), *((p, RANGE) for p in peers)):
+            count = sum(over in r.took and under in r.took for r in f.rows)
+            lines.append([f.model.key, f"{over} / {under}", str(count), f.ratio(over, under, False), f.ratio(over, under, True)])
+    return headers, lines
+
+
+def by_length(found: Found) -> tuple[list[str], list[list[str]]]:
+    """All lengths of a model."""
+    names = list(dict.fromkeys(n for r in found.rows for n in r.took))
+    headers = [found.model.symbol, "error", *(f"{n}, ms{c}" for n in names for c in ("", " CPU"))]
+    lines = list[list[str]]()
+    for r in sorted(found.rows, key=lambda r: r.length):
+        times = [f"{t * 1e3:.3f}" for n in names if n in r.took for t in (r.took[n].seconds, r.took[n].cpu)]
+        lines.append([str(r.length), f"{r.error:.1e}", *times, *[""] * (len(headers) - 2 - len(times))])
+    return headers, lines
+
+
+def document(found: Sequence[Found], args: argparse.Namespace) -> str:
+    """The Markdown file."""
+    notes = [
+        "Errors are the largest difference to ONNX Runtime, relative to the largest value. MiB are of the whole process, in "
+        "which nothing but rammer ran until then. Ratios are geometric means: `range / alone` is the program of the range to "
+        "one compiled for the length (less is better), others are a peer's time to that of the range's program (more is better).",
+        f"Cores: {args.threads or 'all'}; load of the machine before and after: {args.load} and {os.getloadavg()[0]:.1f}.",
+        *(f"No peer: {why}." for f in found for why in f.missing),
+    ]
+    parts = {"Ratios": ratios(found)} | {f"{f.model.key} by length": by_length(f) for f in found}
+    result = Result("Programs for ranges of lengths", HEADERS, [summary(f) for f in found], notes, parts)
+    return result.document(" ".join(["python -m benchmarks ranges", *args.words]), environment_of(args.device.startswith("cuda")))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--device", default="rocm")
+    made.add_argument("--models", default=",".join(RANGED))
+    made.add_argument("--option", action="append", default=[], metavar="KEY=VALUE")
+    made.add_argument("--tune", default="off")
+    for name, value in {"--seed": SEED, "--lengths": 100, "--exact": 8, "--rounds": 5, "--threads": 0}.items():
+        made.add_argument(name, type=int, default=value)
+    made.add_argument("--budget", type=float, default=math.inf, help="seconds after which nothing more is timed")
+    made.add_argument("--markdown", type=Path)
     return made
 
 
-@dataclass(frozen=True)
-class Row:
-    """Seconds at a length: of the range's program, of the one for this length, and of ONNX Runtime (nan: not asked)."""
-
-    length: int
-    ranged: float
-    exact: float
-    peer: float
-
-
-def measure(proto: onnx.ModelProto, lengths: Sequence[int], span: tuple[int, int], args: argparse.Namespace) -> list[Row]:
-    """A row for every length; results are compared with ONNX Runtime's, or with those of the other program."""
-    rng, symbol = np.random.default_rng(args.seed), "seq" if span[0] else "past"
-    options = dict(o.split("=", 1) for o in args.option)
-    ranged = rammer.compile(proto, args.device, shapes={symbol: span}, options=options, resident=8)
-    peer = _peer(proto, args.threads) if args.peer else None
-    rows = list[Row]()
-    for length in lengths:
-        inputs = inputs_at(proto, length, rng)
-        exact = rammer.compile(proto, args.device, options=options)
-        calls: list[Callable[[], float]] = [_timed(ranged, inputs), _timed(exact, inputs)]
-        expected = exact.run(inputs) if peer is None else peer[0](inputs)
-        for name, value in ranged.run(inputs).items():
-            np.testing.assert_allclose(value, expected[name], 1e-3, 1e-3)
-        if peer is not None:
-            calls.append(lambda given=inputs: peer[1](given))  # type: ignore[misc]
-        times = [list[float]() for _ in calls]
-        begin = time.perf_counter()
-        while len(times[0]) < args.least or (time.perf_counter() - begin < args.seconds and len(times[0]) < args.runs):
-            for taken, call in zip(times, calls, strict=True):
-                taken.append(call())
-        found = [sorted(t)[len(t) // 10] for t in times]
-        rows.append(Row(length, found[0], found[1], found[2] if peer else math.nan))
-        exact.close()
-        print(f"{length:5d} {' '.join(f'{t * 1e3:9.3f}' for t in found)} ms", file=sys.stderr, flush=True)
-    print(f"{len(ranged.cache)} programs", file=sys.stderr)
-    ranged.close()
-    return rows
+def measured(args: argparse.Namespace) -> list[Found]:
+    """The models, each with its share of the time that is left."""
+    models, start = [find_ranged(k) for k in args.models.split(",") if k], time.perf_counter()
+    found = list[Found]()
+    for number, model in enumerate(models):
+        now = time.perf_counter()
+        end = now + max(start + args.budget - now, 0.0) / (len(models) - number)
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(Measuring(model, Path(folder), args, end).run())
+        if args.markdown:  # what is known is not lost with the rest
+            write(args.markdown, document(found, args))
+    return found
 
 
-def _timed(exe: Executable, inputs: dict[str, Array]) -> Callable[[], float]:
-    def call() -> float:
-        exe.run(inputs)
-        return exe.timing.device
-
-    return call
-
-
-def _peer(proto: onnx.ModelProto, threads: int) -> tuple[Callable[..., dict[str, Array]], Callable[..., float]]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    names = [o.name for o in session.get_outputs()]
-
-    def timed(inputs: dict[str, Array]) -> float:
-        start = time.perf_counter()
-        session.run(None, inputs)
-        return time.perf_counter() - start
-
-    return lambda inputs: dict(zip(names, session.run(None, inputs), strict=True)), timed
-
-
-def mean(values: Sequence[float]) -> float:
-    """Geometric."""
-    return math.exp(statistics.fmean(map(math.log, values)))
-
-
-def table(title: str, rows: Sequence[Row]) -> str:
-    """Markdown."""
-    lines = [f"### {title}", "", "| length | range, ms | alone, ms | ratio | ONNX Runtime, ms |", "|---:|---:|---:|---:|---:|"]
-    for r in rows:
-        other = "" if math.isnan(r.peer) else f"{r.peer * 1e3:.3f}"
-        lines.append(f"| {r.length} | {r.ranged * 1e3:.3f} | {r.exact * 1e3:.3f} | {r.ranged / r.exact:.2f} | {other} |")
-    said = f"Geometric means: {mean([r.ranged / r.exact for r in rows]):.3f} times the program for the length"
-    if not math.isnan(rows[0].peer):
-        said += f"; {mean([r.peer / r.ranged for r in rows]):.2f} times as fast as ONNX Runtime"
-    return "\n".join([*lines, "", f"{said}."])
-
-
-def main() -> int:
+def main() -> None:
     """Entry point."""
-    wanted = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    wanted.add_argument("--device", default="rocm")
-    wanted.add_argument("--option", action="append", default=[], metavar="KEY=VALUE")
-    for name, value in {"hidden": 256, "layers": 2, "heads": 4, "most": 512, "lengths": 16, "seed": 0, "threads": 2}.items():
-        wanted.add_argument(f"--{name}", type=int, default=value)
-    wanted.add_argument("--least", type=int, default=5, help="runs of each program at a length, at least")
-    wanted.add_argument("--runs", type=int, default=200)
-    wanted.add_argument("--seconds", type=float, default=1.0)
-    wanted.add_argument("--peer", action="store_true", help="compare with ONNX Runtime")
-    wanted.add_argument("--model", choices=("encoder", "decoder"), action="append")
-    wanted.add_argument("--out", type=Path)
-    args = wanted.parse_args()
-    rng, size, tables = np.random.default_rng(args.seed), Size(args.hidden, args.layers, args.heads, args.most), list[str]()
-    for name in args.model or ("encoder", "decoder"):
-        low, make = (1, encoder) if name == "encoder" else (0, decoder)
-        high = args.most - (name == "decoder")
-        lengths = sorted(int(n) for n in rng.choice(np.arange(low, high + 1), min(args.lengths, high), replace=False))
-        title = f"{name}, hidden {size.hidden}, layers {size.layers}, heads {size.heads}, {low}..{high}, {args.device}"
-        try:
-            tables.append(table(title, measure(make(size, rng), lengths, (low, high), args)))
-        except RammerError as problem:
-            print(f"ranges: {problem}", file=sys.stderr)
-            return 1
-    print("\n\n".join(tables))
-    if args.out:
-        args.out.write_text("\n\n".join(tables) + "\n")
-    return 0
+    args = parser().parse_args()
+    args.words = [Path(w).name if before == "--markdown" else w for before, w in pairwise(sys.argv)]
+    if args.lengths < 2:
+        raise BadInput("fewer than two lengths are no range", "--lengths")
+    if args.threads:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
+    args.load = f"{os.getloadavg()[0]:.1f}"
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        found = measured(args)
+    print(document(found, args))
+    sys.exit(0 if all(f.fine for f in found) else 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -24,7 +24,8 @@ class Table:
     """One table. ``where`` is ``module:function`` of a function from Settings to a Result, with ``models`` where none are named.
 
     Or, with ``spelled``, the name of a script with a command line of its own: how it spells our options; {stem} is the file to
-    write, without its ending. ``devices``: where none is named. ``fails`` tells a result that is wrong."""
+    write, without its ending. ``among`` is where its models are, ``module:mapping``. ``devices``: where none is named. ``fails``
+    tells a result that is wrong."""
 
     name: str
     what: str
@@ -32,12 +33,19 @@ class Table:
     models: str = ""
     spelled: Mapping[str, str] = field(default_factory=lambda: _NONE)
     devices: tuple[str, ...] = ("rocm",)
+    among: str = "zoo:ZOO"
     fails: Callable[[Result], bool] = field(default=lambda result: False)
 
     @property
     def script(self) -> bool:
         """Whether it is a script's."""
         return ":" not in self.where
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of all models that it takes."""
+        module, _, name = self.among.partition(":")
+        return tuple(getattr(importlib.import_module(module), name))
 
     def call(self, settings: Settings) -> Result:
         """Measure."""
@@ -129,7 +137,11 @@ _TABLES: Final = (
         spelled={"models": "--model", "tune": "--tune", "seed": "--seed", "out": "--folder {folder}"},
         devices=("cuda",),
     ),
+    Table(
+        "transfers", "tensors between processes beside remote calls", "transfers_table", spelled={**_MARKED, "rounds": "--rounds"}
+    ),
     Table("four-bits", "weights of 4 bits beside ONNX Runtime", "four_bits", spelled=_MARKED),
+    Table("loops", "loops, branches and recurrent layers beside a peer", "loops", spelled={"device": "--device", **_MARKED}),
     Table("operators", "models of one operator beside ONNX Runtime", "operators", spelled=_MARKED),
     Table("exports", "torch's exports beside the zoo's models", "exports", spelled=_MARKED, devices=("cuda",)),
     Table("half-models", "errors of float16 against torch's", "half_models", spelled=_MARKED, devices=("cuda",)),
@@ -137,7 +149,22 @@ _TABLES: Final = (
     Table("sanitizer", "compute-sanitizer over whole models", "sanitize", spelled=_MARKED, devices=("cuda",)),
     Table("oclgrind", "rocm's GPU kernels under Oclgrind", "oclgrind", spelled={"seed": "--seed"}),
     Table("memory", "peak memory of a process that compiles and runs", "memory"),
-    Table("ranges", "programs for ranges of lengths", "ranges"),
+    Table(
+        "ranges",
+        "programs for ranges of lengths beside those for one, and beside peers",
+        "ranges",
+        spelled={**_COMMON, **_MARKED, "rounds": "--rounds"},
+        among="zoo.ranged:RANGED",
+    ),
+    Table("scaling", "many simulated chips: predicted and simulated", "scaling", spelled=_MARKED, devices=("ipu_sim",)),
+    Table("peers-transfers", "two GPUs: a hop by ours, NCCL and torch", "peer_transfers", spelled=_MARKED, devices=("cuda",)),
+    Table(
+        "peers-programs",
+        "whole models on two GPUs and on one",
+        "peer_programs",
+        spelled={**_MARKED, "tune": "--tune"},
+        devices=("cuda",),
+    ),
     Table("families", "operator by operator: predicted, floor, measured", "families_cuda", devices=("cuda",)),
     Table("demo", "a trained model on every device that works here", "demo"),
 )

@@ -10,6 +10,7 @@ import argparse
 import resource
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -23,6 +24,7 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Loaded
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import read_model
+from rammer.ir.program import RProgram
 from rammer.profile.probe import probe_program, random_inputs
 from rammer.profile.store import KernelStore
 from rammer.testing.cases import NetCase
@@ -46,14 +48,30 @@ def drawn(random: Random) -> NetCase:
             return NetCase("stitched", sizes, tags, seed=random.randrange(1 << 20))
 
 
-def programs(model: onnx.ModelProto, backend: Backend) -> tuple[list[Any], list[int]]:
-    """The model resident with stitching and without, and how many operators that is."""
-    found, counts = list[Any](), list[int]()
+@dataclass(frozen=True)
+class Predicted:
+    """A program's operators, and its seconds by the delta and the latency evaluator."""
+
+    operators: int
+    delta: float
+    latency: float
+
+
+def predicted(program: RProgram, backend: Backend) -> Predicted:
+    """What is predicted of a program, one operator after another."""
+    types = {**program.types, **{c.name: c.type for o in program.operators for c in o.computes}}
+    delta = sum(ranked_tiles(o, types, backend.vdevice)[0][0] for o in program.operators)
+    return Predicted(len(program.operators), delta, program.predicted)
+
+
+def programs(model: onnx.ModelProto, backend: Backend) -> tuple[list[Any], list[Predicted]]:
+    """The model resident with stitching and without, and what is predicted of both."""
+    found, counts = list[Any](), list[Predicted]()
     for stitching in (STITCH, lambda tile, *_: tile):
         rammer.compiler.stitch = stitching  # type: ignore[assignment]
         (segment,) = Compiler(backend, CompileOptions(), KernelStore(None)).compile(bind(read_model(model), {})).segments
         found.append((backend.load(segment.program, segment.constants), random_inputs(segment.program, np.random.default_rng(0))))  # type: ignore[union-attr]
-        counts.append(len(segment.program.operators))  # type: ignore[union-attr]
+        counts.append(predicted(segment.program, backend))  # type: ignore[union-attr]
     rammer.compiler.stitch = STITCH
     return found, counts
 
@@ -69,22 +87,28 @@ def cpu_seconds(loaded: Loaded, inputs: dict[str, Any], runs: int = RUNS) -> flo
 
 def compare(cases: int, random: Random, backend: Backend) -> None:
     """CPU time apart over stitched, of graphs that are stitched at all."""
-    ratios = list[float]()
+    ratios, times, guesses = list[float](), list[float](), list[Predicted]()
     while len(ratios) < cases:
         case = drawn(random)
         found, counts = programs(model_of(case.kind, case.sizes, case.tags, case.seed), backend)
-        if counts[0] < counts[1]:
+        if counts[0].operators < counts[1].operators:
             best = [float("inf")] * 2
             for number in range(ROUNDS):
                 for k in (0, 1) if number % 2 else (1, 0):
                     best[k] = min(best[k], cpu_seconds(*found[k]))
             ratios.append(best[1] / best[0])
-            times = f"{best[1] * 1e6:8.1f} -> {best[0] * 1e6:8.1f} us"
-            print(f"{ratios[-1]:6.2f}  {counts[1]} -> {counts[0]} operators  {times}  {case}", flush=True)
+            times, guesses = times + best, guesses + counts
+            joined, apart = (f"{c.operators} operators {seconds * 1e6:8.1f} us" for c, seconds in zip(counts, best, strict=True))
+            print(f"{ratios[-1]:6.2f}  {apart} -> {joined}  {case}", flush=True)
         for loaded, _ in found:
             loaded.close()
     slower = sum(r < 1 / 1.05 for r in ratios)
     print(f"{cases} graphs: median {statistics.median(ratios):.2f}, least {min(ratios):.2f}, {slower} slower by more than 5%")
+    for name in ("delta", "latency"):
+        guessed = [getattr(g, name) for g in guesses]
+        gains = [apart / joined for joined, apart in zip(guessed[::2], guessed[1::2], strict=True)]
+        whole, gain = correlation(guessed, times), correlation(gains, ratios, 1.02)
+        print(f"{name} evaluator: rank correlation over programs {whole:.2f}, of gains {gain:.2f}")
 
 
 def ranks(values: Sequence[float], alike: Callable[[float, float], bool]) -> np.ndarray:
@@ -98,35 +122,39 @@ def ranks(values: Sequence[float], alike: Callable[[float, float], bool]) -> np.
     return result
 
 
-def correlation(predicted: Sequence[float], measured: Sequence[float]) -> float:
+def correlation(guessed: Sequence[float], measured: Sequence[float], noise: float = NOISE) -> float:
     """Spearman's, NaN where all are alike."""
-    a, b = ranks(predicted, lambda x, y: y <= x * 1.001), ranks(measured, lambda x, y: y <= x * NOISE)
+    a, b = ranks(guessed, lambda x, y: y <= x * 1.001), ranks(measured, lambda x, y: y <= x * noise)
     return float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else float("nan")
 
 
 def rank(cases: int, random: Random, backend: Backend) -> None:
     """Predicted and measured time of a dozen tiles of each operator: all tasks on one vEU."""
-    found = list[float]()
+    found, deltas, all_predicted, all_measured = list[float](), list[float](), list[float](), list[float]()
     while len(found) < cases:
         case = drawn(random)
         for subject in subjects(case, backend):
             ranked = ranked_tiles(subject.operator, subject.binding.types, backend.vdevice)
-            tiles = [tile for _, tile, _ in [*ranked[:2], *random.sample(ranked[2:], min(10, len(ranked[2:])))]]
-            predicted, measured = list[float](), list[float]()
-            for tile in tiles:
+            tiles = [*ranked[:2], *random.sample(ranked[2:], min(10, len(ranked[2:])))]
+            guessed, measured = list[float](), list[float]()
+            for _, tile, _ in tiles:
                 tiled = subject.operator.tiled(tile)
                 kernel = backend.kernel(tiled, subject.binding)
                 program, constants = probe_program(tiled, subject.binding, 1, backend.vdevice.veus, tiled.task_count)
                 loaded, inputs = backend.load(program, constants), random_inputs(program, np.random.default_rng(0))
                 cpu_seconds(loaded, inputs, 1)
                 measured.append(min(loaded.run(inputs).seconds for _ in range(3 * ROUNDS)))
-                predicted.append(kernel.alone * tiled.task_count)
+                guessed.append(kernel.alone * tiled.task_count)
                 loaded.close()
             spread = max(measured) / min(measured)
             if spread > NOISE and len(tiles) > 3:
-                found.append(correlation(predicted, measured))
+                found.append(correlation(guessed, measured))
+                deltas.append(correlation([seconds for seconds, _, _ in tiles], measured))
                 print(f"{found[-1]:6.2f}  {len(tiles)} tiles, slowest {spread:.1f} times the fastest  {case}", flush=True)
+            all_predicted, all_measured = all_predicted + guessed, all_measured + measured
     print(f"{len(found)} operators: mean rank correlation {np.nanmean(found):.2f}, median {np.nanmedian(found):.2f}")
+    whole = correlation(all_predicted, all_measured)
+    print(f"delta evaluator: mean {np.nanmean(deltas):.2f}; latency, of all tiles together: {whole:.2f}")
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from facts import environment_of
 from measuring import ROUNDS, Settings
 from registry import TABLES, Table, table
 from result import PAGE, page, write
-from zoo import SEED, SMALL, ZOO, find
+from zoo import SEED, SMALL
 
 import rammer
 from rammer.cli.options import parse_options
@@ -48,11 +48,13 @@ def listing() -> str:
 
 def _keys(chosen: Table, models: str, small: bool) -> tuple[str, ...]:
     names = [n for n in (models or chosen.models).split(",") if n]
-    keys = tuple(ZOO) if names == ["*"] else tuple(names)
+    known = chosen.keys
+    keys = known if names == ["*"] else tuple(names)
     keys = tuple(k if k.endswith(SMALL) or not small else k + SMALL for k in keys)
     for key in keys:
-        if key.removesuffix(SMALL) not in ZOO:
-            find(key)
+        if key.removesuffix(SMALL) not in known:
+            hint = f"one of: {', '.join(known)}; KEY{SMALL} is a model's small form"
+            raise BadInput(f"unknown model {key!r}", hint=hint)
     return keys
 
 

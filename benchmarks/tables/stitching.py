@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import onnx
 from measuring import Settings, Subject, Way, each, measured
 from result import Result
 
-from rammer.errors import RammerError
+from rammer.errors import DeviceFailure, RammerError
 from rammer.peers.graph import Array
 from rammer.peers.prepare import gpu_name, torch_module
 from rammer.peers.to_jax import load_jax, to_jax
@@ -21,11 +24,29 @@ from rammer.peers.to_torch import load_torch
 #: FusionStitching's models (AStitch, table 2), and one with more reductions.
 MODELS: Final = ("bert_base", "transformer", "dien", "crnn", "quartznet")
 #: Instructions of XLA that run nothing.
-_FREE: Final = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"))
+_FREE: Final = frozenset(
+    (
+        *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"),
+        *("add-dependency", "opt-barrier", "copy-done", "async-done", "async-update", "domain"),
+    )
+)
 #: One instruction: its operator, and what follows it.
 _INSTRUCTION: Final = re.compile(r"^\s*(?:ROOT\s+)?%?[\w.-]+ = .*? ([a-z][\w-]*)\((.*)$")
-_CALLED: Final = re.compile(r"(?:calls|to_apply|body)=%?([\w.-]+)")
-_HEAVY: Final = ("dot", "convolution", "custom-call")
+#: Whose computations run as they stand there, besides a fusion's, which is one kernel; where they are named.
+_ENTERED: Final = ("while", "call", "conditional", "async-start")
+_CALLED: Final = re.compile(
+    r"(?:calls|to_apply|body|true_computation|false_computation|branch_computations)=(\{[^}]*\}|%?[\w.-]+)"
+)
+_HEAVY: Final = ("dot", "convolution", "ragged-dot")
+#: Libraries' calls that multiply no matrices: all others are taken for products.
+_LIGHT_CALL: Final = re.compile(r'custom_call_target="[^"]*(?:sort|topk|sharding|allocate|slice|transpose|fft|rng|norm)', re.I)
+#: Kernels on a GPU by name. Inductor's own name what they were fused from, convolutions as well; only its templates multiply.
+_OWN: Final = re.compile(r"^triton_(?!tem|mm|bmm)")
+_MULTIPLIES: Final = re.compile(
+    r"gemm|gemv|conv(?!ert)|cutlass|xmma|nvjet|splitk|fmha|attention|flash_|dot_kernel|wgrad|dgrad|winograd|triton_(?:tem|mm|bmm)",
+    re.I,
+)
+_MOVES: Final = re.compile(r"nchwtonhwc|nhwctonchw|transpose|im2col", re.I)
 HEADERS: Final = ("model", "runner", "kernels", "memory-bound", "rammer's memory-bound / this")
 
 
@@ -51,21 +72,51 @@ def computations(text: str) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
+def called(rest: str) -> list[str]:
+    """The computations that an instruction names, whichever way."""
+    return [name.strip().lstrip("%") for found in _CALLED.findall(rest) for name in found.strip("{}").split(",")]
+
+
+def launched(names: Iterable[str]) -> Kernels:
+    """Of the names of the kernels that a GPU ran: without a matrix product or a convolution are those that are not named so."""
+    heavy = [bool(_MULTIPLIES.search(n)) and not _OWN.search(n) and not _MOVES.search(n) for n in names]
+    return Kernels(len(heavy), heavy.count(False))
+
+
+def traced(torch: Any, call: Callable[[], object]) -> list[str]:
+    """The names of the kernels that one call launches, by torch's profiler. DeviceFailure where it saw none."""
+    call()  # compiles, and chooses algorithms
+    call()
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        call()
+        torch.cuda.synchronize()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    names = [str(e["name"]) for e in events if e.get("cat") == "kernel"]
+    if not names:
+        raise DeviceFailure("torch's profiler saw no kernel", hint="it needs CUPTI, and no other profiler beside it")
+    return names
+
+
 def xla_kernels(text: str) -> Kernels:
     """Kernels of a compiled HLO module, each body of a loop counted once."""
     parts = computations(text)
 
     def heavy(operator: str, rest: str) -> bool:
-        if operator in _HEAVY:
-            return True
-        return operator == "fusion" and any(heavy(*i) for c in _CALLED.findall(rest) for i in parts.get(c, ()))
+        if operator == "custom-call":
+            return not _LIGHT_CALL.search(rest)
+        return operator in _HEAVY or (operator == "fusion" and any(heavy(*i) for c in called(rest) for i in parts.get(c, ())))
 
     def counted(name: str) -> tuple[int, int]:
         kernels = light = 0
         for operator, rest in parts.get(name, ()):
-            if operator in ("while", "call", "conditional"):
-                for called in _CALLED.findall(rest):
-                    more = counted(called)
+            if operator in _ENTERED:
+                for name_of_part in called(rest):
+                    more = counted(name_of_part)
                     kernels, light = kernels + more[0], light + more[1]
             elif operator not in _FREE:
                 kernels, light = kernels + 1, light + (not heavy(operator, rest))
@@ -84,11 +135,15 @@ def xla(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Kernels:
 
 
 def inductor(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Kernels:
-    """Of ``torch.compile``: calls in the code that it writes."""
+    """Of ``torch.compile``: kernels that one call launches on a GPU, elsewhere calls in the code that it writes."""
     torch = load_torch()
     utils: Any = importlib.import_module("torch._inductor.utils")
     module, feeds = torch_module(model, inputs, "cuda" if gpu_name() else "cpu", "float32")
     importlib.import_module("torch._dynamo").reset()
+    if gpu_name():
+        compiled = torch.compile(module)
+        with torch.no_grad():
+            return launched(traced(torch, lambda: compiled(*feeds)))
     with torch.no_grad():
         _, codes = utils.run_and_get_code(torch.compile(module), *feeds)
     body = "\n".join(code.rpartition("def call(")[2] for code in codes)
@@ -123,7 +178,7 @@ def kernel_counts(settings: Settings) -> Result:
                 rows.append([model.entry.key, name, str(count.kernels), str(count.memory_bound), share])
     notes = [
         "rammer: operators of the program, which are its kernels; XLA: instructions of the module that run, bodies of loops "
-        "once; torch.compile: calls in the code that it writes. Memory-bound: without a matrix product or a convolution. A chain "
-        "of products in one kernel of rammer's is no memory-bound one."
+        "once; torch.compile: kernels that torch's profiler saw, on a CPU calls in the code that it writes. Memory-bound: "
+        "without a matrix product or a convolution. A chain of products in one kernel of rammer's is no memory-bound one."
     ]
     return Result(f"Kernels of a model, {settings.device}", HEADERS, rows, notes)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from rammer.compiled.debug import DECISIONS, PROGRAMS, STEPS, debug
+from rammer.compiled.opened import OpenSteps, check_one, in_common, open_layers, open_programs, ports_of
 from rammer.compiled.options import DEFAULT, CompileOptions, Progress, quiet
 from rammer.compiled.repeated import TurnSteps, hosted
 from rammer.compiled.segments import Compiled, ProgramSegment, Segment
@@ -25,7 +26,6 @@ from rammer.errors import DeviceFailure, blamed
 from rammer.frontend.appending import Appended, appended, merged
 from rammer.frontend.bind import bind_until
 from rammer.frontend.ending import Ended, ended_operators, interleaved, with_batches
-from rammer.frontend.generalise import generalised
 from rammer.frontend.lower import Lowerings, lower
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.ranges import probes, shapes_at
@@ -33,7 +33,7 @@ from rammer.frontend.reader import Model
 from rammer.frontend.sections import split_segments as split_segments  # where plugins and tests look for it
 from rammer.ir.collector import collector_paused
 from rammer.ir.compute import ComputeGraph
-from rammer.ir.extent import NONE, AffineExtent, NoRange, Point, Ranged
+from rammer.ir.extent import NONE, AffineExtent, NoRange, Point
 from rammer.ir.graph import Graph, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, RProgram, Storage
@@ -58,6 +58,7 @@ from rammer.tile.conditions import inline_conditions
 from rammer.tile.connect import Rate, connect, peak
 from rammer.tile.decodings import inline_decodings
 from rammer.tile.graph import TileGraph
+from rammer.tile.scan import scan_in_blocks
 from rammer.tile.split import split_deep
 from rammer.tile.steps import slice_steps
 from rammer.tile.stitch import stitch
@@ -127,52 +128,57 @@ class Compiler:
         points = [(p, shapes_at(model, shapes, p, derived)) for p in probes(spans)]
         with self.registry.blaming() if self.registry else nullcontext(), collector_paused():
             try:
-                longest, (found, ranged, ended) = self._general(model, points, OF_EXTENTS, kept)
+                made = self._range(model, points, spans, OF_EXTENTS, kept)
             except NoRange:  # a length may be another extent's, and nodes be equal there alone
-                longest, (found, ranged, ended) = self._general(model, points, (*OF_EXTENTS, *OF_EQUALS), kept)
-            lengths = tuple(Value(t, found.graph.types[t], found.graph.aliases[t]) for t in ranged.lengths.values())
-            inputs = tuple(replace(v, type=found.graph.types[v.name]) for v in longest.inputs)
-            graph = replace(longest, inputs=(*inputs, *lengths))
-            segment = self.program(found.graph, _ports(graph.inputs), _ports(graph.outputs), ended, found)
-        segment = replace(segment, program=interleaved(segment.program))
-        verify(segment.program, self.backend.vdevice)
-        return Compiled(graph, (segment,), (), dict(self.seconds), ranged=replace(ranged, spans=dict(spans)))
+                made = self._range(model, points, spans, (*OF_EXTENTS, *OF_EQUALS), kept)
+        for program in made.programs:
+            verify(program, self.backend.vdevice)
+        return replace(made, seconds=dict(self.seconds), ranged=replace(made.ranged, spans=dict(spans)) if made.ranged else None)
 
-    def _general(
+    def _range(
         self,
         model: Model,
         points: Sequence[tuple[Point, Mapping[str, tuple[int, ...]]]],
+        spans: Mapping[str, tuple[int, int]],
         without: Collection[str],
         kept: Mapping[str, str] | None,
-    ) -> tuple[Graph, tuple[Appended, Ranged, Ended]]:
-        """The graph of the first of ``points``, and the program of all, of graphs after all passes ``without`` these."""
-        graphs = [self._static(model, shapes, without) for _, shapes in points]
+    ) -> Compiled:
+        """The program of all ``points``, of graphs after all passes ``without`` these."""
+        at, graphs = [p for p, _ in points], [self._static(model, shapes, without) for _, shapes in points]
+        if open_layers(at, graphs):
+            found = open_programs(at, graphs, spans, self._open_steps(without))
+            return Compiled(found.graph, found.segments, ranged=found.ranged)
+        for graph in graphs:
+            check_one(graph, self.lowerings)
         with self.step("lower"):
-            at, computes = [p for p, _ in points], [lower(g, self.lowerings) for g in graphs]
-            if kept is None:
-                made = generalised(at, computes)
-                return graphs[0], (Appended(made.graph), made.ranged, made.ended)
-            wanted = _tensors(graphs[0], kept)
-            while True:  # what does not lie over its input is promised nothing
-                made = generalised(at, computes, frozenset(wanted.values()))
-                found = appended(made.graph, wanted, made.ranged)
-                if found.kept == wanted:
-                    return graphs[0], (found, made.ranged, made.ended)
-                wanted = dict(found.kept)
+            wanted = None if kept is None else _tensors(graphs[0], kept)
+            over, ranged, ended = in_common(at, [lower(g, self.lowerings) for g in graphs], wanted)
+        computes, first = over.graph, graphs[0]
+        lengths = tuple(Value(t, computes.types[t], computes.aliases[t]) for t in ranged.lengths.values())
+        graph = replace(first, inputs=(*(replace(v, type=computes.types[v.name]) for v in first.inputs), *lengths))
+        segment = self.program(computes, ports_of(graph.inputs), ports_of(graph.outputs), ended, over)
+        return Compiled(graph, (replace(segment, program=interleaved(segment.program)),), ranged=ranged)
 
     def _static(self, model: Model, shapes: Mapping[str, tuple[int, ...]], without: Collection[str]) -> Graph:
-        """The model at these shapes, if all of it is one program. NoRange says what is not."""
+        """The model at these shapes. NoRange where values of a run decide others."""
         with self.step("bind"):
             graph, rest = bind_until(model, shapes, self.lowerings, ranged=True)
         if rest is not None:
             raise NoRange(rest.why.what, rest.why.where, "each shape is compiled on its own")
+        return self._without(graph, without)
+
+    def _without(self, graph: Graph, without: Collection[str]) -> Graph:
         with self.step("passes"):
-            graph, _ = self._rewritten(graph, tuple(p for p in self.passes if p.name not in without))
-        found = split_segments(graph, self.lowerings)
-        hosted = next((f"{nodes[0].op} runs on the host: {why}" for nodes, why in found if why), "")
-        if hosted or len(found) != 1:
-            raise NoRange(hosted or "it is no one program", f"graph {graph.name}", "each shape is compiled on its own")
-        return graph
+            return self.rewritten(graph, tuple(p for p in self.passes if p.name not in without))[0]
+
+    def _open_steps(self, without: Collection[str]) -> OpenSteps:
+        """NoRange on devices that do not repeat programs."""
+        if not repeats(self.backend):
+            raise NoRange(
+                "recurrent layers have other steps at other lengths, and the device does not repeat programs",
+                hint="each shape is compiled on its own",
+            )
+        return OpenSteps(self.lowerings, lambda g, ranged: self._without(g, without if ranged else ()), self.program)
 
     def compile(self, graph: Graph, kept: Mapping[str, str] = NOTHING) -> Compiled:
         """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
@@ -182,7 +188,7 @@ class Compiler:
 
     def _compiled(self, graph: Graph, kept: Mapping[str, str]) -> Compiled:
         with self.step("passes"):
-            graph, reports = self._rewritten(graph, self.passes)
+            graph, reports = self.rewritten(graph, self.passes)
         debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         segments: list[Segment] = []
         uses = Uses(graph)
@@ -195,8 +201,8 @@ class Compiler:
                 segments.append(self._segment(uses.subgraph(nodes, number), kept))
         return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
 
-    def _rewritten(self, graph: Graph, passes: tuple[Pass, ...]) -> tuple[Graph, list[PassReport]]:
-        """After all ``passes``; float16 comes after what folds constants, which is better done in float32."""
+    def rewritten(self, graph: Graph, passes: tuple[Pass, ...]) -> tuple[Graph, list[PassReport]]:
+        """``graph`` after all ``passes``; float16 comes after what folds constants, which is better done in float32."""
         graph, reports = Pipeline(passes).run(graph)
         if self.options.precision == "float16":
             graph, more = narrowed(graph, passes, self.lowerings)
@@ -204,12 +210,12 @@ class Compiler:
         return graph, reports
 
     def _turn_steps(self) -> TurnSteps:
-        return TurnSteps(self.lowerings, lambda g: self._rewritten(g, self.passes)[0], lambda g: self._segment(g, NOTHING))
+        return TurnSteps(self.lowerings, lambda g: self.rewritten(g, self.passes)[0], lambda g: self._segment(g, NOTHING))
 
     def _segment(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
         with self.step("lower"):
             found = appended(lower(graph, self.lowerings), kept)
-        return self.program(found.graph, _ports(graph.inputs), _ports(graph.outputs), None, found)
+        return self.program(found.graph, ports_of(graph.inputs), ports_of(graph.outputs), None, found)
 
     def program(
         self,
@@ -256,8 +262,8 @@ class Compiler:
         return max(self._seconds(made), 0.0 if MEASURED[self.options.tune] else made.busy_time() / self.backend.vdevice.veus)
 
     def _stored(self, compute: ComputeGraph, kept: Mapping[str, str] = NOTHING) -> tuple[ComputeGraph, StoragePlan]:
-        """Products of sequences cut into steps where that pays, and where every tensor lives."""
-        compute = slice_steps(compute, self.backend.vdevice)
+        """Products of sequences cut into steps where that pays, long running sums in blocks, and where every tensor lives."""
+        compute = scan_in_blocks(slice_steps(compute, self.backend.vdevice))
         return compute, assign_storage(simplified(split_deep(compute, self.backend.vdevice)), kept)
 
     def _connected(self, plan: StoragePlan, apart: bool = False) -> TileGraph:
@@ -390,7 +396,3 @@ def _tensors(graph: Graph, kept: Mapping[str, str]) -> dict[str, str]:
     """``kept`` outputs and their inputs as tensors of ``graph``."""
     names = {v.external or v.name: v.name for v in graph.inputs}
     return {v.name: names[kept[v.external or v.name]] for v in graph.outputs if v.external in kept or v.name in kept}
-
-
-def _ports(values: tuple[Value, ...]) -> tuple[Port, ...]:
-    return tuple(Port(v.external or v.name, v.name) for v in values)

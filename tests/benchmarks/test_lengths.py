@@ -16,12 +16,14 @@ def _found(device: str, seed: int, *more: str) -> list[Found]:
     return measured(parser().parse_args(["--device", device, "--seed", str(seed), *options, *more]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_few_lengths_and_tokens_are_right(device: str, seed: int) -> None:
     small = ("--hidden", "64", "--layers", "1", "--heads", "2", "--most", "40", "--lengths", "8", "--tokens", "6")
     assert [str(f) for f in some(_found(device, seed, *small)) if not f.fine] == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_runs_from_threads_are_right(device: str, seed: int) -> None:
     small = ("--hidden", "32", "--layers", "1", "--heads", "2", "--most", "16", "--runs", "200")
@@ -29,6 +31,7 @@ def test_runs_from_threads_are_right(device: str, seed: int) -> None:
 
 
 @pytest.mark.large
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_a_hundred_lengths_and_64_tokens_are_right(device: str, seed: int) -> None:
     assert [str(f) for f in some(_found(device, seed, "--hidden", "64", "--layers", "1")) if not f.fine] == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,10 +20,10 @@ from registry import TABLES
 from replay import Replay, graphs_of, searched
 from result import page
 from tables import matrices
-from tables.stitching import Kernels, xla_kernels
+from tables.stitching import Kernels, launched, traced, xla_kernels
 from zoo import ZOO
 
-from rammer.errors import BadInput
+from rammer.errors import BadInput, DeviceFailure
 from rammer.schedule.ios import IOS
 from rammer.testing.some import some
 
@@ -157,6 +160,60 @@ def test_kernels_of_a_compiled_module_of_xla_are_counted() -> None:
     assert xla_kernels(HLO) == Kernels(kernels=4, memory_bound=2)
     heavy = HLO.replace("reduce(%p, %c), dimensions={1}, to_apply=%add", "dot(%p, %p)")
     assert xla_kernels(heavy) == Kernels(kernels=4, memory_bound=1)
+
+
+def test_what_a_gpu_module_of_xla_enters_is_counted_and_what_it_only_waits_for_is_not() -> None:
+    """Command buffers are calls, products are calls of libraries; a copy is started and waited for; branches are entered."""
+    text = HLO.replace("  ROOT %bitcast", """  %cmd = (f32[4]{0}) call(%fusion), to_apply=%loop
+  %either = f32[4]{0} conditional(%p0, %x, %x), branch_computations={%loop, %fused}
+  %begun = (f32[4]{0}, f32[4]{0}, u32[]) copy-start(%fusion)
+  %copied = f32[4]{0} copy-done(%begun)
+  %aside = ((f32[4]{0}), f32[4]{0}, s32[]) async-start(%copied), calls=%loop
+  %back = f32[4]{0} async-done(%aside)
+  %order = (f32[4]{0}, u8[9]{0}) custom-call(%copied), custom_call_target="__cub$DeviceRadixSort"
+  ROOT %bitcast""")  # fmt: skip
+    assert xla_kernels(text) == Kernels(kernels=4 + 1 + 2 + 1 + 1 + 1, memory_bound=2 + 1 + 2 + 1 + 1 + 1)
+
+
+def test_kernels_on_a_gpu_are_told_apart_by_their_names() -> None:
+    light = [
+        "triton_poi_fused_convolution_relu_3", "triton_red_fused_native_layer_norm_0", "triton_per_fused_mm_softmax_1",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)",
+        "void cudnn::engines_precompiled::nchwToNhwcKernel<float, float, float, true, false>",
+        "void at::native::unrolled_elementwise_kernel<at::native::convert<float>>",
+    ]  # fmt: skip
+    heavy = [
+        "triton_tem_fused_mm_2", "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize64x64x32", "nvjet_hsh_64x8_64x16_4x1_v_bz_TNT",
+        "void gemv2T_kernel_val<int, int, float>", "void cublasLt::splitKreduce_kernel<32, 16>", "ampere_sgemm_128x64_tn",
+        "sm80_xmma_fprop_implicit_gemm_f32f32", "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm>",
+        "fmha_cutlassF_f32_aligned",
+        "void implicit_convolve_sgemm<float, float, 128, 6>", "void cudnn::winograd_nonfused::winogradForwardData4x4",
+    ]  # fmt: skip
+    assert launched(light) == Kernels(len(light), len(light))
+    assert launched(heavy) == Kernels(len(heavy), 0)
+
+
+def test_a_profiler_that_sees_no_kernel_is_an_error_and_no_count(tmp_path: Path) -> None:
+    """With a stand-in for torch: calls are counted, and its trace is read."""
+    events = [{"cat": "kernel", "name": "triton_poi_fused_0"}, {"cat": "gpu_memcpy", "name": "Memcpy"}, {"ph": "M"}]
+    calls = list[int]()
+
+    class Profile(contextlib.nullcontext[object]):
+        def __enter__(self) -> Profile:
+            return self
+
+        def export_chrome_trace(self, path: str) -> None:
+            Path(path).write_text(json.dumps({"traceEvents": events}))
+
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(synchronize=lambda: None),
+        profiler=SimpleNamespace(ProfilerActivity=SimpleNamespace(CPU=0, CUDA=1), profile=lambda activities: Profile()),
+    )
+    assert traced(torch, lambda: calls.append(1)) == ["triton_poi_fused_0"]
+    assert len(calls) == 3  # two before: what is compiled or tried is no kernel of the model
+    del events[0]
+    with pytest.raises(DeviceFailure, match="saw no kernel"):
+        traced(torch, lambda: None)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")

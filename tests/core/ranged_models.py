@@ -42,7 +42,7 @@ class RangedModel:
         return made
 
 
-def _model(text: str, **constants: Array) -> onnx.ModelProto:
+def parsed(text: str, **constants: Array) -> onnx.ModelProto:
     """The graph of ``text`` in ONNX's own syntax, with these initializers."""
     proto = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
     proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items())
@@ -51,7 +51,7 @@ def _model(text: str, **constants: Array) -> onnx.ModelProto:
 
 def attention(rng: np.random.Generator) -> RangedModel:
     """Self-attention with a padding mask, as exporters write it, and the mean over the sequence."""
-    proto = _model(
+    proto = parsed(
         """attention (float[batch, seq, 8] x, int64[batch, seq] mask) => (float[batch, seq, 8] y, float[batch, 8] pooled) {
             q0 = MatMul(x, wq)  q1 = Reshape(q0, heads)  q = Transpose<perm = [0, 2, 1, 3]>(q1)
             k0 = MatMul(x, wk)  k1 = Reshape(k0, heads)  k = Transpose<perm = [0, 2, 3, 1]>(k1)
@@ -74,7 +74,7 @@ def attention(rng: np.random.Generator) -> RangedModel:
 
 def cache(rng: np.random.Generator) -> RangedModel:
     """A step of decoding: keys of the past, from none on, and one more; positions are counted from the past's length."""
-    proto = _model(
+    proto = parsed(
         """cache (float[2, 1, 4] x, float[2, past, 4] past) => (float[2, 1, 4] y, float[2, all, 4] present) {
             shape = Shape(past)  before = Gather(shape, one)  after = Add(before, one)  places = Range(before, after, one)
             place = Gather(table, places)  new = Add(x, place)  present = Concat<axis = 1>(past, new)
@@ -89,7 +89,7 @@ def cache(rng: np.random.Generator) -> RangedModel:
 
 def causal(rng: np.random.Generator) -> RangedModel:
     """A triangle of ones cut to the length, maxima and products over the sequence, and the last position."""
-    proto = _model(
+    proto = parsed(
         """causal (float[2, seq, 3] x) => (float[2, seq, 3] sums, float[2, 3] most, float[2, 3] product, float[2, 3] end) {
             shape = Shape(x)  n = Gather(shape, at)  ends = Concat<axis = 0>(n, n)
             mask = Slice(triangle, zeros, ends, axes)  sums = MatMul(mask, x)
@@ -107,7 +107,7 @@ def causal(rng: np.random.Generator) -> RangedModel:
 
 def windows(rng: np.random.Generator) -> RangedModel:
     """Convolutions and pools along the sequence, with padding at its end, and twice as long after a concatenation."""
-    proto = _model(
+    proto = parsed(
         """windows (float[1, 3, seq] x) => (float[1, 3, long] y, float[1, 3, 1] pooled) {
             c = Conv<pads = [1, 1]>(x, a)  r = Relu(c)  both = Concat<axis = 2>(r, x)
             d = Conv<pads = [2, 2], dilations = [2]>(both, b)  y = MaxPool<kernel_shape = [3], pads = [1, 1], strides = [1]>(d)
@@ -120,7 +120,7 @@ def windows(rng: np.random.Generator) -> RangedModel:
 
 def residual(rng: np.random.Generator) -> RangedModel:
     """ResNet's operators at a batch that changes."""
-    proto = _model(
+    proto = parsed(
         """residual (float[batch, 3, 8, 8] x) => (float[batch, 5] y) {
             c = Conv<pads = [3, 3, 3, 3], strides = [2, 2]>(x, a, i)  r = Relu(c)
             p = MaxPool<kernel_shape = [3, 3], strides = [1, 1], pads = [1, 1, 1, 1]>(r)
@@ -137,7 +137,7 @@ def residual(rng: np.random.Generator) -> RangedModel:
 
 def products(rng: np.random.Generator) -> RangedModel:
     """Products wide enough for fast kernels: weights of a softmax over the sequence, and sums along it of two tensors."""
-    proto = _model(
+    proto = parsed(
         """products (float[seq, 32] x, float[2, seq, 48] w) => (float[seq, 32] y, float[2, 32, 48] z, float[seq, 1] n) {
             q = MatMul(x, a)  t = Transpose<perm = [1, 0]>(x)  s = MatMul(q, t)  p = Softmax<axis = -1>(s)  o = MatMul(p, x)
             y = Add(o, q)  r = Relu(x)  u = Transpose<perm = [1, 0]>(r)  z = MatMul(u, w)
@@ -163,24 +163,24 @@ RANGED = {
 
 def mixed() -> onnx.ModelProto:
     """A reshape whose extents are products of two lengths."""
-    return _model("mixed (float[a, b] x) => (float[c] y) { y = Reshape(x, all) }", all=np.array([-1]))
+    return parsed("mixed (float[a, b] x) => (float[c] y) { y = Reshape(x, all) }", all=np.array([-1]))
 
 
 def halved() -> onnx.ModelProto:
     """Every second position: as many as half the length, rounded up."""
     constants = {"zero": np.array([0]), "far": np.array([1 << 30]), "two": np.array([2])}
-    return _model("halved (float[a] x) => (float[c] y) { y = Slice(x, zero, far, zero, two) }", **constants)
+    return parsed("halved (float[a] x) => (float[c] y) { y = Slice(x, zero, far, zero, two) }", **constants)
 
 
 def found() -> onnx.ModelProto:
     """As many positions as are not zero."""
-    return _model("found (float[a] x) => (int64[1, c] y) { y = NonZero(x) }")
+    return parsed("found (float[a] x) => (int64[1, c] y) { y = NonZero(x) }")
 
 
 def recurrent() -> onnx.ModelProto:
     """A recurrent layer, which is one operator a step."""
     constants = {"w": np.ones((1, 8, 3), np.float32), "r": np.ones((1, 8, 2), np.float32)}
-    return _model("recurrent (float[a, 1, 3] x) => (float[a, 1, 1, 2] y) { y = LSTM<hidden_size = 2>(x, w, r) }", **constants)
+    return parsed("recurrent (float[a, 1, 3] x) => (float[a, 1, 1, 2] y) { y = LSTM<hidden_size = 2>(x, w, r) }", **constants)
 
 
 #: Models of which no program serves a range, and what the message says.

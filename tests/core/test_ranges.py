@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,10 +18,10 @@ from rammer.frontend.ranges import probes
 from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.evaluate import run_graph
-from rammer.ir.extent import AffineExtent
+from rammer.ir.extent import LEAST, AffineExtent
 from rammer.ir.port import InputPort
 from rammer.passes.pipeline import OF_EXTENTS, Pipeline, default_passes
-from rammer.runtime.lengths import BUCKETS, Lengths, bucket
+from rammer.runtime.lengths import BUCKETS, FIXED_LEAST, FIXED_PART, WASTE, Lengths, Span, bounds, bucket
 from rammer.testing.some import some
 
 
@@ -90,7 +92,28 @@ def test_buckets_cover_a_range_once(low: int, more: int, data: st.DataObject) ->
     first, last = bucket(span, value)
     assert span[0] <= first <= value <= last <= span[1]
     assert all(bucket(span, n) == (first, last) for n in (first, last))
-    assert len({bucket(span, n) for n in range(span[0], span[1] + 1)}) <= BUCKETS
+    found = {bucket(span, n) for n in range(span[0], span[1] + 1)}
+    assert len(found) <= BUCKETS
+    assert sorted(high for _, high in found) == sorted(bounds(span))
+
+
+def waste(span: Span, longest: Sequence[int], fixed: float) -> float:
+    """How much longer than alone lengths of a range take in the mean, where ``fixed`` elements take as long as a launch."""
+    lengths = np.arange(span[0], span[1] + 1)
+    ends = np.array(sorted(longest))
+    return float(np.exp(np.mean(np.log((ends[np.searchsorted(ends, lengths)] + fixed) / (lengths + fixed)))))
+
+
+@given(low=st.integers(1, 300), more=st.integers(1, 600))
+def test_buckets_waste_a_tenth_or_are_as_many_as_there_may_be(low: int, more: int) -> None:
+    """And less than halves of the range would, where there are as many of these."""
+    span = (low, low + more)
+    found, fixed = bounds(span), max(span[1] * FIXED_PART, FIXED_LEAST)
+    assert len(found) == BUCKETS or waste(span, found, fixed) < WASTE + 0.05
+    halves = [span[1] >> k for k in range(BUCKETS) if k == 0 or span[1] >> k >= max(low, LEAST + 1)]
+    if len(found) >= len(halves):
+        assert waste(span, found, fixed) <= waste(span, halves, fixed) * 1.01
+    assert len(bounds((1, 512))) == 5
 
 
 def test_probes_reach_both_ends() -> None:
@@ -126,6 +149,6 @@ def test_a_length_may_follow_from_others() -> None:
     lengths = Lengths.of(ports, {"past": (0, 64), "tokens": (1, 8), "total": "past + 2*tokens + 3"})
     assert lengths.whole({"past": 5, "tokens": 2}) == {"past": 5, "tokens": 2, "total": 12}
     spans = lengths.spans_of(ports, {"x": (5, 2), "mask": (12,)})
-    assert spans == {"past": (5, 8), "tokens": (1, 4)}
+    assert spans == {"past": (0, 8), "tokens": (1, 4)}
     assert lengths.longest(ports, {"x": (5, 2), "mask": (12,)}, spans) == {"x": (8, 4), "mask": (19,)}
     assert lengths.spans_of(ports, {"x": (5, 2), "mask": (11,)}) == {}

@@ -20,15 +20,22 @@ from rammer.tile.steps import slice_steps
 
 
 def recurrent(
-    rng: np.random.Generator, op: str, layers: int, steps: int = 4, batch: int = 1, hidden: int = 8, direction: str = "forward"
+    rng: np.random.Generator,
+    op: str,
+    layers: int,
+    steps: int = 4,
+    batch: int = 1,
+    hidden: int = 8,
+    direction: str = "forward",
+    first: int | None = None,
 ) -> ComputeGraph:
-    """Stacked recurrent layers with all their outputs, lowered; random weights."""
+    """Stacked recurrent layers with all their outputs, lowered; random weights. The ``first`` layer's input may be wider."""
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
     nodes, weights, x = [], [], "x"
-    directions = 2 if direction == "bidirectional" else 1
+    directions, first = 2 if direction == "bidirectional" else 1, first or hidden
     weights.append(numpy_helper.from_array(np.array([0, 0, -1]), "shape"))
     for n in range(layers):
-        width = hidden if n == 0 else hidden * directions
+        width = first if n == 0 else hidden * directions
         shapes = {
             "w": (directions, gates * hidden, width),
             "r": (directions, gates * hidden, hidden),
@@ -41,7 +48,7 @@ def recurrent(
         x = f"s{n}"
     ports = [
         helper.make_tensor_value_info(n, TensorProto.FLOAT, s)
-        for n, s in (("x", [steps, batch, hidden]), (x, [steps, batch, hidden * directions]))
+        for n, s in (("x", [steps, batch, first]), (x, [steps, batch, hidden * directions]))
     ]
     model = helper.make_model(
         helper.make_graph(nodes, "g", ports[:1], ports[1:], weights), opset_imports=[helper.make_opsetid("", 21)]
@@ -87,6 +94,19 @@ def test_one_layer_keeps_its_product(direction: str, rng: np.random.Generator) -
 def test_a_device_that_one_step_fills_keeps_whole_products(rng: np.random.Generator) -> None:
     whole = recurrent(rng, "LSTM", layers=3, hidden=64)  # its weights would be read once a step
     assert slice_steps(whole, device(1, launch=0.0, bandwidth=1e9)) is whole
+
+
+def test_a_wide_first_layer_keeps_its_product(rng: np.random.Generator) -> None:
+    """Its input is there as a whole: no layer would overlap sooner, and 512 wide rows of weights would be read in every step."""
+    whole = recurrent(rng, "LSTM", layers=4, steps=16, hidden=64, first=4096)
+    sliced = slice_steps(whole, device(128, bandwidth=1e11))
+    products = [c for c in sliced.computes if any(a.extent == 4096 for a in c.reduce)]
+    assert sliced is not whole and [c.axes[0].extent for c in products] == [16]
+    narrow = slice_steps(recurrent(rng, "LSTM", layers=4, steps=16, hidden=64), device(128))
+    assert not any(c.kind == "contraction" and c.axes[0].extent == 16 for c in some(narrow.computes))
+    x = {whole.inputs[0]: rng.standard_normal((16, 1, 4096)) / 64}
+    (name,) = whole.outputs
+    np.testing.assert_allclose(run_graph(sliced, x)[name], run_graph(whole, x)[name], rtol=1e-10, atol=1e-12)
 
 
 def test_an_lstm_cell_is_one_operator_with_two_results(rng: np.random.Generator) -> None:

@@ -151,7 +151,11 @@ def test_no_way_leads_around_a_stitched_operator(rng: np.random.Generator) -> No
     assert len(after.operators) == 3
 
 
-@pytest.mark.parametrize("target", [C99, THREADED], ids=lambda t: t.name)
+#: Whose tasks read their own results where they are written.
+REREADS = replace(C99, name="rereads", rereads=True)
+
+
+@pytest.mark.parametrize("target", [C99, THREADED, REREADS], ids=lambda t: t.name)
 def test_stitched_operators_are_right_in_every_tile(target: object, seed: int) -> None:
     """Random graphs, random tiles, the one-threaded and the many-threaded dialect, against float64."""
     random, tried = Random(seed), 0
@@ -168,6 +172,32 @@ def test_stitched_operators_are_right_in_every_tile(target: object, seed: int) -
             types = Binding(graph.types, {}).types
             check(HostCase(replace(operator, tile=random.choice(tiles)), types, {}, values), target)  # type: ignore[arg-type]
             tried += 1
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_rows_that_do_not_fit_are_computed_again_unless_the_device_keeps_them(keeps: bool, rng: np.random.Generator) -> None:
+    """A softmax whose rows are larger than a vEU's memory, and a device whose kernels ``keep`` them, as clusters of blocks do."""
+    graph, where = graph_of(SmallModel("long", "(float[4,500000] x) => (float[4,500000] y) { y = Softmax(x) }"), rng), device()
+
+    def latency(operator: ROperator) -> float:
+        ranked = ranked_tiles(operator, graph.types, where)
+        return ranked[0][0] if ranked else 1e-9 if keeps else float("inf")
+
+    before = connect(graph, where)
+    (whole,) = stitch(before, where, latency, {}).operators
+    assert len(before.operators) > 1
+    assert {c.layer for c in whole.connections if c.producer == "y_exp"} == {"veu" if keeps else "thread"}
+
+
+def test_a_result_that_later_stages_read_has_no_copy_in_scratch_memory(rng: np.random.Generator) -> None:
+    """A residual sum, which its normalisation reads, is written once: without the copy 8 rows of it take less scratch memory."""
+    graph = graph_of(CASES["residual and norm"][0], rng)
+    (operator,) = stitched(graph, device())[1].operators
+    tiled = operator.tiled((8, 192))
+    values = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
+    copied, once = (check(HostCase(tiled, graph.types, {}, values), target) for target in (C99, REREADS))
+    assert len(operator.outputs) == 2
+    assert copied.scratch - once.scratch == 8 * 192 * 4
 
 
 def test_reductions_over_the_same_elements_share_a_loop(rng: np.random.Generator) -> None:

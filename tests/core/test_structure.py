@@ -24,7 +24,7 @@ ROWS: Mapping[str, Mapping[str, int]] = {
 TYPED = {
     (f"rammer.device.{module}", target)
     for module in ("hooks", "loader")
-    for target in ("rammer.frontend.lowering", "rammer.passes.pipeline", "rammer.schedule.policy")
+    for target in ("rammer.frontend.lowering", "rammer.passes.pipeline", "rammer.schedule.policy", "rammer.transport.protocol")
 }
 #: Children of the cage run this command; their parent warms it up.
 WARMED = {("rammer.testing.cage", "rammer.cli.run")}

@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from ranged_models import RANGED, RangedModel
 
 import rammer
+from rammer.compiled.artifact import save_artifact
 from rammer.errors import BadInput
 from rammer.ir.program import RProgram
 from rammer.ir.verify import VerifyError, verify
@@ -126,8 +127,20 @@ def test_tensor_scatter_and_attention_stay(device: str, batch: int, tokens: int,
         for name, want in zip(("y", "more_keys", "more_values"), (y, *more), strict=True):
             np.testing.assert_allclose(got[name], want, 1e-4, 1e-5, err_msg=f"{name} at {at}")
     program = _program(exe)
+    assert ("all of output 'more_keys' is written" in " ".join(bound.notes)) == (batch > 1)
     assert [b.kind for b in program.buffers].count("state") == 2
     assert any(e.below for o in program.operators for e in o.endings) == (batch == 1)
+    exe.close()
+
+
+def test_a_compiled_file_says_that_it_has_no_states(rng: np.random.Generator, tmp_path: Path) -> None:
+    model = RANGED["cache"](rng)
+    exe = rammer.compile(model.proto, "rocm", shapes=model.spans)
+    save_artifact(tmp_path / "cache.rammer", exe.artifact(exe.compile_whole({})))
+    exe.close()
+    exe = rammer.compile(tmp_path / "cache.rammer", "rocm")
+    with pytest.raises(BadInput, match="output 'present' cannot stay in input 'past': the program of a compiled file"):
+        exe.bind({"x": np.zeros((2, 1, 4), np.float32)}, {"present": "past"})
     exe.close()
 
 

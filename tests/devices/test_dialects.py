@@ -12,12 +12,15 @@ from rammer.codegen.dialects import one_thread
 from rammer.codegen.emit import emit
 from rammer.codegen.target import CFunction, CTarget
 from rammer.errors import DeviceFailure
+from rammer.ir.extent import AffineExtent, Ending, Stop
+from rammer.ir.program import Storage
 from rammer.testing.host_c import Array, HostCase, case, close, reference
 
 from rammer_cuda.dialect import CUDA
 from rammer_ipu_sim.dialect import IPU
 from rammer_rocm.dialect import OPENCL
-from rammer_rocm.kernels.generic import GPU_DIALECT
+from rammer_rocm.kernels.ended import ended
+from rammer_rocm.kernels.generic import GPU_DIALECT, generic
 
 
 def cases(rng: np.random.Generator) -> dict[str, HostCase]:
@@ -124,6 +127,37 @@ def test_opencl_computes_the_reference(device: Any, threads: int, rng: np.random
                 1e-3 if types[output].dtype == "float16" else 1e-5,
                 f"{name}\n{function.text}",
             )
+
+
+@pytest.mark.parametrize("length", [1, 37, 70])
+def test_tiles_on_a_gpu_end_at_the_length(device: Any, length: int, rng: np.random.Generator) -> None:
+    """Work-items compute nothing beyond it, where operands hold no numbers, and write what lies there, be it within a task."""
+    import pyopencl as cl
+
+    context, queue = device
+    extent = AffineExtent((("n", 1),), 0)
+    x = rng.standard_normal((70, 70)).astype(np.float32)
+    x[length:], x[:, length:] = np.nan, np.nan
+    texts = ["t: f32[i:70] = sum[j:70] x[i, j]", "y: f32[i:70] = t[i] * 2.0"]
+    item = case(texts, {"x": x, "n": np.array(length)}, (16,), "thread")
+    operator = replace(item.operator, endings=(Ending("i", extent, (7.0,)),), stops=(Stop("t", "j", extent),))
+    binding = replace(item.binding, storages={**item.binding.storages, "n": Storage("n", "b_n", 0, (), ())})
+    made = ended(operator, generic(operator, binding, GPU_DIALECT), binding, GPU_DIALECT)
+    assert made.inner is not None and made.inner.stops
+    function = CFunction(
+        made.entry, made.inner.text + made.text, tuple((a.tensor, a.written) for a in made.arguments), made.scratch
+    )
+    room = f"__local float16 room[{made.scratch // 64 + 1}]; __local char *scratch = (__local char *)room;"
+    text = kernel(GPU_DIALECT, function, item, "__kernel void", room)
+    program = cl.Program(context, GPU_DIALECT.preamble + text).build()
+    y, flags = np.zeros(70, np.float32), cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    known = {"x": x, "n": np.array([length]), "y": y}
+    buffers = {n: cl.Buffer(context, flags, hostbuf=v) for n, v in known.items()}
+    cl.Kernel(program, f"k_{function.name}")(queue, (8,), (8,), *(buffers[n] for n, _ in function.arguments))
+    cl.enqueue_copy(queue, y, buffers["y"])
+    queue.finish()
+    wanted = np.where(np.arange(70) < length, 2 * np.nan_to_num(x).astype(np.float64).sum(1), 7.0)
+    np.testing.assert_allclose(y, wanted, 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -14,11 +15,12 @@ from ranged_models import RANGED, RangedModel
 import rammer
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.device.loader import Registry
-from rammer.device.manifest import Poisoned
+from rammer.device.manifest import Binding, Poisoned
 from rammer.ir.extent import AffineExtent, Ending, Ranged, Stop
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.ir.verify import VerifyError, verify
+from rammer.profile.probe import USUAL, probe_program, random_inputs
 from rammer.runtime.lengths import bucket, narrowed, widened
 from rammer.schedule.fold import fold
 from rammer.testing.some import some
@@ -133,6 +135,21 @@ def test_reductions_stop_at_the_length(device: str, name: str, rng: np.random.Ge
     assert name == "residual" or any(o.stops for o in program.operators)
     assert name != "products" or device != "rocm" or sum(o.family == "panel" and bool(o.stops) for o in program.operators) == 2
     assert wrong_at(name, device, silent(program), rng, device) == []
+
+
+@pytest.mark.parametrize("name", ["attention", "products"])
+def test_operators_of_a_range_are_measured_at_a_usual_length(name: str) -> None:
+    """Their lengths are inputs of the program that measures one, and no length of 0, at which nothing would be computed."""
+    _, _, segment, _, points = parts(name, "rocm")
+    backend, binding = Registry().open("rocm"), Binding.of(segment.program, segment.constants)
+    for operator in some(o for o in segment.program.operators if o.lengths):
+        program, constants = probe_program(operator, binding, operator.task_count)
+        inputs = random_inputs(program, np.random.default_rng(0))
+        most = {n: high for n, high in points[-1].items() if f"length_{n}" in operator.lengths}
+        assert {n: int(inputs[f"length_{n}"]) for n in most} == {n: math.ceil(high * USUAL) for n, high in most.items()}
+        loaded = backend.load(program, constants)
+        loaded.run(inputs)
+        loaded.close()
 
 
 def test_products_that_become_one_end_as_each_did() -> None:

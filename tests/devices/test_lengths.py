@@ -82,7 +82,7 @@ def test_lengths_outside_the_range_are_compiled_on_their_own(rng: np.random.Gene
     exe.close()
 
 
-@pytest.mark.parametrize("name", UNRANGED)
+@pytest.mark.parametrize("name", [n for n in UNRANGED if n != "recurrent"])  # of which turns are made
 def test_what_is_no_one_program_is_compiled_for_each_shape(
     name: str, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from ranged_models import RANGED, UNRANGED
 
 import rammer
+from rammer.cli.run import build_report, run_repeatedly
 from rammer.ir.port import InputPort
-from rammer.runtime.lengths import FIXED
+from rammer.runtime.lengths import FIXED, bounds, bucket
 from rammer.runtime.seen import FEWEST, Seen, doubling
+from rammer.runtime.standing import StandingBound
 from rammer.testing.some import some
 
 PORTS = (InputPort("x", "float32", ("batch", "past")), InputPort("mask", "int64", ("batch", "total")))
@@ -75,6 +77,102 @@ def test_a_second_length_gets_a_range(device: str, rng: np.random.Generator) -> 
     ]
     exe.close()
     plain.close()
+
+
+def test_arrays_are_bound_up_to_their_lengths_where_runs_have_shown_these() -> None:
+    seen = Seen(on=True)
+    assert seen.until(PORTS, _shapes(2, 40, 41)) is FIXED
+    seen.learned(PORTS, _shapes(2, 9, 10))
+    assert seen.until(PORTS, _shapes(2, 40, 41)) is FIXED
+    seen.learned(PORTS, _shapes(2, 12, 13))
+    found = seen.until(PORTS, _shapes(2, 40, 41))
+    assert (dict(found.spans), {n: str(e) for n, e in found.derived.items()}) == ({"past": (1, 40)}, {"total": "past + 1"})
+    assert not seen.until(PORTS, _shapes(2, 1, 2)).spans
+    seen.learned(PORTS, _shapes(3, 20, 21))
+    assert dict(seen.until(PORTS, _shapes(4, 40, 41)).spans) == {"batch": (1, 4), "past": (1, 40)}
+
+
+@pytest.mark.parametrize("device", ["toy", "rocm", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("given", [False, True])
+def test_arrays_of_any_length_are_bound(device: str, given: bool, rng: np.random.Generator) -> None:
+    """Those of other lengths than a range's greatest for these alone; where runs have shown which change, for shorter ones."""
+    model = RANGED["attention"](rng)
+    exe, plain = rammer.compile(model.proto, device, shapes=model.spans if given else {}), rammer.compile(model.proto, "toy")
+    plain.seen.on = False
+    for seq, found in ((5, False), (6, not given)):
+        inputs = model.inputs({"seq": seq, "batch": 2}, rng)
+        bound, shorter = exe.bind(inputs), model.inputs({"seq": 3, "batch": 2}, rng)
+        assert isinstance(bound, StandingBound) == found
+        for point in [{}, {"seq": 3}] if found else [{}]:
+            bound.write(shorter if point else inputs)
+            bound.run(**point)
+            got, expected = bound.to_host(), plain.run(shorter if point else inputs)
+            for name in some(expected):
+                np.testing.assert_allclose(got[name], expected[name], 1e-4, 1e-5)
+        for length in (5, 7):
+            exe.run(model.inputs({"seq": length, "batch": 2}, rng))
+    exe.close()
+    plain.close()
+
+
+def test_states_stay_where_runs_have_shown_a_range(rng: np.random.Generator) -> None:
+    """A cache that grows in place, up to the array that was given for it."""
+    model = RANGED["cache"](rng)
+    exe, plain = rammer.compile(model.proto, "toy"), rammer.compile(model.proto, "toy", shapes=model.spans)
+    state = model.inputs({"past": 0}, rng)["past"]
+    for past in (0, 1, 2):
+        exe.run(model.inputs({"past": past}, rng))
+    step = model.inputs({"past": 0}, rng)
+    bound = exe.bind({**step, "past": np.zeros((state.shape[0], 9, *state.shape[2:]), state.dtype)}, {"present": "past"})
+    for past in range(9):
+        x = rng.standard_normal(step["x"].shape).astype(np.float32)
+        expected = plain.run({**step, "x": x, "past": state})
+        bound.write({"x": x})
+        bound.run(past=past)
+        np.testing.assert_allclose(bound.to_host("y")["y"], expected["y"], 1e-4, 1e-5)
+        state = expected["present"]
+    exe.close()
+    plain.close()
+
+
+def test_arrays_of_a_model_without_a_range_are_bound_for_their_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    name = next(iter(UNRANGED))
+    exe = rammer.compile(UNRANGED[name][0](), "toy")
+
+    def ones(length: int) -> dict[str, np.ndarray]:
+        return {p.name: np.ones([length if isinstance(d, str) else d for d in p.shape], np.float32) for p in exe.head.inputs}
+
+    exe.run(ones(4))
+    exe.seen.learned(exe.head.inputs, {n: a.shape for n, a in ones(6).items()})
+    bound = exe.bind(ones(6))
+    bound.run()
+    assert capsys.readouterr().err.count("each shape is compiled on its own") == 1
+    expected = exe.run(ones(6))
+    for output in some(expected):
+        np.testing.assert_array_equal(bound.to_host()[output], expected[output])
+    exe.close()
+
+
+def test_what_serves_a_run_is_told(rng: np.random.Generator) -> None:
+    """In words, of a range that was given and of one that runs have shown; nothing where there is none."""
+    model = RANGED["cache"](rng)
+    found = []
+    for spans in (model.spans, {}):
+        exe = rammer.compile(model.proto, "toy", shapes=spans)
+        for past in (1, 9, 8):
+            inputs = exe.checked(model.inputs({"past": past}, rng))
+            special = exe.prepare(inputs)
+            found.append(build_report(exe, special, *run_repeatedly(special, inputs, 1))["lengths"])
+        exe.close()
+    of, (short, long, last) = f"of past=0..9, which takes {len(bounds((0, 9)))} programs", (bucket((0, 9), n) for n in (1, 9, 8))
+    assert found == [
+        f"past={short[0]}..{short[1]} {of}; 1 so far",
+        f"past={long[0]}..{long[1]} {of}; 2 so far",
+        f"past={last[0]}..{last[1]} {of}; {len({short, long, last})} so far",
+        "",
+        "past=9..16, a range that runs have shown; 2 programs so far",
+        "past=1..8, a range that runs have shown; 3 programs so far",
+    ]
 
 
 @pytest.mark.parametrize("name", UNRANGED)

@@ -12,6 +12,7 @@ import click
 
 from rammer.cli.common import collect_inputs, opened, progress, write_text
 from rammer.cli.options import InputChoice, compile_options, parse_shapes
+from rammer.cli.several import bench_spread, joining_options, spread_table
 from rammer.commands import gathered
 from rammer.compiled.options import DEFAULT, Request
 from rammer.errors import BadInput
@@ -21,6 +22,8 @@ from rammer.report.operators import HEADERS as OPERATOR_HEADERS
 from rammer.report.operators import OperatorShare, shares, table_rows
 from rammer.report.table import duration, markdown, plain
 from rammer.runtime.host_bound import WHOLE
+from rammer.runtime.spread_session import Joining, several
+from rammer.transport.mpi import launched, world
 
 HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "compile", "kernels", "on host", "ratio"]
 PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "torch-compile-nhwc", "jax")
@@ -32,6 +35,7 @@ class Runners:
 
     devices: tuple[str, ...]
     peers: tuple[str, ...]
+    joining: Joining
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,14 @@ class Measured:
 
 @click.command()
 @click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--device", "devices", multiple=True, required=True, metavar="NAME[:INDEX]", help="Repeatable.")
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    required=True,
+    metavar="NAME[:INDEX]",
+    help="Repeatable. NAME,NAME: one model over several.",
+)
 @click.option("--peer", "peers", multiple=True, type=click.Choice(PEERS), help="Repeatable.")
 @click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Untimed runs.")
 @click.option("--iterations", type=click.IntRange(1), default=20, show_default=True, help="Least number of timed runs.")
@@ -75,7 +86,8 @@ class Measured:
 @click.option("--per-operator", is_flag=True, help="And how long each operator takes on each device.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table as Markdown.")
 @compile_options
-@gathered("runners", Runners, "devices", "peers")
+@joining_options
+@gathered("runners", Runners, "devices", "peers", "joining")
 @gathered("effort", Effort, "warmup", "iterations", "duration")
 @gathered("files", Files, "json_file", "markdown_file", "per_operator")
 def command(
@@ -100,19 +112,31 @@ def command(
             f"leave it out, or compare in {DEFAULT.precision}",
         )
     on_device = set(runners.peers) != {"onnxruntime"}
-    rows, parts = list[Row](), list[ModelParts]()
+    rows, parts, spreads = list[Row](), list[ModelParts](), list[dict[str, Any]]()
     wanted = Measured(effort, on_device, parts if files.per_operator else None)
     for model, choice in zip(models, _choices(models, shapes), strict=True):
         for device in runners.devices:
             asked = replace(request, precision=precision)
+            if names := several(device):
+                row = bench_spread(model, names, (asked, runners.joining), choice, effort.iterations)
+                spreads += [row] if row else []
+                continue
             rows.append(_device(model, device, asked, choice, wanted))
-        rows += [_peer(model, peer, choice, effort, precision) for peer in runners.peers]
+        rows += [_peer(model, peer, choice, effort, precision) for peer in runners.peers if not first_elsewhere()]
     facts = environment() | {"precision": precision, "layout": layout}
-    click.echo("\n\n".join([table(rows, plain), *map(str, parts)]))
+    if first_elsewhere():
+        return
+    click.echo("\n\n".join(filter(None, [table(rows, plain), spread_table(spreads, plain) if spreads else "", *map(str, parts)])))
     if files.json_file is not None:
-        write_text(files.json_file, json.dumps(_listed(facts, rows, parts), indent=2) + "\n")
+        listed = _listed(facts, rows, parts) | ({"several": spreads} if spreads else {})
+        write_text(files.json_file, json.dumps(listed, indent=2) + "\n")
     if files.markdown_file is not None:
-        write_text(files.markdown_file, document(rows, facts))
+        write_text(files.markdown_file, document(rows, facts, spread_table(spreads, markdown) if spreads else ""))
+
+
+def first_elsewhere() -> bool:
+    """Whether another process of a run in several has device 0, and so prints."""
+    return launched() > 1 and world()[0] > 0
 
 
 def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputChoice]:
@@ -193,10 +217,11 @@ def table(rows: list[Row], form: Any) -> str:
     return "\n\n".join(str(form(part, HEADERS)) for part in (measured, simulated) if part)
 
 
-def document(rows: list[Row], facts: dict[str, str]) -> str:
-    """The Markdown result file: tables, then the environment."""
+def document(rows: list[Row], facts: dict[str, str], several: str = "") -> str:
+    """The Markdown result file: tables, that of models over ``several`` devices, too, then the environment."""
     lines = "\n".join(f"- {k}: {v}" for k, v in facts.items())
-    return f"{table(rows, markdown)}\n\nMedians of {_timed(rows)}.\n\n## Environment\n\n{lines}\n"
+    tables = [f"{table(rows, markdown)}\n\nMedians of {_timed(rows)}."] if rows else []
+    return "\n\n".join([*tables, *filter(None, [several]), f"## Environment\n\n{lines}\n"])
 
 
 def _timed(rows: list[Row]) -> str:

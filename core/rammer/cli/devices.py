@@ -9,25 +9,37 @@ from typing import Any
 
 import click
 
+from rammer.cli.reach import reach_table, reached
 from rammer.device.loader import PLUGINS, DeviceStatus, Registry
 from rammer.report.table import plain, size
+from rammer.transport import mpi
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-test", is_flag=True, help="Skip the self-test.")
 def command(as_json: bool, no_test: bool) -> None:
-    """List devices with their state; exits 0 even when none works.
+    """List devices with their state, and which reach which, by what and how fast; exits 0 even when none works. Under mpirun
+    the processes are measured.
 
     Example: rammer devices
     """
     registry = Registry()
-    rows = [row for status in registry.statuses() for row in _rows(registry, status, not no_test)]
+    statuses = list(registry.statuses())
+    others = mpi.launched() > 1 and mpi.world()[0] > 0
+    rows = [] if others else [row for status in statuses for row in _rows(registry, status, not no_test)]
+    ways = [] if no_test else reached(registry, statuses)
+    if others:
+        return
+    for row in rows:
+        row["reaches"] = [{k: v for k, v in way.items() if k != "from"} for way in ways if way["from"] == row["device"]]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     elif rows:
         table = [[r["device"], r["state"], r["name"], r["kind"], r["memory"], r["veus"], r["self_test"]] for r in rows]
         click.echo(plain(table, ["device", "state", "hardware", "kind", "memory", "vEUs", "self-test"]))
+        if ways:
+            click.echo("\n" + reach_table(ways))
     else:
         click.echo(f"no devices: no plugin is installed ({PLUGINS})")
 

@@ -2,33 +2,105 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from rammer.cli.common import opened, progress
-from rammer.cli.options import compile_options, parse_shapes, target_option
-from rammer.compiled.options import Request
+from rammer.cli.common import collect_inputs, opened, progress
+from rammer.cli.options import InputChoice, compile_options, parse_shapes, target_option
+from rammer.commands import gathered
+from rammer.compiled.options import Progress, Request, check_precision
+from rammer.device.loader import Registry
+from rammer.errors import BadInput
+from rammer.profile.store import KernelStore
+from rammer.report.spread import describe_spread
 from rammer.report.stages import STAGES, write_dump
+from rammer.runtime.checks import check_inputs, shapes_of
+from rammer.runtime.source import open_source
+from rammer.runtime.spread_session import check_spread, options_for, placed, several
+
+if TYPE_CHECKING:
+    from rammer.compiler import Compiler
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What is printed, and where it is written to; of several devices what the cut is good for, and a file that says it by
+    hand."""
+
+    stage: str
+    dump: Path | None = None
+    goal: str = "throughput"
+    place: Path | None = None
 
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--device", default="", metavar="NAME[:INDEX]", help="Default: the first working device with a clock.")
+@click.option(
+    "--device",
+    default="",
+    metavar="NAME[:INDEX]",
+    help="Default: the first working device with a clock. NAME,NAME: one model over several, cut, predicted and not run.",
+)
 @click.option("--stage", type=click.Choice(list(STAGES)), default="program", show_default=True, help="What to print.")
 @click.option("--dump", type=click.Path(path_type=Path), help="Write the numbered text of every step to this folder.")
+@click.option(
+    "--goal",
+    type=click.Choice(["throughput", "latency"]),
+    default="throughput",
+    show_default=True,
+    help="Several devices: what the cut is good for.",
+)
+@click.option("--place", type=click.Path(path_type=Path), help="Several devices: a file that says who computes what.")
+@gathered("printed", Printed, "stage", "dump", "goal", "place")
 @compile_options
 @target_option("Compile for named hardware without running it, e.g. sm_90a.")
-def command(model: Path, device: str, stage: str, dump: Path | None, shapes: tuple[str, ...], request: Request) -> None:
+def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...], request: Request) -> None:
     """Print one STAGE of MODEL on its way to the device.
 
     Example: rammer inspect model.onnx --device ipu_sim --stage tile
     """
 
     with progress(model.name) as sink:
+        if names := several(device):
+            click.echo(_spread(model, names, printed, (shapes, request), sink), nl=False)
+            return
         exe = opened(model, device, request, sink)
         compiled = exe.compile_only(parse_shapes(shapes))
-    click.echo(STAGES[stage](compiled, exe.backend.vdevice))
-    if dump is not None:
-        for path in write_dump(dump, compiled, exe.backend.vdevice):
+    click.echo(STAGES[printed.stage](compiled, exe.backend.vdevice))
+    if printed.dump is not None:
+        for path in write_dump(printed.dump, compiled, exe.backend.vdevice):
             click.echo(f"wrote {path}", err=True)
+
+
+def _spread(model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[tuple[str, ...], Request], sink: Progress) -> str:
+    """The text of a model over several devices: its cut and its program."""
+    if printed.stage != "program" or printed.dump is not None:
+        raise BadInput("of several devices only the program is printed", "--stage", "inspect the model on one of them")
+    from rammer.place.spreading import compile_spread
+
+    shapes, request = asked
+    place = placed(printed.place)
+    check_spread(model, request)
+    registry = Registry()
+    source = open_source(model, registry.operators)
+    inputs = check_inputs(source.head.inputs, collect_inputs(source.head, InputChoice(shapes=parse_shapes(shapes))))
+    made = {name: _compiler(registry, name, request, sink) for name in dict.fromkeys(names)}
+    try:
+        devices = [(name, made[name]) for name in names]
+        spread = compile_spread(devices, source.model, shapes_of(source.head, inputs), (), printed.goal, place)
+    finally:
+        for compiler in made.values():
+            compiler.backend.close()
+    return describe_spread(spread)
+
+
+def _compiler(registry: Registry, name: str, request: Request, sink: Progress) -> Compiler:
+    from rammer.compiler import Compiler
+
+    options = options_for(name, request.device_options)
+    backend = registry.open(name, request.require, request.target, options)
+    check_precision(request.chosen.precision, name, backend.vdevice)
+    return Compiler(backend, request.chosen, KernelStore.default(), registry, sink, name.partition(":")[0])

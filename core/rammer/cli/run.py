@@ -19,6 +19,7 @@ from rammer.cli.options import (
     input_options,
     tolerance_options,
 )
+from rammer.cli.several import joining_options, opened_spread, prepared, run_report, show_spread, timed_runs
 from rammer.commands import gathered
 from rammer.compiled.options import Request
 from rammer.compiled.segments import ProgramSegment
@@ -30,7 +31,9 @@ from rammer.report.measured import measured_trace, summarise
 from rammer.report.table import duration, plain
 from rammer.runtime.executable import Executable
 from rammer.runtime.inputs import load_npz, save_npz
+from rammer.runtime.lengths import told
 from rammer.runtime.specialised import Specialised, Timing
+from rammer.runtime.spread_session import Joining, several
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Wanted:
     expected: Path | None
     trace_file: Path | None
     json_file: Path | None
+    joining: Joining
 
     @property
     def quiet(self) -> bool:
@@ -52,7 +56,12 @@ class Wanted:
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--device", default="", metavar="NAME[:INDEX]", help="Default: the first working device with a clock.")
+@click.option(
+    "--device",
+    default="",
+    metavar="NAME[:INDEX]",
+    help="Default: the first working device with a clock. NAME,NAME: one model over several; under mpirun each process has one.",
+)
 @compile_options
 @input_options
 @click.option("--iterations", type=click.IntRange(1), default=1, show_default=True, help="Timed runs (median shown).")
@@ -67,7 +76,8 @@ class Wanted:
     help="Measure when and where every task runs, on devices that record it: a Chrome trace in this file, a summary here.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON ('-': stdout).")
-@gathered("wanted", Wanted, "iterations", "save_inputs", "save_outputs", "expected", "trace_file", "json_file")
+@joining_options
+@gathered("wanted", Wanted, "iterations", "save_inputs", "save_outputs", "expected", "trace_file", "json_file", "joining")
 def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choice: InputChoice, request: Request) -> None:
     """Run MODEL (an ONNX file, or a file written by `rammer compile`).
 
@@ -75,6 +85,9 @@ def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choi
     """
 
     want = load_npz(wanted.expected) if wanted.expected else None
+    if names := several(device):
+        run_spread(model, names, wanted, (want, tolerance), choice, request)
+        return
     with progress(model.name) as sink:
         exe = opened(model, device, request, sink)
         if wanted.trace_file is not None:
@@ -88,13 +101,43 @@ def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choi
     save(wanted.save_outputs, outputs)
     if wanted.trace_file is not None:
         click.echo(trace(exe, special, inputs, wanted.trace_file), err=wanted.quiet)
-    found = differences(outputs, want, *tolerance.of(exe.options.precision)) if want is not None else []
+    finish(report, wanted, outputs, want, tolerance.of(exe.options.precision))
+
+
+def finish(
+    report: dict[str, Any], wanted: Wanted, outputs: dict[str, Array], want: dict[str, Array] | None, close: tuple[float, float]
+) -> None:
+    """Compare with what is expected, and write the report. Mismatch where an output differs by more than is ``close``."""
+    found = differences(outputs, want, *close) if want is not None else []
     if found:
         report["differences"] = [dict(zip(HEADERS, row, strict=True)) for row in rows(found)]
         click.echo(plain(rows(found), HEADERS), err=wanted.quiet)
     write_json(wanted.json_file, report)
     if not all(d.good for d in found):
         raise Mismatch(f"{sum(not d.good for d in found)} of {len(found)} outputs differ from {wanted.expected}")
+
+
+def run_spread(
+    model: Path,
+    names: tuple[str, ...],
+    wanted: Wanted,
+    judged: tuple[dict[str, Array] | None, Tolerance],
+    choice: InputChoice,
+    request: Request,
+) -> None:
+    """The same over several devices; the process of device 0 prints, saves and compares."""
+    if wanted.trace_file is not None:
+        raise BadInput("runs over several devices are not traced", "--trace", "run on one device")
+    found = opened_spread(model, names, request, wanted.joining)
+    runs, inputs = prepared(found, choice)
+    outputs, times = timed_runs(found, runs, inputs, wanted.iterations)
+    report = run_report(found, runs, outputs, times, wanted.iterations + (wanted.iterations > 1))
+    if 0 in runs.mine:
+        show_spread(report, quiet=wanted.quiet)
+        save(wanted.save_inputs, inputs)
+        save(wanted.save_outputs, outputs)
+        want, tolerance = judged
+        finish(report, wanted, outputs, want, tolerance.of(request.chosen.precision))
 
 
 def run_repeatedly(special: Specialised, inputs: dict[str, Array], count: int) -> tuple[dict[str, Array], list[Timing]]:
@@ -110,7 +153,7 @@ def run_repeatedly(special: Specialised, inputs: dict[str, Array], count: int) -
 
 def build_report(exe: Executable, special: Specialised, outputs: dict[str, Array], timings: list[Timing]) -> dict[str, Any]:
     """Everything that ``run`` prints, as plain data."""
-    hardware, device = exe.backend.hardware, exe.backend.vdevice
+    hardware, device, ranged = exe.backend.hardware, exe.backend.vdevice, special.compiled.ranged
     return {
         "model": exe.head.name,
         "device": exe.device,
@@ -126,6 +169,7 @@ def build_report(exe: Executable, special: Specialised, outputs: dict[str, Array
         "host_nodes": [f"{s.node} ({s.why})" for s in special.host_nodes],
         "host_types": grouped(special.host_nodes),
         "later": str(special.compiled.rest or ""),
+        "lengths": told(exe.lengths, ranged.spans, len(exe.cache)) if ranged is not None else "",
         "device_seconds": median(t.device for t in timings),
         "host_seconds": median(t.host for t in timings),
         "latency_seconds": median(t.total for t in timings),
@@ -150,8 +194,7 @@ def show(report: dict[str, Any], quiet: bool = False) -> None:
         f"on host   {len(report['host_nodes'])} operators{_share(report)}"
         + "".join(f"\n          {n}" for n in report["host_types"]),
     ]
-    if report["later"]:
-        lines.append(f"later     {report['later']}")
+    lines += [f"{name:10}{report[name]}" for name in ("lengths", "later") if report[name]]
     lines += [f"note      {note}" for note in report["notes"]]
     click.echo(printable("\n".join(lines)), err=quiet)
     table = [[o["name"], o["type"], o["min"], o["max"], o["nan"]] for o in report["outputs"]]

@@ -115,6 +115,8 @@ class Group:
                 step //= r.extent
                 self.unit.ranges[str(names[r.name])] = (0, max(r.extent - 1, 0))
                 inner.line(f"const int {names[r.name]} = f / {step} % {r.extent};")
+                if r is not c.reduce[0] and not (stop := self.unit.end(c, r)).isdigit():
+                    inner.line(f"if ({names[r.name]} >= {stop}) continue;")
             inner.walk([(c, [(total.text, {**axes, **names})])], [])
         body.line(f"{self.pointer(number)}[{slot}] = {total.text};")
 

@@ -32,9 +32,9 @@ def emit(operator: ROperator, binding: Binding, target: CTarget, within: bool = 
     return _Emitter(operator, binding, target, within).function()
 
 
-def scratch_bytes(operator: ROperator, binding: Binding, threads: int = 1) -> int:
-    """Bytes of vEU memory that ``emit`` will ask for; ``threads`` is the VDevice's threads a task."""
-    layout = Layout(operator, binding.types)
+def scratch_bytes(operator: ROperator, binding: Binding, threads: int = 1, rereads: bool = False) -> int:
+    """Bytes of vEU memory that ``emit`` will ask for; ``threads`` is the VDevice's threads a task, ``rereads`` the dialect's."""
+    layout = Layout(operator, binding.types, rereads=rereads and threads == 1)
     return scratch_with_partials(layout, layout.inlined) if threads > 1 else scratch_of(layout.stages)
 
 
@@ -48,7 +48,8 @@ class _Emitter:
     within: bool = False
 
     def __post_init__(self) -> None:
-        self.layout = Layout(self.operator, self.binding.types, within=self.within)
+        rereads = self.target.rereads and self.target.single
+        self.layout = Layout(self.operator, self.binding.types, within=self.within, rereads=rereads)
         self.stages = self.layout.stages
         tiles = scratch_of(self.stages)
         self.scratch = tiles if self.target.single else scratch_with_partials(self.layout, self.layout.inlined)

@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from rammer.codegen.task import TaskCode, Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
+from rammer.ir.shorter import shorter
 
 #: How a device describes itself, its kernels, and what its own executors know of some families.
 Unit = TypeVar("Unit")
@@ -116,7 +117,17 @@ class Forms(Generic[Form, Launched, Code]):
             form = self.recognise(operator, binding)
         except Unsuited:
             return []
-        return self.order(Choice(self.price(f, binding, unit) + unit.launch, f.operator) for f in self.tilings(form, unit))
+        return self.order(Choice(self._ranged(f, binding, unit) + unit.launch, f.operator) for f in self.tilings(form, unit))
+
+    def _ranged(self, form: Form, binding: Binding, unit: Launched) -> float:
+        """The price of a tiled form; of an operator of a program for a range the mean over lengths."""
+        own, found = self.price(form, binding, unit), list[float]()
+        for short in shorter(form.operator) if form.operator.lengths else ():
+            try:
+                found.append(self.price(self.recognise(short, binding), binding, unit))
+            except Unsuited:  # as the form is at the bound alone
+                found.append(own)
+        return sum(found) / len(found) if found else own
 
     def _seconds(self, operator: ROperator, binding: Binding, unit: Launched) -> float:
         return self.price(self.recognise(operator, binding), binding, unit)

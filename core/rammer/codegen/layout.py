@@ -50,6 +50,7 @@ class Layout:
 
     ``within`` a length: tiles end there, in a program for a range, as sums do anyway; ``lengths`` are the variables that hold
     the extents of a run, at least 1 and at most what they are at the bound. ``ranges`` bounds every variable numerically.
+    With ``rereads`` stages read a result of the task's own part where it is written, not from a copy in scratch memory.
     Task origins are ``o0, o1, ...``, clipped tile ends ``e0, e1, ...``; the box of the staged Compute number ``j`` is
     ``l{j}_{axis}`` to ``h{j}_{axis}``.
     """
@@ -60,6 +61,7 @@ class Layout:
     ranges: dict[str, Interval] = field(default_factory=dict)
     within: bool = False
     lengths: dict[tuple[AffineExtent, int], str] = field(default_factory=dict)
+    rereads: bool = False
 
     def __post_init__(self) -> None:
         _check(self.operator)
@@ -129,7 +131,8 @@ class Layout:
         stages = [Stage((self.computes[n],), boxes[n], extents[n]) for n in self.staged]
         if last:
             stages.append(Stage(last, self.tile, extents[""]))
-        return _placed(stages, self._readers())
+        own = {n for n in self.staged if self.rereads and n in self.operator.outputs and boxes[n] == self.tile}
+        return _placed(stages, [names - own for names in self._readers()])
 
     def _named(self, number: int, c: Compute, box: tuple[AxisBound, ...]) -> tuple[AxisBound, ...]:
         """Give the bounds of a box names, unless they are literals or names already."""

@@ -20,7 +20,7 @@ class CTarget:
     and ``store:float16`` are templates over pointer ``p``, index ``i`` and value ``v``, and ``as_uint32`` and its like, which
     read the bits of a number as one of another type, over ``v``; ``div`` is one of float32 alone); ``preamble``: text placed
     once before all functions; ``restrict``: pointer qualifier ("" for none); ``vectors``: widths of the float32 vectors that the
-    preamble defines, used where a task is one thread.
+    preamble defines, used where a task is one thread; ``rereads``: whether such a task may read what it has written of a result.
     """
 
     name: str
@@ -36,6 +36,7 @@ class CTarget:
     preamble: str = field(default="", repr=False)
     restrict: str = ""
     vectors: tuple[int, ...] = ()
+    rereads: bool = False
 
     @property
     def single(self) -> bool:

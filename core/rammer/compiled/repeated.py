@@ -16,6 +16,7 @@ from rammer.frontend.rolled import bound_turn, rolled_turn
 from rammer.frontend.sections import split_segments
 from rammer.ir.graph import Graph, Node
 from rammer.ir.verify import verify
+from rammer.passes.nesting import nested_turns
 from rammer.passes.stacks import STATES
 from rammer.plan.repeat import repeated, turn_ports
 
@@ -29,8 +30,12 @@ class TurnSteps:
     segment: Callable[[Graph], ProgramSegment]
 
     def all_turns(self, graph: Graph, node: Node) -> ProgramSegment:
-        """The turns of a Scan as one program. BadInput where a turn is none."""
-        turn = rolled_turn(graph, node)
+        """The turns of a Scan or Loop as one program. BadInput where a turn is none."""
+        if node.op == "Scan" and _many_steps(node):
+            turn = rolled_turn(graph, node)
+        else:
+            nested = nested_turns(graph, node)
+            graph, turn = nested.graph, nested.turn
         bound = self.rewritten(bound_turn(turn, graph, self.lowerings))
         (nodes, why), *others = split_segments(bound, self.lowerings)
         if why or others:
@@ -43,14 +48,13 @@ class TurnSteps:
 
 
 def _many_steps(node: Node) -> bool:
-    """Whether a turn has recurrent layers, as those that pass ``roll`` makes do: of lighter ones the host runs many as one
-    program."""
+    """Whether a turn has recurrent layers, as those that pass ``roll`` makes do: of lighter ones a turn takes many."""
     return any(n.op_type in STATES for n in graph_of(node.attributes["body"]).node)
 
 
 def hosted(graph: Graph, node: Node, why: str, steps: TurnSteps | None, custom: CustomOperators) -> Segment:
     """The segment of an operator that has no tensor expression, as ``why`` tells; ``steps`` of devices that repeat programs."""
-    if steps is not None and node.op == "Scan" and not node.domain and _many_steps(node):
+    if steps is not None and node.op in ("Scan", "Loop") and not node.domain:
         try:
             return steps.all_turns(graph, node)
         except BadInput as problem:

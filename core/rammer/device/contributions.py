@@ -12,6 +12,9 @@ from rammer.ir.operator import ROperator
 #: From what a hook returns to keys and values; TypeError where it is nothing of the kind.
 Checked: TypeAlias = Callable[[Any], list[tuple[Any, Any]]]
 
+#: What the core calls of a Transport.
+TRANSPORT = ("probe", "connects", "open")
+
 
 def policies(group: Any) -> list[tuple[Any, Any]]:
     """Values with the name by which users choose them."""
@@ -24,6 +27,14 @@ def passes(group: Any) -> list[tuple[Any, Any]]:
         if not (callable(value) and isinstance(getattr(value, "name", None), str)):
             raise TypeError(f"{value!r} is no value with a name that can be called")
     return [(None, value) for value in group]
+
+
+def transports(group: Any) -> list[tuple[Any, Any]]:
+    """Ways between devices, with the name by which users choose them."""
+    for value in group:
+        if not (isinstance(getattr(value, "name", None), str) and all(callable(getattr(value, n, None)) for n in TRANSPORT)):
+            raise TypeError(f"{value!r} is no Transport (rammer.transport.protocol)")
+    return [(value.name, value) for value in group]
 
 
 def declarations(group: Any) -> list[tuple[Any, Any]]:

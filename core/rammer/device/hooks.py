@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rammer.ir.operator import ROperator
     from rammer.passes.pipeline import Pass
     from rammer.schedule.policy import Policy
+    from rammer.transport.protocol import Transport
 
 __all__ = ["Hooks", "hookimpl"]
 
@@ -56,3 +57,7 @@ class Hooks:
     def rammer_kernels(self, device: str, operator: ROperator, binding: Binding) -> Sequence[ROperator]:  # type: ignore[empty-body]
         """More tile and family candidates for ``operator`` on somebody else's device, tried first. ``device`` is
         its name, such as ``rocm``."""
+
+    @hookspec
+    def rammer_transports(self) -> Sequence[Transport]:  # type: ignore[empty-body]
+        """Ways by which tensors cross from device to device, besides ``local`` and ``mpi`` (``rammer.transport.protocol``)."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pluggy
 
 from rammer.device.code import code_hash, package_of
-from rammer.device.contributions import Checked, candidates, declarations, lowerings, passes, policies, spelled
+from rammer.device.contributions import Checked, candidates, declarations, lowerings, passes, policies, spelled, transports
 from rammer.device.guard import Opening, guarded
 from rammer.device.hooks import PROJECT, Hooks
 from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardware, OpenOptions
@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from rammer.frontend.lowering import LoweringFn
     from rammer.passes.pipeline import Pass
     from rammer.schedule.policy import Policy
+    from rammer.transport.protocol import Transport
 
 __all__ = ["DeviceStatus", "Registry"]
 
 GROUP = "rammer.devices"
 #: Hooks by which a plugin changes the compilation for devices that are not its own.
 EXTENSIONS = ("rammer_policies", "rammer_passes", "rammer_operators", "rammer_lowerings", "rammer_kernels")
-HOOKS = ("rammer_devices", *EXTENSIONS)
+HOOKS = ("rammer_devices", *EXTENSIONS, "rammer_transports")
 #: Where the devices are that this repository has.
 PLUGINS = "the checkout has plugins: pip install -e plugins/NAME"
 
@@ -181,6 +182,10 @@ class Registry:
     def policies(self) -> list[Policy]:
         """Scheduling policies of all plugins."""
         return [policy for _, policy in self._contributed("rammer_policies", policies)]
+
+    def transports(self) -> list[Transport]:
+        """Ways between devices that plugins bring."""
+        return [transport for _, transport in self._contributed("rammer_transports", transports)]
 
     def passes(self) -> list[Pass]:
         """Graph passes of all plugins."""

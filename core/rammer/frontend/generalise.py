@@ -36,14 +36,46 @@ class Generalised(NamedTuple):
     ended: Ended
 
 
-def generalised(points: Sequence[Point], graphs: Sequence[ComputeGraph], promised: Collection[str] | None = None) -> Generalised:
+def generalised(
+    points: Sequence[Point],
+    graphs: Sequence[ComputeGraph],
+    promised: Collection[str] | None = None,
+    lengths: Mapping[str, str] | None = None,
+) -> Generalised:
     """The program that the ``graphs``, lowered at ``points``, are instances of; the first point has the greatest lengths, and for
     each dimension there is one that differs from it in that alone. NoRange says what is not affine in the lengths. Of the inputs,
-    those ``promised`` hold zeros beyond the lengths; None: all."""
+    those ``promised`` hold zeros beyond the lengths; None: all. ``lengths`` are names for the scalar inputs that no graph has."""
     taken = Names(n for g in graphs for n in g.types)
-    lengths = {name: identifier(f"length_{name}", taken) for name in points[0]}
+    if lengths is None:
+        lengths = {name: identifier(f"length_{name}", taken) for name in points[0]}
     promised = graphs[0].inputs if promised is None else promised
     return _Generalisation(points, graphs, lengths, taken, promised).result()
+
+
+def affine_through(points: Sequence[Point], values: Sequence[int], where: str) -> Dim:
+    """The affine function of lengths through ``values``, one for each of ``points``; NoRange where there is none."""
+    if len(set(values)) == 1:
+        return values[0]
+    terms, offset, start = list[tuple[str, int]](), values[0], points[0]
+    for name in start:
+        other = next((i for i, p in enumerate(points) if {n for n in p if p[n] != start[n]} == {name}), None)
+        if other is None:  # no points are apart in it
+            continue
+        factor, left = divmod(values[other] - values[0], points[other][name] - start[name])
+        if left:
+            raise _refusal(points, values, where)
+        if factor:
+            terms.append((name, factor))
+            offset -= factor * start[name]
+    found = AffineExtent(tuple(terms), offset)
+    if any(found.at(p) != v for p, v in zip(points, values, strict=True)):
+        raise _refusal(points, values, where)
+    return found
+
+
+def _refusal(points: Sequence[Point], values: Sequence[object], where: str) -> NoRange:
+    at = "; ".join(f"{spelled(p)}: {v}" for p, v in list(zip(points, values, strict=True))[:4])
+    return NoRange(f"{where} is no affine function of {', '.join(points[0])} ({at})", hint="each shape is compiled on its own")
 
 
 @dataclass
@@ -70,6 +102,7 @@ class _Generalisation:
         computes = tuple(ends.result())
         types = {
             **first.types,
+            **{kept: first.types[n] for n, kept in self.named.items()},
             **dict.fromkeys(self.lengths.values(), TensorType("int64", ())),
             **{c.name: c.type for c in computes},
         }
@@ -85,27 +118,7 @@ class _Generalisation:
 
     def dim(self, values: Sequence[int], where: str) -> Dim:
         """The affine function through ``values``, one for each point."""
-        if len(set(values)) == 1:
-            return values[0]
-        terms, offset, start = list[tuple[str, int]](), values[0], self.points[0]
-        for name in start:
-            other = next(i for i, p in enumerate(self.points) if {n for n in p if p[n] != start[n]} == {name})
-            factor, left = divmod(values[other] - values[0], self.points[other][name] - start[name])
-            if left:
-                raise self._refusal(where, values)
-            if factor:
-                terms.append((name, factor))
-                offset -= factor * start[name]
-        found = AffineExtent(tuple(terms), offset)
-        if any(found.at(p) != v for p, v in zip(self.points, values, strict=True)):
-            raise self._refusal(where, values)
-        return found
-
-    def _refusal(self, where: str, values: Sequence[object]) -> NoRange:
-        at = "; ".join(f"{spelled(p)}: {v}" for p, v in list(zip(self.points, values, strict=True))[:4])
-        return NoRange(
-            f"{where} is no affine function of {', '.join(self.lengths)} ({at})", hint="each shape is compiled on its own"
-        )
+        return affine_through(self.points, values, where)
 
     def _same(self, what: str, values: Sequence[object]) -> None:
         other = next((p for p, v in zip(self.points, values, strict=True) if v != values[0]), None)
@@ -197,7 +210,7 @@ class _Generalisation:
         counts = [round(1 / v) if v else 0 for v in values]
         kind = np.dtype(dtype).type
         if any(not n or kind(1) / kind(n) != kind(v) for n, v in zip(counts, values, strict=True)):
-            raise self._refusal(f"a number of {where}", values)
+            raise _refusal(self.points, values, f"a number of {where}")
         return Op("div", (Const(1.0, dtype), _cast(dtype, self.value(self.dim(counts, where)))))
 
     def _padded(self, load: Load, where: str) -> Expr:

@@ -14,6 +14,7 @@ from rammer.frontend import limits, veils
 from rammer.frontend import nodes as nd
 from rammer.frontend.equations import parsed
 from rammer.frontend.extents import Extent, geometry_of, transposed_of
+from rammer.frontend.trips import counted_types
 from rammer.ir.types import TensorType
 
 #: Shape inference reads operand values only where they are shapes, axes or scales: all short.
@@ -46,6 +47,7 @@ def inferred_types(
     result = _corrected(proto, types, _inferred(schema, veils.declared(proto), types, operands, opsets))
     if proto.op_type == "Loop" and proto.domain in ("", "ai.onnx"):
         result |= veils.steady_types(proto, types, opsets)
+        result |= counted_types(proto, result, operands)
     for kind in result.values():
         limits.check_shape((d.dim_value for d in kind.tensor_type.shape.dim), nd.node_title(proto))
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, helper
@@ -18,15 +19,24 @@ from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.port import InputPort
 from rammer.ir.types import TensorType
 
+#: The node that stands for all turns of recurrent layers whose steps are known late, and its domain, which no model has.
+DOMAIN: Final = "rammer.turns"
+TURNS: Final = f"{DOMAIN}.Turns"
 #: Operators that a turn ends with, so that each of its results is its own.
 _END = "turn.end"
+
+
+def is_turns(node: Node) -> bool:
+    """Whether a node stands for the turns of recurrent layers."""
+    return node.op == TURNS
 
 
 @dataclass(frozen=True)
 class RolledTurn:
     """One turn of a Scan as a ``model``, and what is what: ``states`` are (input, first value, output, last value), ``slices``
     and ``gathered`` (input or output, the value of all turns, whether from behind), ``fixed`` (input, value). Inputs
-    and outputs are the model's, values the Graph's; "" is a value that nobody reads."""
+    and outputs are the model's, values the Graph's; "" is a value that nobody reads. What is gathered has an axis for turns,
+    or with ``step`` one for steps, so many in a turn."""
 
     model: Model
     count: int
@@ -34,6 +44,7 @@ class RolledTurn:
     slices: tuple[tuple[str, str, bool], ...]
     gathered: tuple[tuple[str, str, bool], ...]
     fixed: tuple[tuple[str, str], ...]
+    step: int = 0
 
 
 def rolled_turn(graph: Graph, node: Node) -> RolledTurn:
@@ -82,7 +93,8 @@ def bound_turn(turn: RolledTurn, graph: Graph, lowerings: Lowerings) -> Graph:
     if rest is not None:
         raise rest.why
     given, made = ({v.external or v.name: v.type for v in values} for values in (bound.inputs, bound.outputs))
-    slices = [(r, TensorType((k := graph.types[v]).dtype, k.shape[1:])) for r, v, _ in turn.gathered if v]
+    steps = (turn.step,) if turn.step else ()
+    slices = [(r, TensorType((k := graph.types[v]).dtype, (*steps, *k.shape[1:]))) for r, v, _ in turn.gathered if v]
     for result, kind in [*((r, given[i]) for i, _, r, _ in turn.states), *slices]:
         if made[result] != kind:
             raise BadInput(f"one makes {made[result]} of what is {kind}")

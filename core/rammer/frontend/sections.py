@@ -5,6 +5,7 @@ from __future__ import annotations
 from rammer.frontend.evaluator import check_host, reservation
 from rammer.frontend.lower import Lowerings, can_lower
 from rammer.frontend.lowering import REGISTRY
+from rammer.frontend.rolled import is_turns
 from rammer.ir.graph import Graph, Node
 
 
@@ -17,8 +18,8 @@ def split_segments(graph: Graph, lowerings: Lowerings = REGISTRY) -> list[tuple[
     depth_of: dict[str, int] = {}
     groups: dict[int, list[tuple[Node, str]]] = {}
     for node in graph.nodes:
-        why = can_lower(graph, node, lowerings) or ""
-        if why:
+        why = "it is a program of turns" if is_turns(node) else can_lower(graph, node, lowerings) or ""
+        if why and not is_turns(node):
             check_host(node, graph.types)
             why += f"; {doubt}" if (doubt := reservation(node)) else ""
         depth = max((depth_of.get(i, 0) for i in node.inputs if i), default=0)

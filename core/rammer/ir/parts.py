@@ -6,9 +6,11 @@ and waits say what must have finished.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from rammer.ir.extent import AffineExtent
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize, row_major
 
@@ -27,13 +29,15 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """``size`` elements of ``dtype``; ``offset`` (bytes) places an arena buffer, others stand alone."""
+    """``size`` elements of ``dtype``; ``offset`` (bytes) places an arena buffer, others stand alone. Of a program over several
+    devices, ``home`` is the one that has it."""
 
     name: str
     dtype: str
     size: int
     kind: BufferKind
     offset: int = 0
+    home: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -124,22 +128,48 @@ class Move:
     source_by: int
     size: int
 
-    def places(self, turn: int) -> tuple[int, int]:
-        """The first element in target and source."""
-        return self.target_first + turn * self.target_by, self.source_first + turn * self.source_by
+    def places(self, turn: int, skipped: int = 0) -> tuple[int, int]:
+        """The first element in target and source. Of a table that runs ``skipped`` times less than it may, what goes backwards
+        begins at its slice of the turn of that number: the slices of all turns are the first ones in memory."""
+        target, source = (turn + skipped * (by < 0) for by in (self.target_by, self.source_by))
+        return self.target_first + target * self.target_by, self.source_first + source * self.source_by
+
+    def part(self, turn: int, skipped: int, target: int, source: int) -> tuple[int, int, int]:
+        """``places`` and how many elements move between buffers of so many elements: the last slice may end with its buffer."""
+        to, begin = self.places(turn, skipped)
+        return to, begin, max(min(self.size, target - to, source - begin), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
     """A table that runs ``count`` times; ``moves`` in order, of each time. All of a turn has ended before what comes behind it
-    begins."""
+    begins. With ``until``, a function of inputs of one element (int64), it runs as often as so many steps take at ``step`` a
+    turn: once at least and ``count`` times at most. A slice that would reach beyond its buffer ends with it."""
 
     count: int
     moves: tuple[Move, ...]
+    until: AffineExtent | None = None
+    step: int = 1
 
     def at(self, when: MoveTime) -> tuple[Move, ...]:
         """The moves of one time."""
         return tuple(m for m in self.moves if m.when == when)
+
+    def turns(self, length: Callable[[str], int]) -> int:
+        """How often it runs where ``length`` gives the inputs of one element, by tensor."""
+        if self.until is None:
+            return self.count
+        steps = self.until.at({name: length(name) for name, _ in self.until.terms})
+        return min(max(-(-steps // self.step), 1), self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class HomeDevice:
+    """A device of a program over several: its name, and how many of the rows are its own; they begin where the one before
+    ends."""
+
+    device: str
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -147,7 +177,7 @@ class ProgramParts:
     """``rows[vEU][order]`` and everything that its tasks refer to, except the values of the constants.
 
     ``predicted`` is the policy's estimate in seconds (0 = none), ``precision`` what its kernels were chosen for. With ``repeat``,
-    the table is that of one turn.
+    the table is that of one turn. ``homes`` are the devices of a program over several; one for a single device has none.
     """
 
     name: str
@@ -162,3 +192,4 @@ class ProgramParts:
     predicted: float = field(default=0.0, compare=False)
     precision: str = PRECISIONS[0]
     repeat: Repeat | None = None
+    homes: tuple[HomeDevice, ...] = ()

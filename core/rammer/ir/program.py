@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from rammer.ir.parts import (
     Buffer,
     BufferKind,
     Counter,
+    HomeDevice,
     Move,
     MoveTime,
     Port,
@@ -34,6 +35,7 @@ __all__ = [
     "Buffer",
     "BufferKind",
     "Counter",
+    "HomeDevice",
     "Move",
     "MoveTime",
     "Port",
@@ -90,8 +92,12 @@ class RProgram(ProgramParts):
 
     @property
     def turns(self) -> int:
-        """How often the table runs."""
+        """How often the table runs, at most."""
         return self.repeat.count if self.repeat is not None else 1
+
+    def turns_at(self, length: Callable[[str], int]) -> int:
+        """How often it runs where ``length`` gives the inputs of one element, by tensor."""
+        return self.repeat.turns(length) if self.repeat is not None else 1
 
     def moves(self, when: MoveTime) -> tuple[Move, ...]:
         """What a repeated program moves then."""
@@ -102,6 +108,11 @@ class RProgram(ProgramParts):
         """The constant buffers that are read by moves, whoever else reads them."""
         moves = self.repeat.moves if self.repeat is not None else ()
         return frozenset(m.source for m in moves if self.buffer[m.source].kind == "constant")
+
+    @cached_property
+    def row_homes(self) -> tuple[int, ...]:
+        """The number of the device of each row; 0 of a program for one."""
+        return tuple(h for h, home in enumerate(self.homes) for _ in range(home.rows)) if self.homes else (0,) * self.veus
 
     @property
     def arena_bytes(self) -> int:

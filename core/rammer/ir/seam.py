@@ -12,8 +12,9 @@ from typing import Final
 
 from rammer.ir.bodies import FARTHEST, VerifyError
 from rammer.ir.owners import Owners
-from rammer.ir.parts import Buffer, Move
+from rammer.ir.parts import Buffer, Move, Repeat
 from rammer.ir.program import RProgram, dense
+from rammer.ir.wellformed import check_length
 
 #: Turns of a program, and moves of a turn.
 MOST_TURNS: Final = 1 << 31
@@ -35,6 +36,8 @@ def check_seam(program: RProgram, owners: Mapping[str, Owners]) -> frozenset[str
     moves = repeat.moves if repeat is not None else ()
     if repeat is not None and not (1 <= repeat.count <= MOST_TURNS and len(moves) <= MOST_MOVES):
         raise VerifyError(f"a program has at most {MOST_TURNS} turns and {MOST_MOVES} moves in each", program.name)
+    if repeat is not None:
+        _check_until(program, repeat)
     by_target: dict[str, list[Move]] = {}
     for move in moves:
         _check_move(program, move, ports, owners)
@@ -46,6 +49,23 @@ def check_seam(program: RProgram, owners: Mapping[str, Owners]) -> frozenset[str
     for name, found in gathered.items():
         _check_gathered(program, program.buffer[name], found, owners)
     return frozenset(gathered)
+
+
+def _check_until(program: RProgram, repeat: Repeat) -> None:
+    """The turns follow from lengths, and have as many steps as their slices, so those that run write all that counts."""
+    if repeat.until is None:
+        if repeat.step != 1:
+            raise VerifyError("turns that nothing ends have no steps", program.name)
+        return
+    check_length(program, f"until {repeat.until}", repeat.until, program.name)
+    rows = {s.buffer: s.shape[0] for s in program.storages if s.row_major and s.shape and not s.offset}
+    for move in repeat.at("after"):
+        buffer = program.buffer.get(move.target)
+        if buffer is None or buffer.kind != "output" or not move.size:
+            continue
+        steps = rows.get(move.target, 0)
+        if not steps or move.size * steps != buffer.size * repeat.step:
+            raise VerifyError(f"a turn writes other than {repeat.step} steps of {move.target}", _title(move))
 
 
 def _check_move(program: RProgram, move: Move, ports: set[str], owners: Mapping[str, Owners]) -> None:
@@ -62,8 +82,10 @@ def _check_move(program: RProgram, move: Move, ports: set[str], owners: Mapping[
     if max(abs(move.target_by), abs(move.source_by)) * program.turns >= FARTHEST:
         raise VerifyError("its places are beyond any memory", where)
     for turn in (0,) if once else (0, program.turns - 1):
-        for buffer, first in zip((target, source), move.places(turn), strict=True):
-            if not 0 <= first <= first + move.size <= buffer.size:
+        open_end = program.repeat is not None and program.repeat.until is not None and not once
+        for buffer, first, by in zip((target, source), move.places(turn), (move.target_by, move.source_by), strict=True):
+            size = min(move.size, buffer.size - first) if open_end and by else move.size  # its last slice ends with it
+            if not 0 <= first <= first + size <= buffer.size or (move.size and not size):
                 reach = f"elements {first}..{first + move.size} of {buffer.name}, which has {buffer.size}"
                 raise VerifyError(f"turn {turn} moves {reach}", where)
     if target.name in ports or target.kind not in _TARGETS[move.when]:
@@ -101,7 +123,9 @@ def _check_gathered(program: RProgram, buffer: Buffer, moves: Iterable[Move], ow
     turns = program.turns if move.when == "after" else 1
     first = min(move.places(turn)[0] for turn in (0, turns - 1))
     apart = abs(move.target_by) == move.size or turns == 1
-    if first or not apart or move.size * turns != buffer.size:
+    left = move.size * turns - buffer.size
+    whole = 0 <= left < max(move.size, 1) if program.repeat is not None and program.repeat.until is not None else not left
+    if first or not apart or not whole:
         raise VerifyError(f"the turns do not write each element of {buffer.name} once", _title(move))
 
 

@@ -17,10 +17,10 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from rammer.ir.compute import Compute
-from rammer.ir.extent import Ending, Stop
+from rammer.ir.extent import AffineExtent, Ending, Stop
 from rammer.ir.names import quoted, shortened, unquoted
 from rammer.ir.operator import Connection, ROperator
-from rammer.ir.parts import PRECISIONS, Buffer, Counter, Move, Port, ProgramParts, Repeat, Storage, Task, Wait
+from rammer.ir.parts import PRECISIONS, Buffer, Counter, HomeDevice, Move, Port, ProgramParts, Repeat, Storage, Task, Wait
 from rammer.ir.types import LONG, SHORT
 
 
@@ -83,9 +83,12 @@ def format_parts(p: ProgramParts) -> str:
     """The whole program as text."""
     head = f"program {p.name} policy {quoted(p.policy)} on {len(p.rows)} vEUs, predicted {p.predicted!r} s"
     lines = [head if p.precision == PRECISIONS[0] else f"{head} in {p.precision}"]
+    lines += [f"  home {quoted(h.device)} of {h.rows} rows" for h in p.homes]
     lines += [f"  input {json.dumps(i.external)} -> {i.tensor}" for i in p.inputs]
     lines += [f"  output {json.dumps(o.external)} <- {o.tensor}" for o in p.outputs]
-    lines += [f"  buffer {b.name}: {SHORT[b.dtype]} {b.size} {b.kind} @{b.offset}" for b in p.buffers]
+    lines += [
+        f"  buffer {b.name}: {SHORT[b.dtype]} {b.size} {b.kind} @{b.offset}{f' in {b.home}' if b.home else ''}" for b in p.buffers
+    ]
     lines += [f"  storage {s.tensor}: {s.buffer}+{s.offset} {list(s.shape)} strides {list(s.strides)}" for s in p.storages]
     lines += _repeat_lines(p.repeat) if p.repeat is not None else []
     for o in p.operators:
@@ -101,7 +104,8 @@ def _repeat_lines(repeat: Repeat) -> list[str]:
     def end(name: str, first: int, by: int) -> str:
         return f"{name}+{first} by {by}" if by else f"{name}+{first}"
 
-    lines = [f"  repeat {repeat.count} turns"]
+    until = f" of {repeat.step} until {repeat.until}" if repeat.until is not None else ""
+    lines = [f"  repeat {repeat.count} turns{until}"]
     for m in repeat.moves:
         target, source = end(m.target, m.target_first, m.target_by), end(m.source, m.source_first, m.source_by)
         lines.append(f"  move {m.when} {target} <- {source}: {m.size}")
@@ -132,9 +136,10 @@ _PATTERNS = {
         "program": rf"{_NAME} policy (.+) on {_NUMBER} vEUs, predicted (\S+) s(?: in ({'|'.join(PRECISIONS[1:])}))?",
         "input": rf'(".*") -> {_NAME}',
         "output": rf'(".*") <- {_NAME}',
-        "buffer": rf"{_NAME}: (\w+) {_NUMBER} (input|output|constant|arena|state) @{_NUMBER}",
+        "home": r"(.+) of (\d{1,6}) rows",
+        "buffer": rf"{_NAME}: (\w+) {_NUMBER} (input|output|constant|arena|state) @{_NUMBER}(?: in (\d{{1,6}}))?",
         "storage": rf"{_NAME}: {_NAME}\+(-?\d{{1,18}}) {_NUMBERS} strides {_NUMBERS}",
-        "repeat": rf"{_NUMBER} turns",
+        "repeat": rf"{_NUMBER} turns(?: of {_NUMBER} until (.+))?",
         "move": rf"(once|first|before|after|last) {_END} <- {_END}: {_NUMBER}",
         "operator": rf"{_NAME} tile\[((?:\w+=\d{{1,18}}(?:, \w+=\d{{1,18}})*)?)\]"
         rf"(?: family {_NAME}((?: [A-Za-z_]\w*=-?\d{{1,18}})*))?",
@@ -170,9 +175,10 @@ class _Reader:
         self.precision = PRECISIONS[0]
         self.inputs: list[Port] = []
         self.outputs: list[Port] = []
+        self.homes: list[HomeDevice] = []
         self.buffers: list[Buffer] = []
         self.storages: list[Storage] = []
-        self.turns: int | None = None
+        self.turns: Repeat | None = None
         self.moves: list[Move] = []
         self.operators: list[ROperator] = []
         self.tasks: dict[str, int] = {}
@@ -208,10 +214,13 @@ class _Reader:
     def _output(self, external: str, tensor: str) -> None:
         self.outputs.append(Port(_external(external), tensor))
 
-    def _buffer(self, name: str, dtype: str, size: str, kind: str, offset: str) -> None:
+    def _home(self, device: str, rows: str) -> None:
+        self.homes.append(HomeDevice(unquoted(device), int(rows)))
+
+    def _buffer(self, name: str, dtype: str, size: str, kind: str, offset: str, home: str | None) -> None:
         if dtype not in LONG:
             raise ValueError(f"unknown element type {dtype}")
-        self.buffers.append(Buffer(name, LONG[dtype], int(size), kind, int(offset)))  # type: ignore[arg-type]
+        self.buffers.append(Buffer(name, LONG[dtype], int(size), kind, int(offset), int(home or 0)))  # type: ignore[arg-type]
 
     def _storage(self, tensor: str, buffer: str, offset: str, shape: str, strides: str) -> None:
         for text in (shape, strides):
@@ -219,10 +228,10 @@ class _Reader:
                 self.numbers[text] = _ints(text)
         self.storages.append(Storage(tensor, buffer, int(offset), self.numbers[shape], self.numbers[strides]))
 
-    def _repeat(self, count: str) -> None:
+    def _repeat(self, count: str, step: str | None, until: str | None) -> None:
         if self.turns is not None:
             raise ValueError("'repeat' twice")
-        self.turns = int(count)
+        self.turns = Repeat(int(count), (), AffineExtent.parse(until) if until else None, int(step or 1))
 
     def _move(self, when: str, *ends: str | None) -> None:
         if self.turns is None:
@@ -332,7 +341,8 @@ class _Reader:
             rows,
             predicted,
             self.precision,
-            None if self.turns is None else Repeat(self.turns, tuple(self.moves)),
+            None if self.turns is None else replace(self.turns, moves=tuple(self.moves)),
+            tuple(self.homes),
         )
 
 

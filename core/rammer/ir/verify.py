@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rammer.ir.clocks import Clocks, Deadlock, compute_clocks
 from rammer.ir.device import VDevice
+from rammer.ir.homes import check_homes
 from rammer.ir.operator import ROperator
 from rammer.ir.owners import Owners, Write, WrittenTwice, strided
 from rammer.ir.program import Buffer, RProgram
@@ -59,6 +60,7 @@ def verify(
     asks that waiting rows can never keep the rows they wait for from running.
     """
     tasks = check_form(program)
+    check_homes(program)
     try:
         clocks = compute_clocks(program, tasks)
     except Deadlock as stuck:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from rammer.ir.bodies import FARTHEST, MOST_AXES, Bodies, VerifyError
+from rammer.ir.extent import AffineExtent
 from rammer.ir.names import is_identifier
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, RProgram, Task
@@ -147,7 +148,6 @@ def _check_endings(program: RProgram, operator: ROperator) -> None:
     """Lengths are inputs of one element, which nobody writes; those endings that write nothing come first, and others write
     numbers; what stops is a reduction of the operator."""
     axes = {a.name for a in operator.anchor.axes}
-    inputs = {p.tensor for p in program.inputs}
     for place, ending in enumerate(operator.endings):
         if ending.axis not in axes or len(ending.fills) != len(operator.outputs):
             raise VerifyError(f"'ends {ending}' is about no axis or other outputs", operator.name)
@@ -162,14 +162,20 @@ def _check_endings(program: RProgram, operator: ROperator) -> None:
             raise VerifyError(f"'stops {stop}' is about no reduction", operator.name)
     said = [(f"ends {e}", e.extent) for e in operator.endings] + [(f"stops {s}", s.extent) for s in operator.stops]
     for what, extent in said:
-        for tensor, factor in extent.terms:
-            storage = program.storage.get(tensor) if tensor in inputs else None
-            if (
-                storage is None
-                or math.prod(storage.shape) != 1
-                or (program.buffer[storage.buffer].dtype != "int64" or abs(factor) >= MOST_FACTOR)
-            ):
-                raise VerifyError(f"'{what}' asks {tensor}, which is no input of one int64", operator.name)
+        check_length(program, what, extent, operator.name)
+
+
+def check_length(program: RProgram, what: str, extent: AffineExtent, where: str) -> None:
+    """VerifyError where the ``extent`` that ``what`` states asks others than inputs of one element (int64)."""
+    inputs = {p.tensor for p in program.inputs}
+    for tensor, factor in extent.terms:
+        storage = program.storage.get(tensor) if tensor in inputs else None
+        if (
+            storage is None
+            or math.prod(storage.shape) != 1
+            or (program.buffer[storage.buffer].dtype != "int64" or abs(factor) >= MOST_FACTOR)
+        ):
+            raise VerifyError(f"'{what}' asks {tensor}, which is no input of one int64", where)
 
 
 def _check_counters(program: RProgram) -> None:

@@ -40,7 +40,7 @@ class RollRecurrences:
     def __call__(self, graph: Graph) -> Graph:
         graph = one_way(graph, self.most)
         while (stack := first_stack(graph, self.most)) is not None:
-            graph = _Rolling(graph, stack, turn_of(stack.steps, min(self.turn, self.most))).graph()
+            graph = Rolling(graph, stack, turn_of(stack.steps, min(self.turn, self.most))).graph()
         return graph
 
 
@@ -51,7 +51,7 @@ def turn_of(steps: int, most: int = MOST_TURN) -> int:
 
 
 @dataclass
-class _Made:
+class MadeNodes:
     """Nodes, constants and types that take a stack's place, and names that are taken."""
 
     names: Names
@@ -94,7 +94,7 @@ def long(kind: TensorType, steps: int) -> TensorType:
 
 
 @dataclass
-class _Part:
+class StackPart:
     """A stack over some of its steps: nodes, the name there of each value, and the last states of each layer."""
 
     nodes: list[Node]
@@ -102,7 +102,7 @@ class _Part:
     states: dict[str, list[str]]
 
 
-class _Rolling:
+class Rolling:
     """One stack on its way into a Scan."""
 
     def __init__(self, graph: Graph, stack: Stack, turn: int) -> None:
@@ -110,7 +110,7 @@ class _Rolling:
         self.count, self.rest = divmod(stack.steps, turn)
         first = stack.cells[0][0]
         self.title, version = first.outputs[0] or first.outputs[1], max(n.version for n, _ in stack.nodes)
-        self.made = _Made(Names(graph.types), version)
+        self.made = MadeNodes(Names(graph.types), version)
         made = stack.made
         sliced = [(n.inputs[0], way, False) for n, way in stack.cells if n.inputs[0] not in made]
         sliced += [(lens, way, True) for n, way in stack.cells if (lens := _lens(n))]
@@ -119,18 +119,18 @@ class _Rolling:
 
     def graph(self) -> Graph:
         """The graph with the Scan in the place of the stack."""
-        states = {n.outputs[0]: self._initial(n) for n, _ in self.stack.cells}
+        states = {n.outputs[0]: self.initial(n) for n, _ in self.stack.cells}
         pieces = {key: self._pieces(*key) for key in self.sliced}
         tails = {(v, way): tail for (v, way, _), (_, tail) in pieces.items()}
-        behind = self._part(self.rest, True, states, tails) if self.rest else _Part([], {}, {})
+        behind = self._part(self.rest, True, states, tails) if self.rest else StackPart([], {}, {})
         self.made.nodes += behind.nodes
-        turned = self._scan({**states, **behind.states}, [main for main, _ in pieces.values()])
-        ahead = self._part(self.rest, False, turned.states, tails) if self.rest else _Part([], {}, {})
+        turned = self.scan({**states, **behind.states}, [main for main, _ in pieces.values()])
+        ahead = self._part(self.rest, False, turned.states, tails) if self.rest else StackPart([], {}, {})
         self.made.nodes += ahead.nodes
         self._finish(turned, {**behind.values, **ahead.values}, {**turned.states, **ahead.states})
         return self._replaced()
 
-    def _initial(self, cell: Node) -> list[str]:
+    def initial(self, cell: Node) -> list[str]:
         """The first states of a layer."""
         hidden = self.whole.types[cell.inputs[2]]
         kind = TensorType(hidden.dtype, (1, self.whole.types[cell.inputs[0]].shape[1], hidden.shape[-1]))
@@ -162,10 +162,10 @@ class _Rolling:
 
     def _part(
         self, steps: int, only: bool | None, states: Mapping[str, list[str]], given: Mapping[tuple[str, bool], str]
-    ) -> _Part:
+    ) -> StackPart:
         """The stack over ``steps`` of what is ``given`` (of values that each turn gets a slice of), from ``states`` on; with
         ``only``, what goes that way."""
-        part = _Part([], {}, {})
+        part = StackPart([], {}, {})
         for node, way in self.stack.nodes:
             if only is not None and way != only:
                 continue
@@ -188,7 +188,7 @@ class _Rolling:
     def _kind(self, name: str) -> TensorType:
         return self.made.types[name] if name in self.made.types else self.whole.types[name]
 
-    def _scan(self, states: Mapping[str, list[str]], slices: list[str]) -> _Part:
+    def scan(self, states: Mapping[str, list[str]], slices: list[str]) -> StackPart:
         """The Scan; what it gives, the values of all turns with the shape that the model knows."""
         made, ways = self.made, self.stack.ways
         formal = {c: [made.fresh(f"{s}_before", self._kind(s)) for s in first] for c, first in states.items()}
@@ -215,9 +215,9 @@ class _Rolling:
         }
         outputs = (*(s for c in order for s in results[c]), *stacked)
         made.nodes.append(Node("Scan", (*inputs, *body.captures), outputs, attributes, self.title, "", made.version))
-        return _Part([], dict(zip(shown, stacked, strict=True)), results)
+        return StackPart([], dict(zip(shown, stacked, strict=True)), results)
 
-    def _body(self, turn: _Part, inputs: Sequence[str], outputs: Sequence[str]) -> SubGraph:
+    def _body(self, turn: StackPart, inputs: Sequence[str], outputs: Sequence[str]) -> SubGraph:
         """One turn; what it reads besides its inputs is captured."""
         inside = {*inputs, *(o for n in turn.nodes for o in n.outputs)}
         outer = tuple(dict.fromkeys(i for n in turn.nodes for i in n.inputs if i and i not in inside))
@@ -229,7 +229,7 @@ class _Rolling:
         kind = self._kind(name)
         return helper.make_tensor_value_info(name, element_code(np.dtype(kind.dtype)), kind.shape)
 
-    def _finish(self, turned: _Part, rests: Mapping[str, str], states: Mapping[str, list[str]]) -> None:
+    def _finish(self, turned: StackPart, rests: Mapping[str, str], states: Mapping[str, list[str]]) -> None:
         """Give what others read its name."""
         made, steps = self.made, self.count * self.turn
         for name, stacked in turned.values.items():
@@ -250,7 +250,7 @@ class _Rolling:
         nodes = [*(n for n in self.whole.nodes if id(n) not in inside), *self.made.nodes]
         graph = replace(self.whole, types={**self.whole.types, **self.made.types})
         known = {*self.whole.constants, *self.made.constants, *(v.name for v in graph.inputs)}
-        return rebuilt(graph, _in_order(nodes, known), self.made.constants)
+        return rebuilt(graph, in_order(nodes, known), self.made.constants)
 
 
 def _lens(cell: Node) -> str:
@@ -261,7 +261,7 @@ def _plain(node: Node) -> Mapping[str, Any]:
     return {k: v for k, v in node.attributes.items() if not (is_cell(node) and k == "layout")}
 
 
-def _in_order(nodes: Sequence[Node], known: set[str]) -> list[Node]:
+def in_order(nodes: Sequence[Node], known: set[str]) -> list[Node]:
     """In topological order, each as early as it can be behind those before it."""
     waiting, result = list(nodes), list[Node]()
     while waiting:

@@ -56,11 +56,17 @@ class Stack:
         return {o for node, _ in self.nodes for o in node.outputs if o}
 
 
-def first_stack(graph: Graph, most: int) -> Stack | None:
-    """The first layers of more than ``most`` steps, with all that may join them; None where there is none."""
+def first_stack(graph: Graph, most: int, only: Collection[str] | None = None) -> Stack | None:
+    """The first layers of more than ``most`` steps, with all that may join them; None where there is none. Of layers those
+    ``only``, by their first results."""
     growing: _Growing | None = None
     for node in graph.nodes:
-        if growing is None and is_cell(node) and steps_of(graph, node) > most:
+        chosen = is_cell(node) and (only is None or node.outputs[0] in only)
+        if is_cell(node) and not chosen:
+            if growing is not None:
+                growing.leave(node)
+            continue
+        if growing is None and chosen and steps_of(graph, node) > most:
             growing = _Growing(graph, steps_of(graph, node))
         if growing is not None:
             growing.offer(node)
@@ -80,13 +86,17 @@ class _Growing:
         """Take ``node`` in, or note that it hangs on what is in."""
         way = self._way(node)
         if way is None:
-            if any(i in self.ways or i in self.tainted for i in node.inputs):
-                self.tainted.update(filter(None, node.outputs))
+            self.leave(node)
             return
         self.nodes.append((node, way))
         self.ways[node.outputs[0]] = way
         self.tainted.update(filter(None, node.outputs[1:]))
         self.ways.pop("", None)
+
+    def leave(self, node: Node) -> None:
+        """Note whether ``node``, which is not of the stack, hangs on what is."""
+        if any(i in self.ways or i in self.tainted for i in node.inputs):
+            self.tainted.update(filter(None, node.outputs))
 
     def _way(self, node: Node) -> bool | None:
         """The way that a node goes in the stack; None where it is none of it."""

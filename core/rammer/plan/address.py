@@ -58,7 +58,7 @@ def _measured(terms: Sequence[tuple[int, Expr]], axes: Sequence[Axis]) -> tuple[
     grid = {a.name: np.arange(a.extent, dtype=np.int64).reshape([-1 if b is a else 1 for b in span]) for a in span}
     value = np.zeros((1,) * len(span), np.int64)
     for stride, index in terms:
-        part = _index_values(index, grid)
+        part = index_values(index, grid)
         if part is None:
             return None
         value = value + stride * part
@@ -71,18 +71,18 @@ def _measured(terms: Sequence[tuple[int, Expr]], axes: Sequence[Axis]) -> tuple[
     return (origin, steps) if np.array_equal(value, line) else None
 
 
-def _index_values(index: Expr, grid: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any] | None:
+def index_values(index: Expr, grid: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any] | None:
     """An index over the grid of its axes; None if it depends on data or is no integer expression."""
     if isinstance(index, Const):
         return np.asarray(int(index.value), np.int64)
     if isinstance(index, Ref):
         return grid[index.axis]
     if isinstance(index, Table):
-        inner = _index_values(index.index, grid)
+        inner = index_values(index.index, grid)
         return None if inner is None else np.asarray(index.values, np.int64)[inner]
     if not isinstance(index, Op):
         return None
-    args = [_index_values(a, grid) for a in index.args]
+    args = [index_values(a, grid) for a in index.args]
     known = [a for a in args if a is not None]
     return np.asarray(FUNCTIONS[index.fn](*known)) if len(known) == len(args) else None
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from rammer.frontend.rolled import RolledTurn
+from rammer.ir.extent import AffineExtent
 from rammer.ir.program import Buffer, BufferKind, Move, MoveTime, Port, Repeat, RProgram, Storage, dense
 from rammer.ir.types import TensorType
 
@@ -36,10 +37,19 @@ def turn_ports(turn: RolledTurn, program: RProgram) -> TurnPorts:
     )
 
 
-def repeated(turn: RProgram, ports: TurnPorts, types: Mapping[str, TensorType], constants: Collection[str]) -> RProgram:
+def repeated(
+    turn: RProgram,
+    ports: TurnPorts,
+    types: Mapping[str, TensorType],
+    constants: Collection[str],
+    until: AffineExtent | None = None,
+    step: int = 1,
+) -> RProgram:
     """``ports.count`` turns as one program, whose ports are named as the values, of these ``types``, are; those that are
-    ``constants`` are the program's."""
-    made = _Seam(turn, types, constants, ports.count)
+    ``constants`` are the program's. With ``until`` they are the most: as ``Repeat`` has it."""
+    made = _Seam(turn, types, constants, Repeat(ports.count, (), until, step))
+    for name, _ in until.terms if until is not None else ():
+        made.read(name)
     for given, first, result, last in ports.states:
         if given:
             made.move("first", given, made.read(first))
@@ -59,8 +69,9 @@ def repeated(turn: RProgram, ports: TurnPorts, types: Mapping[str, TensorType], 
 class _Seam:
     """A repeated program on its way."""
 
-    def __init__(self, turn: RProgram, types: Mapping[str, TensorType], constants: Collection[str], count: int) -> None:
-        self.turn, self.types, self.constants, self.count = turn, types, constants, count
+    def __init__(self, turn: RProgram, types: Mapping[str, TensorType], constants: Collection[str], repeat: Repeat) -> None:
+        self.turn, self.types, self.constants, self.repeat = turn, types, constants, repeat
+        self.count = repeat.count
         self.buffers: dict[str, Buffer] = {}
         self.moves: list[Move] = []
 
@@ -79,7 +90,10 @@ class _Seam:
 
     def move(self, when: MoveTime, target: str, source: str, back: bool = False) -> None:
         """Elements of one turn: all of the turn's buffer, and its slice of what holds those of all turns."""
-        size = min(self._size(target), self._size(source))
+        whole, sizes = {target, source} & self.buffers.keys(), (self._size(target), self._size(source))
+        size = min(sizes)
+        if whole and when in ("before", "after"):  # of a turn: what holds those of all may end within its last slice
+            size = next(s for n, s in zip((target, source), sizes, strict=True) if n not in whole)
         to, into = self._slices(when, target, size, back)
         begin, by = self._slices(when, source, size, back)
         self.moves.append(Move(when, self._place(target), to, into, self._place(source), begin, by, size))
@@ -107,5 +121,5 @@ class _Seam:
             buffers=(*self.turn.buffers, *whole),
             storages=(*self.turn.storages, *storages),
             predicted=self.turn.predicted * self.count,
-            repeat=Repeat(self.count, tuple(self.moves)),
+            repeat=replace(self.repeat, moves=tuple(self.moves)),
         )

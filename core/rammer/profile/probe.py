@@ -14,13 +14,15 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, BufferKind, Counter, Port, RProgram, Storage, Task
 from rammer.ir.types import TensorType, is_float
 
-__all__ = ["OwnTensors", "own_buffer", "probe_program", "random_inputs", "random_values", "task_times"]
+__all__ = ["OwnTensors", "own_buffer", "probe_program", "random_inputs", "random_values", "task_times", "usual_lengths"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Seconds that one timed run should take at least, so that what starting it takes is about 1%; how often it runs; and most
 #: tasks of a row.
 SPAN, REPEATS, LONGEST_ROW = 5e-4, 8, 20_000
+#: Of the lengths of a range, the one at which its program is measured, as a part of the longest: the middle of most buckets.
+USUAL = 0.8
 
 
 def own_buffer(storage: Storage, buffer: str) -> tuple[Storage, int]:
@@ -51,7 +53,7 @@ class OwnTensors:
         rng, constants = np.random.default_rng(), dict[str, Array]()
         storages, buffers, inputs, outputs = list[Storage](), list[Buffer](), list[Port](), list[Port]()
         made = {t for o in operators for t in o.outputs}
-        for name in dict.fromkeys(t for o in operators for t in (*o.inputs, *o.outputs)):
+        for name in dict.fromkeys(t for o in operators for t in (*o.inputs, *o.lengths, *o.outputs)):
             moved, size = own_buffer(binding.storages[name], f"b_{name}")
             storages.append(moved)
             kind: BufferKind = "output" if name in made else "constant" if name in binding.constants else "input"
@@ -127,8 +129,22 @@ def _timed(load: Callable[[RProgram, Mapping[str, Array]], Loaded], program: RPr
 
 
 def random_inputs(program: RProgram, rng: np.random.Generator) -> dict[str, Array]:
-    """An array for every input, by ONNX name (see ``random_values``)."""
-    return {p.external: random_values(program.types[p.tensor], rng) for p in program.inputs}
+    """An array for every input, by ONNX name (see ``random_values``); lengths of a program for a range are ``usual_lengths``."""
+    return {p.external: random_values(program.types[p.tensor], rng) for p in program.inputs} | usual_lengths(program)
+
+
+def usual_lengths(program: RProgram) -> dict[str, Array]:
+    """What a program for a range is measured at: the lengths among its inputs, ``USUAL`` of what they are at most."""
+    most: dict[str, int] = {}
+    for o in program.operators:
+        axes = {(c.name, r.name): r.extent for c in o.computes for r in c.reduce}
+        ends = [(e.extent, next(a.extent for a in o.anchor.axes if a.name == e.axis)) for e in o.endings if not e.below]
+        for extent, bound in (*ends, *((s.extent, axes[s.compute, s.axis]) for s in o.stops)):
+            if len(extent.terms) == 1:
+                (name, factor), *_ = extent.terms
+                most[name] = max((bound - extent.offset) // factor, most.get(name, 0))
+    ports = {p.tensor: p.external for p in program.inputs}
+    return {ports[n]: np.array(math.ceil(most[n] * USUAL), np.int64) for n in most if n in ports}
 
 
 def random_values(kind: TensorType, rng: np.random.Generator) -> Array:

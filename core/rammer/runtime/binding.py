@@ -10,28 +10,44 @@ from rammer.errors import BadInput
 from rammer.ir.formats import carrier
 from rammer.ir.port import InputPort
 from rammer.runtime.checks import check_ports
-from rammer.runtime.lengths import Lengths, Shapes, Span
+from rammer.runtime.lengths import FIXED, Lengths, Shapes, Span
+from rammer.runtime.seen import Seen
 from rammer.runtime.source import Head
 
 
 class Asked(NamedTuple):
-    """Arrays by name, the memory of which input an output gets, and the shapes of all inputs, at the greatest lengths where the
-    call has a range."""
+    """Arrays by name, the memory of which input an output gets, the shapes of all inputs, and the lengths that may change: then
+    shapes are those of the greatest ones. ``found``: nobody gave these, runs have shown them."""
 
     inputs: dict[str, Any]
     outputs: dict[str, Any]
     kept: dict[str, str]
     shapes: Shapes
-    spans: Mapping[str, Span]
+    lengths: Lengths
+    found: bool = False
+
+    @property
+    def spans(self) -> Mapping[str, Span]:
+        """Dimension -> range."""
+        return self.lengths.spans
 
 
-def asked(head: Head, lengths: Lengths, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Asked:
-    """What a call of ``bind`` is about. BadInput for a wrong name, type or shape, and for what cannot be known."""
+def asked(
+    head: Head, lengths: Lengths, seen: Seen, inputs: Mapping[str, Any], outputs: Mapping[str, Any], of_file: bool = False
+) -> Asked:
+    """What a call of ``bind`` is about. BadInput for a wrong name, type or shape, for what cannot be known, and for an output
+    that is to stay in the program of a compiled file."""
     arrays, outputs = by_name("input", inputs), mapped("output", outputs)
     kept = {o: i for o, i in outputs.items() if isinstance(i, str)}
     _check_kept(head, kept)
-    wholes = lengths.whole({name: span[1] for name, span in lengths.spans.items()})
+    if kept and of_file:
+        output, name = next(iter(kept.items()))
+        said = f"output {output!r} cannot stay in input {name!r}: the program of a compiled file keeps them apart"
+        raise BadInput(said, hint="bind the ONNX model that it was compiled from, or copy the output with bound.write")
     shapes = {n: shape_of(a) for n, a in arrays.items()}
+    found = not lengths.spans
+    lengths = seen.until(head.inputs, shapes) if found else lengths
+    wholes = lengths.whole({name: span[1] for name, span in lengths.spans.items()})
     whole = bool(lengths.spans) and _are_whole(head, wholes, {n: s for n, s in shapes.items() if n not in kept.values()})
     ports = {p.name: p for p in head.inputs}
     for name in dict.fromkeys(kept.values()):
@@ -40,7 +56,7 @@ def asked(head: Head, lengths: Lengths, inputs: Mapping[str, Any], outputs: Mapp
     kinds = {n: bits.get(n, dtype_of(arrays[n]) if n in arrays else ports[n].dtype) for n in shapes}
     check_ports(head.inputs, {n: (kinds[n], s) for n, s in shapes.items()})
     given = by_name("output", {o: a for o, a in outputs.items() if o not in kept})
-    return Asked(arrays, given, kept, shapes, lengths.spans if whole else {})
+    return Asked(arrays, given, kept, shapes, lengths if whole else FIXED, found)
 
 
 def _check_kept(head: Head, kept: Mapping[str, str]) -> None:

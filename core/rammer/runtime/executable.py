@@ -6,7 +6,6 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -127,16 +126,17 @@ class Executable:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Run once. BadInput for missing, unknown, wrongly typed or wrongly shaped inputs."""
         arrays = self.checked(inputs)
-        with self._used(shapes_of(self.head, arrays)) as special:
+        with self.residents.used(lambda: self.specialise(shapes_of(self.head, arrays))) as special:
             outputs, self.timing = special.run(arrays)
         return outputs
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None, stream: Any = None) -> ModelBound:
         """A call with fixed arrays: ``bound.run()`` reads these inputs and writes these outputs where they are.
 
-        Of a model with ranges, arrays of the greatest lengths are bound for all of them: ``bound.run(past=5)``. An output may
-        stay in the memory of an input for the next run, ``{"present": "past"}``: such an input need not be given, and begins
-        with zeros; where the output continues it, one row is written a run (``rammer.runtime.standing``).
+        Of a model with ranges, arrays of the greatest lengths are bound for all of them: ``bound.run(past=5)``; where runs
+        have shown which change, for all up to the arrays'. Others have a program alone. An output may stay in the memory of an
+        input for the next run, ``{"present": "past"}``: such an input need not be given, and begins with zeros; where the
+        output continues it, one row is written a run (``rammer.runtime.standing``).
 
         Arrays are the device's (DLPack or ``__cuda_array_interface__``: torch, CuPy, JAX) or the host's; a host array
         bound to a device with memory of its own is copied there once, and ``bound.write`` copies new values. Outputs
@@ -144,15 +144,17 @@ class Executable:
         cuda: torch's, CuPy's, or a handle). BadInput for what ``run`` refuses, for an output of the wrong type or shape,
         and for an array that the device cannot reach. Other libraries' arrays of bfloat16 and the like are given as their bits.
         """
-        what = asked(self.head, self.lengths, inputs, outputs or {})
+        what = asked(self.head, self.lengths, self.seen, inputs, outputs or {}, self.source.known is not None)
         if not what.spans and not what.kept:
-            with self._used(what.shapes) as special:
+            with self.residents.used(lambda: self._specialised(what.shapes, {}, FIXED)) as special:
                 return special.bind(what.inputs, what.outputs, stream)
         own = ((MEMORY, next(self._numbers)),) if what.kept else ()  # states are no other call's
-        key = key_for(what.shapes, what.spans, self.lengths.derived if what.spans else {})
-        if what.kept or self.lengths.buckets > 1:  # a file's program is for bound calls, too
+        key = key_for(what.shapes, what.spans, what.lengths.derived)
+        if what.kept or what.found or self.lengths.buckets > 1:  # a file's program is for bound calls, too
             key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
         terms = Terms(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
+        if what.found and what.spans and self._ranged(lambda: self._bindable(key, what), what.spans) is None:
+            return self.bind(inputs, outputs, stream)
         with self.residents.used(lambda: self._bindable(key, what)) as special:
             return special.bind(what.inputs, what.outputs, stream, terms)
 
@@ -168,7 +170,7 @@ class Executable:
     def _compiled_bound(self, what: Asked) -> Compiled:
         """NoRange where a range has no program."""
         if what.spans:
-            return self.compiler.compile_range(self.source.model, what.shapes, what.spans, self.lengths.derived, what.kept)
+            return self.compiler.compile_range(self.source.model, what.shapes, what.spans, what.lengths.derived, what.kept)
         return self.compiler.compile_model(self.source.model, what.shapes, what.kept)
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
@@ -183,28 +185,28 @@ class Executable:
         """Compile and load for these input shapes, or return what is cached. It may be freed when others are needed."""
         lengths = self.lengths
         if not lengths.spans and self.seen.on:
+            lengths = self.seen.learned(self.head.inputs, shapes)
             alone = self.residents.find(tuple(sorted(shapes.items())))
             if alone is not None:
                 return alone
             path = self._path(tuple(sorted(shapes.items())))
-            lengths = self.seen.learned(self.head.inputs, shapes)
             lengths = FIXED if path is not None and path.is_file() else lengths  # one that an earlier process made for them alone
         spans = lengths.spans_of(self.head.inputs, shapes)
-        if spans:
-            try:
-                return self._specialised(shapes, spans, lengths)
-            except NoRange as problem:
-                self._unranged(f"{problem}")
-            except (BadInput, DeviceFailure) as problem:  # nobody asked for the range, and it may ask for more memory
-                if self.lengths.spans or self.closed:
-                    raise
-                self._unranged(f"no program for {spelled(spans)}, so each shape is compiled on its own: {problem.what}")
-        return self._specialised(shapes, {}, FIXED)
+        found = self._ranged(lambda: self._specialised(shapes, spans, lengths), spans) if spans else None
+        return found or self._specialised(shapes, {}, FIXED)
 
-    def _unranged(self, why: str) -> None:
-        """From now on each shape is compiled on its own."""
-        warn(why)
+    def _ranged(self, make: Callable[[], Specialised], spans: Mapping[str, Span]) -> Specialised | None:
+        """The program for a range that ``make`` gives; None where there is none, and each shape is compiled on its own now."""
+        try:
+            return make()
+        except NoRange as problem:
+            warn(f"{problem}")
+        except (BadInput, DeviceFailure) as problem:  # nobody asked for the range, and it may ask for more memory
+            if self.lengths.spans or self.closed:
+                raise
+            warn(f"no program for {spelled(spans)}, so each shape is compiled on its own: {problem.what}")
         self.lengths, self.seen.on = FIXED, False
+        return None
 
     def _specialised(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> Specialised:
         """What serves these shapes, of which the lengths in ``spans`` may change. NoRange where there is no such program."""
@@ -269,10 +271,6 @@ class Executable:
         with compiling(self.backend):
             start = time.perf_counter()
             return self._loaded(self.compiler.compile_model(model, {}), start)
-
-    def _used(self, shapes: Mapping[str, tuple[int, ...]]) -> AbstractContextManager[Specialised]:
-        """The Specialised of these shapes, which is not freed meanwhile."""
-        return self.residents.used(lambda: self.specialise(shapes))
 
     def compile_only(self, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         """Every step short of loading; ``shapes`` are needed for dynamic inputs only, and of a range for another length than the

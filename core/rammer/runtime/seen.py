@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from rammer.ir.extent import AffineExtent, Point
+from rammer.ir.extent import LEAST, AffineExtent, Point
 from rammer.ir.port import InputPort
 from rammer.runtime.lengths import FIXED, Lengths, Shapes, Span
 
@@ -44,6 +44,22 @@ class Seen:
             return FIXED
         with self._lock:
             return self._learned(point)
+
+    def until(self, ports: tuple[InputPort, ...], shapes: Shapes) -> Lengths:
+        """The range up to these lengths, of dimensions that runs have shown to change; FIXED where none has. Nothing is learned:
+        arrays that are bound are of one shape, and of the greatest lengths."""
+        point = {d: n for p in ports for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
+        with self._lock:
+            first = self.first
+            if not self.on or first is None:
+                return FIXED
+            open_ones = [d for d in sorted(point, key=lambda d: (first.get(d, 0), d)) if d in self.changed and d in first]
+            roots, derived = [d for d in open_ones if d in self.apart and point[d] > LEAST], dict[str, AffineExtent]()
+            for name in open_ones:
+                root = next((r for r in roots if point[r] - first[r] == point[name] - first[name]), None)
+                if name not in self.apart and root is not None:
+                    derived[name] = AffineExtent(((root, 1),), first[name] - first[root])
+            return Lengths({d: (min(first[d], 1), point[d]) for d in roots}, derived, buckets=1) if roots else FIXED
 
     def _learned(self, point: Point) -> Lengths:
         if self.first is None:

@@ -75,6 +75,8 @@ class StandingBound(ModelBound):
         found = {o: p for program in compiled.programs for o, p in states(program).items()}
         self._over = {o: i for o, i in terms.kept.items() if found.get(self._tensor(compiled.graph.outputs, o)) == self._names[i]}
         self._copied = {o: i for o, i in terms.kept.items() if o not in self._over}
+        begun = {n for p in compiled.programs for o in p.operators if any(e.below for e in o.endings) for n in o.outputs}
+        self._whole_over = [o for o in self._over if self._tensor(compiled.graph.outputs, o) not in begun]
         given = dict(inputs)
         self._filled = {o: types[i].shape if i in given else (0,) * len(types[i].shape) for o, i in self._over.items()}
         for name in terms.kept.values():
@@ -104,7 +106,9 @@ class StandingBound(ModelBound):
     def notes(self) -> tuple[str, ...]:
         """What runs do besides running."""
         copied = (f"output {o!r} is copied into input {i!r} after every run" for o, i in self._copied.items())
-        return (*super().notes, *copied)
+        why = "nothing tells one position from which on it is new"
+        written = (f"all of output {o!r} is written over input {self._over[o]!r} in every run: {why}" for o in self._whole_over)
+        return (*super().notes, *copied, *written)
 
     def run(self, **lengths: int) -> None:
         """One run at these lengths, which stay; see ``ModelBound.run``. BadInput for a length outside its range."""

@@ -15,12 +15,14 @@ def fold(program: RProgram, veus: int) -> RProgram:
 
     Rows are merged in a topological order of all tasks (wave by wave), so every task still follows what it waited
     for; waits that the merged row implies are left out, and counters that nobody waits for any more. Raises
-    ValueError for ``veus`` < 1 and for a program whose rows wait for each other in a circle.
+    ValueError for ``veus`` < 1, for a program whose rows wait for each other in a circle, and for one over several devices.
     """
     if veus < 1:
         raise ValueError(f"a device needs at least one vEU, got {veus}")
     if veus >= program.veus:
         return program
+    if program.homes:
+        raise ValueError(f"program {program.name} has rows of {len(program.homes)} devices, which cannot be merged")
     merged: list[list[Task]] = [[] for _ in range(veus)]
     for wave in waves(program):
         for placed in sorted(wave, key=_place):  # stable: tasks of one row keep their order

@@ -202,7 +202,7 @@ def check_all(items: Sequence[HostCase], target: CTarget = C99, tolerance: float
     functions = [emit(item.operator, item.binding, target) for item in items]
     library = compile_c(functions, target)
     for item, function in zip(items, functions, strict=True):
-        needed = scratch_bytes(item.operator, item.binding, 1 if target.single else max(threads, 2))
+        needed = scratch_bytes(item.operator, item.binding, 1 if target.single else max(threads, 2), target.rereads)
         assert function.scratch == needed
         got = run(item, function, library, threads=threads)
         for name, expected in reference(item).items():

@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import combinations, product
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator, inner_box
+from rammer.ir.shorter import PARTS
 from rammer.ir.types import TensorType
 from rammer.tile.traffic import TaskCost, box_cost
 
@@ -66,10 +67,6 @@ def ranked_tiles(
         return predicted, cost.traffic * _tasks(shape, tile), tile
 
     return sorted(found, key=rank)
-
-
-#: Lengths of a range, as parts of the longest, at which its tiles are priced: those of most buckets.
-PARTS: Final = (0.55, 0.7, 0.85, 1.0)
 
 
 def ended_shapes(operator: ROperator) -> list[Tile]:

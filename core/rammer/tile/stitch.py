@@ -142,14 +142,17 @@ class _Stitcher:
             return self.operators[next(iter(group))]
         if group not in self.stitched:
             made = self._made(group)
-            self.stitched[group] = recomputing(made) if made is not None and self._outgrown(made) else made
+            self.stitched[group] = self._fitting(made) if made is not None else None
         return self.stitched[group]
 
-    def _outgrown(self, operator: ROperator) -> bool:
-        """Whether rows of maps do not fit on chip, and whoever reads them may as well compute them again."""
-        kept = {e.producer for e in operator.connections if e.layer == "veu"}
+    def _fitting(self, operator: ROperator) -> ROperator:
+        """``operator``; where rows of its maps do not fit on chip one whose readers compute them again, if these are cheap or the
+        device's kernels keep such rows no faster some other way."""
+        if ranked_tiles(operator, self.tile.graph.types, self.device):
+            return operator
+        again, kept = recomputing(operator), {e.producer for e in operator.connections if e.layer == "veu"}
         cheap = all(ex.flops(c.body) <= CHEAP for c in operator.computes if c.name in kept and not c.reduce)
-        return cheap and not ranked_tiles(operator, self.tile.graph.types, self.device)
+        return again if cheap or self.latency(again) < self.latency(operator) else operator
 
     def _made(self, group: Members) -> ROperator | None:
         members = [self.operators[i] for i in sorted(group)]

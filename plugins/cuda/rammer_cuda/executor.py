@@ -12,6 +12,7 @@ import numpy as np
 
 from rammer.device.manifest import Array, Binding
 from rammer.ir.program import RProgram
+from rammer.profile.probe import usual_lengths
 
 from rammer_cuda.bound import GpuProgram
 from rammer_cuda.cache import Cached, cached_kernels
@@ -85,6 +86,9 @@ class CudaProgram(GpuProgram):
         if isinstance(known, list) and all(isinstance(e, str) and e in switches.address for e in known):
             switches.set(known)
             return
+        lengths = usual_lengths(self.program)
+        for port in (p for p in self.program.inputs if p.external in lengths):
+            self.resident.write(port.tensor, lengths[port.external])  # at none, every kernel would end at once
         switches.choose((self.recipe.kernels[launch.operator].entry for launch in self.recipe.plan), self.replay)
         cached.write(sorted(switches.on))
 
@@ -125,21 +129,30 @@ def _free(executable: Any, resident: Resident) -> None:
 
 def build_graph(resident: Resident, recipe: Recipe, repeat: int = 1) -> Any:
     """The launches as nodes with their edges, on the addresses of ``resident``; ``repeat`` copies in a chain."""
-    api = driver()
-    graph = check(api.cuGraphCreate(0), "creating a graph")
+    graph = check(driver().cuGraphCreate(0), "creating a graph")
     ends: list[Any] = []
     for _ in range(repeat):
-        nodes: list[Any] = []
-        for number, launch in enumerate(recipe.plan):
-            last = [ctypes.c_void_p(recipe.records[number])] if recipe.records else []
-            parameters, _keep = _node(resident, recipe, launch, last)
-            made = check(api.cuGraphAddKernelNode(graph, [], 0, parameters), f"adding {launch.operator}")
-            _depend(graph, [nodes[i] for i in launch.after] or ends, made, recipe.programmatic)
-            nodes.append(made)
-        followed = {p for launch in recipe.plan for p in launch.after}
-        ends = [n for i, n in enumerate(nodes) if i not in followed]
-    made = check(api.cuGraphInstantiate(graph, 0), "instantiating a graph")
-    check(api.cuGraphDestroy(graph), "freeing a graph")
+        ends = add_launches(graph, resident, recipe, ends)
+    return instantiated(graph)
+
+
+def add_launches(graph: Any, resident: Resident, recipe: Recipe, ends: list[Any]) -> list[Any]:
+    """A program's launches as nodes of ``graph`` behind the kernel nodes ``ends``; those that no other one follows."""
+    nodes: list[Any] = []
+    for number, launch in enumerate(recipe.plan):
+        last = [ctypes.c_void_p(recipe.records[number])] if recipe.records else []
+        parameters, _keep = _node(resident, recipe, launch, last)
+        made = check(driver().cuGraphAddKernelNode(graph, [], 0, parameters), f"adding {launch.operator}")
+        _depend(graph, [nodes[i] for i in launch.after] or ends, made, recipe.programmatic)
+        nodes.append(made)
+    followed = {p for launch in recipe.plan for p in launch.after}
+    return [n for i, n in enumerate(nodes) if i not in followed] or ends
+
+
+def instantiated(graph: Any) -> Any:
+    """The graph, ready to launch; ``graph`` itself is freed."""
+    made = check(driver().cuGraphInstantiate(graph, 0), "instantiating a graph")
+    check(driver().cuGraphDestroy(graph), "freeing a graph")
     return made
 
 

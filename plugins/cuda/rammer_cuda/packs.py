@@ -17,6 +17,7 @@ from rammer_cuda.device import source
 from rammer_cuda.families import family_of
 from rammer_cuda.generic.kernel import STATIC_SHARED
 from rammer_cuda.gpu import Gpu
+from rammer_cuda.kernels.part import barrier, narrow
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, consecutive
 
@@ -106,28 +107,17 @@ def beside(parts: Sequence[tuple[TaskKernel, tuple[int, ...]]]) -> TaskKernel:
         arguments += kernel.arguments
         tests = [f"block < {begin + len(tasks)}"] * (number + 1 < len(parts))
         call = f"rm_part{number}({''.join(f'{n}, ' for n in names)}nullptr, {tasks[0] - begin}, RmPart{{block}});"
-        if _narrow(kernel, threads):
+        if narrow(kernel, threads):
             call = f"{{ if ((int)threadIdx.x < {kernel.threads}) {call} }}"
         body.line(f"{'else ' if number else ''}{f'if ({tests[0]}) ' if tests else ''}{call}")
         begin += len(tasks)
     shared = sum(k.shared for k, _ in parts)
-    narrow = any(_narrow(k, threads) and _meets(k) for k, _ in parts)
-    text = source("part", *["part_meet"] * narrow) + "".join(texts)
+    own = any(barrier(k, threads) for k, _ in parts)
+    text = source("part", *["part_meet"] * own) + "".join(texts)
     return TaskKernel("", text, tuple(parameters), str(body), tuple(arguments), threads, shared).named("pack_")
-
-
-def _narrow(kernel: TaskKernel, threads: int) -> bool:
-    """Whether a kernel is for fewer threads than these: not one that asks how many there are."""
-    return kernel.threads < threads and "blockDim" not in kernel.device + kernel.body
 
 
 def _function(number: int, kernel: TaskKernel, threads: int) -> str:
     """A kernel as a function of its own, where ``blockIdx`` and the barrier are those of its part."""
     head = ", ".join((*kernel.parameters, "const int *order", "int first", "const RmPart blockIdx"))
-    meet = f"const auto __syncthreads = [] {{ rm_part_meet<{kernel.threads}>(); }};\n" if _narrow(kernel, threads) else ""
-    return f"static __device__ void rm_part{number}({head}) {{\n{meet if _meets(kernel) else ''}{kernel.body}}}\n"
-
-
-def _meets(kernel: TaskKernel) -> bool:
-    """Whether a kernel's statements have a barrier."""
-    return "__syncthreads" in kernel.body
+    return f"static __device__ void rm_part{number}({head}) {{\n{barrier(kernel, threads)}{kernel.body}}}\n"

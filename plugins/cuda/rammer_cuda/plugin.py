@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Backend, Device, Hardware, OpenOptions
+from rammer.transport.protocol import Fabric, Party, Site, Transport
 
 from rammer_cuda.gpu import TARGETS
 
@@ -32,6 +33,38 @@ DEVICE = Device(
     targets=tuple(TARGETS),
     api=3,
 )
+
+
+def reach() -> None:
+    """What joining GPUs needs; MissingDependency without it."""
+    from rammer_cuda.hardware import cupy
+
+    cupy()
+
+
+def connects(a: Site, b: Site) -> str | None:
+    """Why two GPUs are not joined by their own memory, or None."""
+    from rammer_cuda.peer.fabric import connects as asked
+
+    return asked(a, b)
+
+
+def open_fabric(party: Party) -> Fabric:
+    """GPUs of one host, joined."""
+    from rammer_cuda.peer.fabric import PeerFabric
+
+    return PeerFabric(party)
+
+
+PEER = Transport(
+    "cuda-peer", "GPUs of one host: stores and copies into each other's memory", reach, connects, open_fabric, rank=10
+)
+
+
+@hookimpl
+def rammer_transports() -> Sequence[Transport]:
+    """Transfers between GPUs."""
+    return [PEER]
 
 
 @hookimpl

@@ -196,11 +196,15 @@ class Resident:
     def copy_in(self, inputs: Mapping[str, Array]) -> None:
         """Queue copies of the program's inputs, by ONNX name. DeviceFailure once closed."""
         self.follow(self.stream)
+        for port in self.program.inputs:
+            self.write(port.tensor, inputs[port.external])
+
+    def write(self, tensor: str, values: Array) -> None:
+        """Queue a copy of one input."""
         with self.device, self.stream:
-            for port in self.program.inputs:
-                data = self._image(port.tensor, inputs[port.external])
-                if data.size:
-                    self.buffers[self.program.storage[port.tensor].buffer].set(data, stream=self.stream)
+            data = self._image(tensor, values)
+            if data.size:
+                self.buffers[self.program.storage[tensor].buffer].set(data, stream=self.stream)
 
     def _image(self, tensor: str, values: Array) -> Array:
         """The bytes of a tensor's buffer, zero where a strided tensor has no element."""

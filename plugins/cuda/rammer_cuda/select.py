@@ -1,18 +1,20 @@
 """Which executor runs a program: a CUDA graph of launches, or one persistent kernel.
 
-A kernel boundary inside a CUDA graph costs no more than a barrier inside a kernel, so a persistent kernel wins only by
-what it keeps on chip: where rows run one task again and again with the same constants, both are built and measured, and
-the faster one stays. The outcome is cached for the next process.
+A kernel boundary inside a CUDA graph costs no more than a barrier inside a kernel, so a persistent kernel wins by what it keeps
+on chip, and where independent operators have few tasks each. Where rows run one task again and again with the same constants, or
+the program is predicted to take less than the graph was measured to, both are built and measured, and the faster one stays. The
+outcome is cached for the next process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rammer.device.manifest import Array
+from rammer.codegen.writer import kinds_of
+from rammer.device.manifest import Array, Binding
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
 from rammer.ir.standing import states
@@ -20,15 +22,18 @@ from rammer.runtime.host_memory import random_inputs
 
 from rammer_cuda.cache import Cached
 from rammer_cuda.executor import CudaProgram
-from rammer_cuda.families import family_of
+from rammer_cuda.families import CALLED, family_of
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
+from rammer_cuda.persistent.shape import fitted
 from rammer_cuda.source import Writer
 
 #: Values of ``--option executor=``.
 CHOICES = ("auto", "graph", "persistent")
 #: Runs of each executor that are timed, after as many to warm up.
 RUNS = 7
+#: Distinct kernels of such a program at most: NVRTC takes 0.2 s for each, one after another.
+MOST_KERNELS = 64
 #: Seconds that a watchdog can be set below: the kernel counts nanoseconds in 64 bits, and nobody waits for a day.
 LONGEST = 86400.0
 
@@ -79,7 +84,7 @@ def open_executor(
 ) -> Executor:
     """The program, loaded for the executor asked for; ``auto`` measures where a persistent kernel could win."""
     choice = how.choice
-    if choice == "auto" and (states(program) or not keeps_constants(program)):
+    if choice == "auto" and (states(program) or not (keeps_constants(program) or could_call(program, constants))):
         choice = "graph"
     if choice == "auto":
         return _measured(program, constants, gpu, index, how, writer)
@@ -97,25 +102,42 @@ def _measured(
     if known in CHOICES[1:]:
         return open_executor(program, constants, gpu, index, replace(how, choice=known), writer)
     graph = CudaProgram(program, constants, gpu, index, 1, writer)
+    inputs = random_inputs(program, np.random.default_rng())
+    shape = None
+    if not keeps_constants(program):
+        shape = fitted(program, Binding.of(program, constants), gpu)
+        if shape.program.predicted >= _seconds(graph, inputs):
+            cached.write("graph")
+            return graph
+    persistent = None
     try:
-        persistent = PersistentProgram(program, constants, gpu, index, how.limit)
-    except DeviceFailure as problem:  # its blocks would not all run at once, or its memory does not suffice
+        persistent = PersistentProgram(program, constants, gpu, index, how.limit, True, shape)
+        best = _faster(inputs, (graph, persistent))
+    except DeviceFailure as problem:  # its blocks would not all run at once, its memory does not suffice, or a wait did not end
+        if persistent is not None:
+            persistent.close()
         graph.notes = (f"executor graph, since the persistent one cannot: {problem.what}",)
         return graph
-    best = _faster(program, (graph, persistent))
     cached.write("graph" if best is graph else "persistent")
     return best
 
 
-def _faster(program: RProgram, options: tuple[CudaProgram, PersistentProgram]) -> Executor:
+def _faster(inputs: Mapping[str, Array], options: tuple[CudaProgram, PersistentProgram]) -> Executor:
     """The executor with the lower median time on random inputs; the other one is closed."""
-    inputs = random_inputs(program, np.random.default_rng())
     seconds = [_seconds(executor, inputs) for executor in options]
     best = int(np.argmin(seconds))
     options[1 - best].close()
     note = " ".join(f"{name} {s * 1e3:.3g} ms" for name, s in zip(CHOICES[1:], seconds, strict=True))
     options[best].notes = (f"executor {CHOICES[1 + best]}, by measurement: {note}",)
     return options[best]
+
+
+def could_call(program: RProgram, constants: Collection[str]) -> bool:
+    """Whether a persistent kernel may be tried that holds nothing on chip: few kernels, all of families that it calls."""
+    if program.repeat is not None or any(o.endings for o in program.operators):
+        return False
+    called = all(family_of(o) in CALLED for o in program.operators)
+    return called and len(set(kinds_of(program.operators, Binding.of(program, constants)).values())) <= MOST_KERNELS
 
 
 def keeps_constants(program: RProgram) -> bool:

@@ -65,7 +65,7 @@ def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array]) -> 
     resident, parts, rows = loaded.resident, loaded.parts, loaded.program.rows
     with resident.device:
         table = loaded.table(resident)
-        text = kernel_text(parts.bodies, table.form, parts.threads, traced=True)
+        text = kernel_text(parts.bodies, table.form, parts.threads, traced=True, blocks=loaded.blocks)
         function = resident.function(compile_cubin(text, resident.gpu.architecture).code, "rm_persistent", parts.shared)
         records = resident.cp.zeros((loaded.program.task_count, WORDS), np.uint64)
         begins = resident.table(np.cumsum([0, *map(len, rows)], dtype=np.uint32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -83,6 +84,15 @@ def test_parts_of_different_blocks_are_one_kernel() -> None:
     assert "rm_part_meet<" in kernel.text
     for architecture in ("sm_80", "sm_90a"):
         assert compile_cubin(translation_unit([kernel]), architecture).resources[kernel.entry].spills == 0
+
+
+def test_a_kernel_of_several_launches_leaves_records() -> None:
+    """Each part's blocks write their own, of which there is one a block of the whole launch."""
+    _, _, plan, kernels = kernels_of(unrelated([(4, 2000), (64, 33), (4, 700), (3, 5)], ["Softmax", "Relu", "Softmax", "Exp"]))
+    (launch,) = plan
+    traced = replace(kernels[launch.operator], traced=True)
+    code = compile_cubin(translation_unit([traced]), "sm_90a")
+    assert code.resources[traced.entry].registers > 0 and traced.text.count("RmPart{block}") >= 4
 
 
 def test_launches_keep_their_order() -> None:

@@ -23,6 +23,9 @@ SOURCES: Mapping[str, str] = {
     "7.8 TB/s, the vendor's '8 TB/s IPU-Exchange'",
     "sync_cycles": "Graphcore poplibs' IPU model, globalSyncCycles = 500: an upper bound for one chip",
     "launch_cycles": "assumed: 6 cycles a thread to start 6 workers, once round the issue slots",
+    "chips": "as asked for; how they are joined: Graphcore poplibs' IPU model of GC2, addGlobalExchangeConstraints",
+    "link_bytes": "Graphcore poplibs' IPU model of GC2: links of 128 Gibit/s one way, 0.85 of it reached",
+    "hop_seconds": "Graphcore poplibs' IPU model of GC2, setGlobalSyncLatency: 15 ns a hop, each way",
     "host_bytes": "PCIe 4.0 x16 (GC2 launch data), one way: 16 GT/s x 16 lanes x 128/130 / 8 = 31.5 GB/s",
 }
 
@@ -35,7 +38,8 @@ class Chip:
     ``matrix_flops``: FLOP of contractions; ``vector_flops``: FLOP of everything else; ``local_bytes``: bytes
     to and from local memory; ``exchange_bytes``: bytes received, and also sent, over the exchange;
     ``sync_cycles``: one chip-wide barrier; ``launch_cycles``: starting one task; ``host_bytes``: bytes per
-    second from host memory to the whole chip. Sources: ``SOURCES``.
+    second from host memory to the whole chip. ``chips``: how many there are; ``link_bytes``: bytes per second of one link
+    between two, one way; ``hop_seconds``: for a signal from chip to chip. Sources: ``SOURCES``.
     """
 
     name: str = "GC2"
@@ -50,32 +54,41 @@ class Chip:
     sync_cycles: int = 500
     launch_cycles: int = 36
     host_bytes: float = 16e9 * 16 * 128 / 130 / 8
+    chips: int = 1
+    link_bytes: float = 128 * 2**30 / 8 * 0.85
+    hop_seconds: float = 15e-9
 
     def __str__(self) -> str:
         size = f"{self.tiles} tiles x {self.sram / 1024:g} KiB"
-        return f"{self.name}, {size} at {self.clock / 1e9:g} GHz (simulated)"
+        count = f"{self.chips} x " if self.chips > 1 else ""
+        return f"{count}{self.name}, {size} at {self.clock / 1e9:g} GHz (simulated)"
 
 
 GC2 = Chip()
 
+#: Most chips that are simulated at once.
+MOST_CHIPS = 64
 #: Of a tile's memory this share is offered to one task; the rest holds the homes of the program's buffers.
 TASK_SHARE = 0.5
 
 
 def configured(options: Mapping[str, str], base: Chip = GC2) -> Chip:
-    """``base`` with ``tiles`` and ``sram`` (bytes, a multiple of 8) from ``--option`` pairs.
+    """``base`` with ``tiles``, ``sram`` (bytes, a multiple of 8) and ``chips`` from ``--option`` pairs.
 
     Raises BadInput if they are no positive integers.
     """
     values = {}
-    for key in ("tiles", "sram"):
+    for key in ("tiles", "sram", "chips"):
         if key in options:
             values[key] = _positive(key, options[key])
     if values.get("sram", 8) % 8:
         raise BadInput(f"option sram={options['sram']}: not a multiple of 8 bytes", "ipu_sim")
+    if values.get("chips", 1) > MOST_CHIPS:
+        raise BadInput(f"option chips={options['chips']}: more than {MOST_CHIPS} chips", "ipu_sim")
     if not values:
         return base
-    return replace(base, name=f"{base.name} variant", **values)
+    name = f"{base.name} variant" if values.keys() & {"tiles", "sram"} else base.name
+    return replace(base, name=name, **values)
 
 
 def _positive(key: str, text: str) -> int:
@@ -114,4 +127,4 @@ def vdevice(chip: Chip) -> VDevice:
 
 def hardware(chip: Chip = GC2) -> Hardware:
     """The simulated unit. Nothing physical stands behind it."""
-    return Hardware(0, str(chip), "simulator", chip.tiles * chip.sram, dict(SOURCES))
+    return Hardware(0, str(chip), "simulator", chip.chips * chip.tiles * chip.sram, dict(SOURCES))

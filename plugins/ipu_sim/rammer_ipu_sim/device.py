@@ -26,7 +26,7 @@ CANDIDATES = 8
 #: More than there are.
 EVERY = 1 << 20
 
-OPTIONS = ("tiles", "sram", "no_stream")
+OPTIONS = ("tiles", "sram", "chips", "no_stream")
 
 
 class SimulatorBackend:

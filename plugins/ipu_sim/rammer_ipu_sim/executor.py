@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,27 +11,25 @@ import numpy as np
 from rammer.device.manifest import Bound, RunResult
 from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import BadInput, DeviceFailure
-from rammer.ir import expr as ex
-from rammer.ir.compute import contraction_operands
 from rammer.ir.evaluate import evaluate
+from rammer.ir.homes import TRANSFER
 from rammer.ir.mapped import in_memory
 from rammer.ir.program import MoveTime, RProgram
-from rammer.ir.types import itemsize
 from rammer.runtime.host_bound import HostBound
 from rammer.runtime.host_memory import fills as whole
 
-from rammer_ipu_sim.batch import BatchPlan, plan_batch
+from rammer_ipu_sim.batch import BatchPlan
 from rammer_ipu_sim.chip import Chip
+from rammer_ipu_sim.chips import ChipClock, ChipMemories, ChipStep, Played, chips_report, homes_of, over_chips
 from rammer_ipu_sim.cycles import Accountant, StepCycles, report, task_costs
 from rammer_ipu_sim.deliver import filled, gather, scatter, tensor_view
-from rammer_ipu_sim.memory import HomeMemory, height, plan_homes, poisoned
+from rammer_ipu_sim.memory import Home, HomeMemory, height, poisoned
 from rammer_ipu_sim.moves import exchanges, moved
-from rammer_ipu_sim.supersteps import Batch, batches, ended, halves, isolate, supersteps
+from rammer_ipu_sim.plans import affordable
+from rammer_ipu_sim.supersteps import Batch, batches, ended, isolate, supersteps
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Bytes of the host's memory that one batch may take while it is simulated.
-BUDGET = 1 << 28
 #: Lengths whose supersteps are kept.
 PLANNED = 4
 #: A superstep in which every tile has ended.
@@ -62,12 +59,13 @@ class HeldConstant:
 @dataclass(frozen=True)
 class Superstep:
     """Plans of one superstep, what else is written beyond the lengths of a run, the buffers that die with its reads, and
-    its cycles."""
+    its cycles: of several ``chips`` those of the slowest."""
 
     plans: tuple[BatchPlan, ...]
     fills: tuple[tuple[Batch, tuple[float | None, ...]], ...]
     dead: tuple[str, ...]
     cycles: StepCycles
+    chips: ChipStep | None = None
 
 
 class LoadedProgram:
@@ -82,21 +80,19 @@ class LoadedProgram:
         drop_transfer: Drop | None = None,
         shared: SharedConstants[HeldConstant] | None = None,
     ) -> None:
-        if program.veus > chip.tiles:
-            raise DeviceFailure(
-                f"the program has {program.veus} rows, the chip {chip.tiles} tiles",
-                program.name,
-                "fold it first",
-            )
         self.program, self.chip = program, chip
+        self.clock = ChipClock(program, chip) if over_chips(program, chip) else None
         whole = _batched(program, drop_transfer)
         self.streamed = self._place(whole, stream)
-        self.homes = plan_homes([b for b in program.buffers if b.name not in self.streamed], chip.tiles)
+        self.homes = self._planned(self.streamed)
         self.constants = self._constants(constants, shared if shared is not None else SharedConstants())
-        self.memory = HomeMemory(chip, self.homes, {n: held.values for n, held in self.constants.items()})
+        self.memory = (ChipMemories if self.clock else HomeMemory)(
+            chip, self.homes, {n: held.values for n, held in self.constants.items()}
+        )
         self.supersteps = self._supersteps(whole)
         self.whole = whole
         self.lengths = tuple(dict.fromkeys(n for o in program.operators for n in o.lengths))
+        self.skipped = 0  #: Turns that a run has less than there may be.
         self.shorter: dict[tuple[int, ...], list[Superstep]] = {}
         self.open = True
 
@@ -104,12 +100,12 @@ class LoadedProgram:
 
     def _place(self, whole: Sequence[Sequence[Batch]], stream: bool) -> frozenset[str]:
         """The constant buffers that stay in host memory; DeviceFailure when even that does not make room."""
-        need, where = _largest_task(whole, self.program, self.chip)
+        computing = [[b for b in group if not self.clock or b.operator.family != TRANSFER] for group in whole]
+        need, where = _largest_task(computing, self.program, self.chip)  # what crosses goes from home to home
         names: set[str] = set()
         candidates = sorted((b for b in self.program.buffers if b.kind == "constant"), key=lambda b: (-b.size, b.name))
         while True:
-            kept = [b for b in self.program.buffers if b.name not in names]
-            taken = height(plan_homes(kept, self.chip.tiles))
+            taken = height(self._planned(names))
             if taken + need <= self.chip.sram:
                 return frozenset(names)
             if not stream or not candidates:
@@ -119,6 +115,9 @@ class LoadedProgram:
                 buffer = candidates.pop(0)
                 names.add(buffer.name)
                 excess -= buffer.nbytes
+
+    def _planned(self, streamed: Collection[str]) -> dict[str, Home]:
+        return homes_of([b for b in self.program.buffers if b.name not in streamed], self.chip, self.clock is not None)
 
     def _out_of_memory(self, need: int, where: str, taken: int, stream: bool) -> DeviceFailure:
         limit = self.chip.sram
@@ -152,10 +151,11 @@ class LoadedProgram:
             kept = [b for b, _ in parts if b is not None]
             used = {program.storage[n].buffer for b in kept for n in b.operator.inputs}
             streamed = sum(program.buffer[n].nbytes for n in used & self.streamed)
-            plans = tuple(p for b in kept for p in _affordable(b, program))
-            cycles = accountant.superstep(kept, streamed) if kept else IDLE
+            plans = tuple(p for b in kept for p in affordable(b, program))
+            chips = self.clock.step(kept, accountant, used & self.streamed) if self.clock else None
+            cycles = chips.slowest if chips else accountant.superstep(kept, streamed) if kept else IDLE
             fills = tuple(f for _, more in parts for f in more)
-            result.append(Superstep(plans, fills, tuple(deaths.get(number, ())), cycles))
+            result.append(Superstep(plans, fills, tuple(deaths.get(number, ())), cycles, chips))
         return result
 
     def accountant(self) -> Accountant:
@@ -188,8 +188,8 @@ class LoadedProgram:
         return [s.cycles for s in self.supersteps]
 
     def report(self) -> str:
-        """The cycle table."""
-        return report(self.cycles, self.chip)
+        """The cycle table, or one of the chips."""
+        return report(self.cycles, self.chip) if self.clock is None else chips_report(self.clock, self.played())
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """One run; inputs by ONNX name. Raises BadInput for a missing input or a wrong type or shape."""
@@ -203,16 +203,23 @@ class LoadedProgram:
         with np.errstate(all="ignore"):
             cycles = self._turns(steps)
         outputs = {p.external: self._tensor(p.tensor).copy() for p in self.program.outputs}
-        return RunResult(outputs, sum(c.total for c in cycles) / self.chip.clock, tuple(self._notes(cycles)))
+        seconds = sum(c.total for c in cycles) / self.chip.clock
+        return RunResult(outputs, self.played(steps).whole if self.clock else seconds, tuple(self._notes(cycles)))
+
+    def played(self, steps: Sequence[Superstep] | None = None, runs: int = 1) -> Played:
+        """When what happens, of a program over several chips, with ``runs`` in flight."""
+        assert self.clock is not None
+        return self.clock.play([s.chips for s in (self.supersteps if steps is None else steps) if s.chips], runs)
 
     def _moved(self, when: MoveTime, turn: int = 0) -> list[StepCycles]:
-        return moved(self.program, self.chip, self.memory, when, turn)
+        return moved(self.program, self.chip, self.memory, when, turn, self.skipped)
 
     def _turns(self, steps: Sequence[Superstep]) -> list[StepCycles]:
         """All turns (of most programs one); their cycles. What a turn wrote is poison for the next one, but what moves left."""
-        kept = {m.target for m in self.program.moves("after")}
+        count = self.program.turns_at(lambda name: int(self._tensor(name).item()))
+        kept, self.skipped = {m.target for m in self.program.moves("after")}, self.program.turns - count
         cycles = self._moved("once") + self._moved("first")
-        for turn in range(self.program.turns):
+        for turn in range(count):
             for b in self.program.buffers:
                 if turn and b.kind in ("arena", "output") and b.name not in kept:
                     self.memory.poison(b.name)
@@ -375,24 +382,3 @@ def _deaths(program: RProgram, whole: Sequence[Sequence[Batch]]) -> dict[int, li
         if program.buffer[name].kind == "arena" and name not in keep:
             result.setdefault(number, []).append(name)
     return result
-
-
-def _affordable(batch: Batch, program: RProgram) -> list[BatchPlan]:
-    """The batch's plan, or several of smaller batches where simulating it at once takes too much memory."""
-    plan = plan_batch(batch, program.types)
-    if batch.tasks.size <= 1 or _host_bytes(plan, program) <= BUDGET:
-        return [plan]
-    return [p for half in halves(batch) for p in _affordable(half, program)]
-
-
-def _host_bytes(plan: BatchPlan, program: RProgram) -> int:
-    """Bytes of host memory to simulate a plan: staged boxes, interior tensors, unfolded operands."""
-    total = 0
-    for stage in plan.stages:
-        total += math.prod((*stage.dims, *stage.extents)) * itemsize(program.types[stage.tensor].dtype)
-    for step in plan.steps:
-        extents = {a.name: a.extent for a in (*step.compute.axes, *step.compute.reduce)}
-        total += math.prod(step.shape) * itemsize(step.compute.dtype)
-        for load in contraction_operands(step.compute) or ():
-            total += math.prod(extents[a] for a in ex.axes_of(load)) * itemsize(step.compute.dtype)
-    return total

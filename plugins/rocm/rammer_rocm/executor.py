@@ -250,7 +250,7 @@ class OpenClProgram:
         if self.program.repeat is None:
             self._queue_turn()
         else:
-            turns(self.program, self.memory.buffers, self._queue_turn, self._copy)
+            turns(self.program, self.memory.buffers, self._queue_turn, self._copy, lambda name: int(self.read(name).item()))
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         """Queue a copy in the program's memory, between addresses in it; where the host sees that, nothing is queued now."""

@@ -23,11 +23,12 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Load, Ref
 
-from rammer_cuda.attention.recognise import Attention
+from rammer_cuda.attention.recognise import Attention, live
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.epilogue import finish
 from rammer_cuda.kernels.frame import WARP, Frame
+from rammer_cuda.kernels.lengths import ceiling
 from rammer_cuda.kernels.task import TaskKernel
 
 #: Rows of a warp; most fragments of 8 keys a warp, whose scores take 4 registers each; most warps of a block.
@@ -113,6 +114,13 @@ def attention(found: Attention, binding: Binding) -> TaskKernel:
         raise Unsuited(f"{problem} is read at another place than its row") from problem
 
 
+def ends_of(found: Attention) -> bool:
+    """Whether all that is summed over keys, or otherwise reduced, stops at one length of the run."""
+    stops = {(s.compute, s.axis): s.extent for s in found.operator.stops}
+    extents = {stops.get((c.name, r.name)) for c in (*found.reductions, found.context) for r in live(c.reduce)}
+    return len(extents) == 1 and None not in extents
+
+
 class _Attention:
     def __init__(self, found: Attention, block: Block16, binding: Binding) -> None:
         self.a, self.b, self.binding = found, block, binding
@@ -120,6 +128,8 @@ class _Attention:
         shared = block.shared(len(found.reductions))
         device = source("copies", "mma", "attention_f16" if block.half else "attention_tf32x3")
         # Shared memory leaves room for few blocks: registers need not be saved, let alone spilled, for more of them.
+        self.ends = ends_of(found)
+        device += source("attention_ended_f16" if block.half else "attention_ended_tf32x3") if self.ends else ""
         self.frame = Frame(found.operator, binding, maps, block.threads, shared=shared, dynamic=shared, device=device, resident=1)
         self.type = "unsigned short" if block.half else "float"
         self.pointer = {a.tensor: f"p{k}" for k, a in enumerate(self.frame.arguments)}
@@ -148,7 +158,12 @@ class _Attention:
         line(f"float *const parts = (float *)(ring + {b.stages * buffer}), *const joins = parts + {parts};")
         line(f"const int group = tid / {WARP * b.warps}, own = tid / {WARP} % {b.warps};")
         line("const int lg = tid % 32 / 4, lt = tid % 4;")
-        line(f"const int key0 = own * {b.fragments * 8};")
+        self.limit = self.frame.stop(self.a.context, self.a.context.reduce) if self.ends else str(self.a.keys)
+        if self.ends:  # the run's keys are shared by all warps
+            each = f"({ceiling(self.limit, 16 * b.warps)}) * 2" if b.half else ceiling(self.limit, 8 * b.warps)
+            line(f"const int count = {each}, key0 = own * count * 8;")
+        else:
+            line(f"const int key0 = own * {b.fragments * 8};")
         if b.half:
             # Blocks of ldmatrix: which lane names which row follows from how the operands lie.
             line("const int l8 = tid % 8, lb = tid / 8 % 2 * 8, lc = tid / 16 % 2 * 8;")
@@ -170,11 +185,11 @@ class _Attention:
         with self.frame.scope("const auto fetch = [&](int c)", end="};"):
             line(f"{self.type} *const to = ring + c % {b.stages} * {b.sizes[1]};")
             with self.frame.scope(f"if (c < {b.first})"):
-                self._copy("to", a.k, a.scores, (key, b.keys, str(a.keys)), (a.depth, b.chunk, f"c * {b.chunk}"), pk)
+                self._copy("to", a.k, a.scores, (key, b.keys, self.limit), (a.depth, b.chunk, f"c * {b.chunk}"), pk)
             keys = next(r.name for r in a.context.reduce if r.extent > 1)
             place = f"(c - {b.first}) * {b.chunk}" if b.first else f"c * {b.chunk}"
             with self.frame.scope(f"else if (c < {b.first + b.second})"):
-                self._copy("to", a.v, a.context, (keys, b.keys, str(a.keys)), (a.context.axes[a.column], b.chunk, place), pk)
+                self._copy("to", a.v, a.context, (keys, b.keys, self.limit), (a.context.axes[a.column], b.chunk, place), pk)
             line("rm_commit();")
         line("// Queries, and the first chunks.")
         line("rm_after();")
@@ -197,7 +212,8 @@ class _Attention:
         words, copy = columns // vector, {wide: "rm_copy16", 1: "rm_copy2" if self.b.half else "rm_copy4"}[vector]
         turned = step != 1 and across_step == 1
         places = f"i % {rows}, w = i / {rows} * {vector}" if turned else f"i / {words}, w = i % {words} * {vector}"
-        head = f"for (int i = tid; i < {rows * words}; i += {self.b.threads})"
+        copied = f"count * {8 * self.b.warps * words}" if self.ends and to == "to" and not turned else rows * words
+        head = f"for (int i = tid; i < {copied}; i += {self.b.threads})"
         with self.frame.scope(head, f"#pragma unroll {self.b.unroll}"):
             line(f"const int r = {places}, x = {start} + w;")
             line(f"const bool there = r < {limit} && x < {column.extent};")
@@ -225,17 +241,18 @@ class _Attention:
         with self.frame.scope(f"for (int c = 0; c < {b.first}; ++c)", "#pragma unroll 1"):
             lines += self._arrived()
             places = f"qs + qat + c * {b.chunk}, ring + c % {b.stages} * {b.sizes[1]} + kat"
-            lines.append(f"rm_scores<{b.fragments}, {b.chunk}, {pq}, {pk}>({places}, s);")
+            lines.append(f"rm_scores<{b.fragments}, {b.chunk}, {pq}, {pk}>({places}, s{self._count});")
             self._refill()
 
     def _context(self) -> None:
         b, (_, pk, po), lines, rows = self.b, self.b.pitches, self.frame.block.lines, self.b.groups * ROWS
         lines.append("// The second product: this warp's part of the result.")
+        places = f"s, ring + c % {b.stages} * {b.sizes[1]} + vat"
         with self.frame.scope(f"for (int c = {b.first}; c < {b.first + b.second}; ++c)", "#pragma unroll 1"):
             lines += self._arrived()
             lines += [
                 f"float o[{b.chunk // 8}][4] = {{}};",
-                f"rm_context<{b.fragments}, {b.chunk // 8}, {pk}>(s, ring + c % {b.stages} * {b.sizes[1]} + vat, o);",
+                f"rm_context<{b.fragments}, {b.chunk // 8}, {pk}>({places}, o{self._count});",
                 f"float *const mine = parts + (own * {rows} + group * {ROWS} + lg) * {po} + lt * 2;",
             ]
             with self.frame.scope(f"for (int j = 0; j < {b.chunk // 8}; ++j)", "#pragma unroll"):
@@ -273,8 +290,10 @@ class _Attention:
     def _element(self, scope: Block) -> tuple[Expr, ...]:
         """One of this thread's scores, number ``i``: its place, and what is known there."""
         a, last = self.a, self.a.keys - 1
+        if self.ends:
+            scope.line("if (i / 4 >= count) continue;")
         scope.line("const int row = i % 4 / 2 ? row1 : row0, place = key0 + i / 4 * 8 + lt * 2 + i % 2;")
-        scope.line(f"const int key = {f'min(place, {last})' if self._ragged else 'place'};")
+        scope.line(f"const int key = {f'min(place, {self._last})' if self._ragged else 'place'};")
         self.frame.unit.ranges |= {"row": (0, a.rows - 1), "key": (0, last)}
         point = a.point(Ref("row"), Ref("key"))
         scope.memo[Load(self.own, point)] = Val("s[i / 4][i % 4]", self.binding.types[self.own].dtype, atom=True)
@@ -284,7 +303,15 @@ class _Attention:
 
     @property
     def _ragged(self) -> bool:
-        return self.b.keys != self.a.keys
+        return self.ends or self.b.keys != self.a.keys
+
+    @property
+    def _last(self) -> str:
+        return f"{self.limit} - 1" if self.ends else str(self.a.keys - 1)
+
+    @property
+    def _count(self) -> str:
+        return ", count" if self.ends else ""
 
     def _each(self) -> str:
         self.frame.line("#pragma unroll")
@@ -301,7 +328,7 @@ class _Attention:
                 point = self._element(scope)
                 value = ops.convert(CUDA, scope.load(Load(c.name, point)), "float32").text
                 # Keys that are none take part in no sum.
-                scope.line(f"s[i / 4][i % 4] = {f'place < {self.a.keys} ? {value} : 0.0f' if self._ragged else value};")
+                scope.line(f"s[i / 4][i % 4] = {f'place < {self.limit} ? {value} : 0.0f' if self._ragged else value};")
             self.own = c.name
             del self.frame.unit.inlined[c.name]
 
@@ -315,7 +342,7 @@ class _Attention:
             self._element(scope)
             values = self.a.along(c, Ref("row"), Ref("key"))
             statement = scope.combine(c, f"{t}[i % 4 / 2]", scope.value(ex.substitute(c.body, values)))
-            scope.line(f"if (place < {self.a.keys}) {{ {statement} }}" if self._ragged else statement)
+            scope.line(f"if (place < {self.limit}) {{ {statement} }}" if self._ragged else statement)
         other = Val("other", c.dtype, atom=True)
         with self.frame.scope("for (int i = 0; i < 4; ++i)", "#pragma unroll"):
             block.line(f"const float other = __shfl_xor_sync(0xffffffffu, {t}[i % 2], 1 + i / 2);")

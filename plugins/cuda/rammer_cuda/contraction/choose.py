@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import product
 from typing import Final, TypeAlias
 
@@ -15,6 +15,7 @@ from rammer.codegen.contraction import BYTE, BYTES, Operand, Roles, operand_of, 
 from rammer.codegen.family import Choice
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
+from rammer.ir.compute import Compute
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
@@ -34,12 +35,10 @@ from rammer_cuda.contraction.cost import (
 from rammer_cuda.contraction.depth import Depth, depth_of
 from rammer_cuda.contraction.instruction import Instruction
 from rammer_cuda.contraction.kernel import contraction
+from rammer_cuda.contraction.tiles import alike_tiles, at_lengths, one_tile, task_count, tile_parts
 from rammer_cuda.family import Family
 from rammer_cuda.gpu import Gpu
 
-#: Row tiles that are tried (elements), and the range of column tiles.
-ROWS = (8, 16, 32, 64, 128)
-FEWEST_COLUMNS, MOST_COLUMNS = 12, 132
 #: Splits that are tried; ``cost`` has the block shapes.
 SPLITS = (1, 2, 3, 4, 6, 8)
 #: Buffers of a tensor-core kernel's ring, and the blocks an SM should have room for, at least by bytes an element: kernels
@@ -48,8 +47,6 @@ SPLITS = (1, 2, 3, 4, 6, 8)
 MOST_STAGES, LEAST_RESIDENT, MOST_RESIDENT = 8, {4: 2, 2: 4, 1: 4}, 6
 #: Threads of a tensor-core block that hide latency without crowding shared memory.
 BEST_THREADS = 192
-#: Even parts of an axis that are tried.
-PARTS = 24
 #: Threads of a block.
 THREADS = (64, 512)
 #: Of warpgroups: buffers of the ring and producers that are tried; warpgroups of a block, and fewest columns (or rows) of the
@@ -86,10 +83,11 @@ def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu
     roles = _roles(cost.instruction, operator, binding)
     if roles is None:
         return
-    alike = _alike(roles.main.shape, roles.rows, roles.columns, roles.groups)
-    blocks = np.array(list(alike), np.int64).reshape(-1, 3)
+    mains = at_lengths(roles.main, operator)
+    alike = alike_tiles(roles.main.shape, roles.rows, roles.columns, roles.groups, tuple(c.shape for c in mains))
+    blocks = np.array(list(alike), np.int64).reshape(-1, 2 + len(mains))
     places, seen = list(alike.values()), dict[tuple[object, ...], int]()
-    for seconds, place, config in _ranked(blocks, cost, roles, binding, gpu):
+    for seconds, place, config in _ranked(blocks, cost, roles, mains, binding, gpu):
         for tile in places[place]:
             # Neighbours in the model's order are often equals.
             key = math.prod(tile), dict(config)["split_k"]
@@ -98,41 +96,34 @@ def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu
                 yield Choice(seconds, replace(operator, tile=tile, family=cost.instruction.name, config=config))
 
 
-@lru_cache(256)
-def _alike(
-    shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...], groups: frozenset[int]
-) -> dict[tuple[int, int, int], list[tuple[int, ...]]]:
-    """Tiles by their rows, columns and tasks: what a prediction depends on. Several families ask for the same ones."""
-    alike: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
-    for tile in _tiles(shape, rows, columns, groups):
-        height, width = (math.prod(tile[d] for d in side) for side in (rows, columns))
-        tasks = math.prod(-(-extent // t) for extent, t in zip(shape, tile, strict=True))
-        alike.setdefault((height, width, tasks), []).append(tile)
-    return alike
-
-
-def _ranked(blocks: Numbers, cost: RingCost, roles: Roles, binding: Binding, gpu: Gpu) -> Iterator[tuple[float, int, Config]]:
+def _ranked(
+    blocks: Numbers, cost: RingCost, roles: Roles, mains: Sequence[Compute], binding: Binding, gpu: Gpu
+) -> Iterator[tuple[float, int, Config]]:
     """(predicted seconds, position in ``blocks``, config) of every possible block, sorted; ``blocks`` has the
-    rows, columns and number of tasks.
+    rows, columns and number of tasks at each length, ``mains`` are the product there.
 
     A prediction depends on a tile by these alone, and is worked out for all blocks and configs at once: there are tens
     of thousands.
     """
     if not len(blocks):
         return
-    rows, width, tasks = blocks.T[:, :, None]
+    rows, width, *tasks = blocks.T[:, :, None]
     configs, table = _table(cost, SPLITS if gpu.clusters else (1,))
     depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in cost.blocks}
     walk = DepthWalk.each([depths[bk] for bk in table["bk"]])
     s = shape_of(rows, width, table, cost.tensor)
     if cost.tensor:
-        s = replace(s, stages=ring(s, cost.item, walk.blocks, -(-tasks * s.split_k // gpu.sms), gpu))
+        s = replace(s, stages=ring(s, cost.item, walk.blocks, -(-tasks[-1] * s.split_k // gpu.sms), gpu))
     possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split_k <= np.maximum(1, walk.blocks // 2))
     if cost.tensor:
         possible &= _best_slices(s, configs, possible)
     lots = _lots(roles, binding, depths, table["bk"]) if cost.item == 1 else (0, 0)
-    work = Work(tasks, rows * width, roles.changed, _together(roles, binding), lots=lots)
-    seconds = ring_seconds(cost, s, walk, work, gpu)
+    seconds = 0.0
+    for main, count in zip(mains, tasks, strict=True):
+        work = Work(count, rows * width, roles.changed, _together(roles, binding), lots=lots)
+        ends = {bk: depth_of(main.reduce, bk) for bk in depths}
+        here = walk if main is roles.main else DepthWalk.each([ends[bk] for bk in table["bk"]])
+        seconds = seconds + ring_seconds(cost, s, here, work, gpu) / len(mains)
     ranked = np.where(possible, seconds, np.inf)
     stages = np.broadcast_to(s.stages, ranked.shape)
     for index in np.argsort(ranked, axis=None, kind="stable")[: int(possible.sum())]:
@@ -205,45 +196,6 @@ def _table(cost: RingCost, splits: Sequence[int]) -> tuple[list[Config], dict[st
     return configs, {n: np.array([dict(c)[n] for c in configs], np.int64) for n, _ in configs[0]}
 
 
-def _tiles(
-    shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...], groups: frozenset[int]
-) -> list[tuple[int, ...]]:
-    """Row tiles near ``ROWS`` by column tiles; axes of neither kind have tile 1."""
-    tall = tile_parts([shape[d] for d in rows], ROWS[0], ROWS[-1], groups)
-    wide = tile_parts([shape[d] for d in columns], FEWEST_COLUMNS, MOST_COLUMNS, frozenset())
-    return sorted({_tile(len(shape), (*rows, *columns), (*row, *column)) for row, column in product(tall, wide)})
-
-
-def _tile(rank: int, axes: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
-    """The tile of these extents along ``axes``, and of 1 along all others."""
-    tile = [1] * rank
-    for d, extent in zip(axes, extents, strict=True):
-        tile[d] = extent
-    return tuple(tile)
-
-
-def tile_parts(extents: Sequence[int], fewest: int, most: int, groups: frozenset[int]) -> list[tuple[int, ...]]:
-    """Tiles of a flattened group of axes: inner axes whole, one axis split, the outer ones 1."""
-    if not extents:
-        return [()]
-    found = set[tuple[int, ...]]()
-    below = 1
-    for k in range(len(extents) - 1, -1, -1):
-        for size in _sizes(extents[k], groups if k == 0 else frozenset()):
-            if below * size <= most and (below * size >= fewest or math.prod(extents) == below * size):
-                found.add((*([1] * k), size, *extents[k + 1 :]))
-        below *= extents[k]
-    return sorted(found) or [tuple([1] * (len(extents) - 1) + [min(extents[-1], most)])]
-
-
-def _sizes(extent: int, groups: frozenset[int]) -> list[int]:
-    """Tile sizes along an axis: even parts (long axes in multiples of 8), powers of two; only divisors of ``groups``."""
-    even = {-(-extent // n) for n in range(1, min(extent, PARTS) + 1)}
-    if extent > MOST_COLUMNS and not groups:
-        even = {-(-s // 8) * 8 for s in even}
-    return sorted(s for s in even | {s for s in ROWS if s < extent} if all(g % s == 0 for g in groups))
-
-
 def ring_time(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
     p = cost.instruction.product(operator, binding)
@@ -263,7 +215,8 @@ def warpgroup_choices(cost: WarpgroupCost, operator: ROperator, binding: Binding
     roles = _roles(cost.instruction, operator, binding)
     if roles is None:
         return
-    found = [p for down in _ways(cost, roles, binding) for p in _predictions(cost, roles, down, gpu)]
+    mains = at_lengths(roles.main, operator)
+    found = [p for down in _ways(cost, roles, binding) for p in _predictions(cost, roles, mains, down, gpu)]
     seen: dict[tuple[int, ...], int] = {}
     for seconds, tile, config in sorted(found):
         seen[tile] = seen.get(tile, 0) + 1
@@ -300,22 +253,28 @@ def _by_16_bytes(cost: WarpgroupCost, load: Load, side: tuple[int, ...], roles: 
     return operand.aligned and (deep or (not operand.guards and any(operand.steps.get(main.axes[d].name) == 1 for d in side)))
 
 
-def _predictions(cost: WarpgroupCost, roles: Roles, down: bool, gpu: Gpu) -> Iterator[tuple[float, tuple[int, ...], Config]]:
+def _predictions(
+    cost: WarpgroupCost, roles: Roles, mains: Sequence[Compute], down: bool, gpu: Gpu
+) -> Iterator[tuple[float, tuple[int, ...], Config]]:
     read, names = roles.a if down else roles.b, [a.name for a in roles.main.axes]
     depths = {bk: depth_of(roles.main.reduce, bk) for bk in cost.blocks}
     known: dict[tuple[int, ...], list[tuple[float, Config]]] = {}
     for tile in _warpgroup_tiles(roles, down):
         rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))
-        tasks = math.prod(-(-a.extent // t) for a, t in zip(roles.main.axes, tile, strict=True))
+        tasks = tuple(task_count(c.shape, tile) for c in mains)
         sizes = dict(zip(names, tile, strict=True))
         halo = halo_elements(read, sizes, depths[cost.blocks[0]]) if cost.instruction.constant else 0
-        key = (rows, width, tasks, halo)
+        key = (rows, width, *tasks, halo)
         if key not in known:
-            known[key], work = [], Work(tasks, rows * width, roles.changed, halo=halo)
+            known[key] = []
+            work = [Work(count, rows * width, roles.changed, halo=halo) for count in tasks]
             block = partial(warpgroup_shape, rows, width, down=down, sixteens=cost.item == 1)
             for config in _configs(cost, block, halo, depths, gpu):
                 shape = block(dict(config))
-                known[key].append((warpgroup_seconds(cost, shape, depths[shape.bk], work, gpu), config))
+                times = [
+                    warpgroup_seconds(cost, shape, depth_of(c.reduce, shape.bk), w, gpu) for c, w in zip(mains, work, strict=True)
+                ]
+                known[key].append((sum(times) / len(times), config))
         for seconds, config in known[key]:
             yield seconds, tile, config
 
@@ -330,7 +289,7 @@ def _warpgroup_tiles(roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
         if size < FILLED * -(-size // GROUP) * GROUP and size != math.prod(shape[d] for d in through):
             continue
         for short in tile_parts([shape[d] for d in fixed], FEWEST, MOST, groups):
-            yield _tile(len(shape), (*through, *fixed), (*long, *short))
+            yield one_tile(len(shape), (*through, *fixed), (*long, *short))
 
 
 def _configs(
@@ -388,3 +347,6 @@ PRODUCTS: Final = (
     *(_family(c.instruction, _RING, partial(ring_choices, c), partial(ring_time, c)) for c in RING_COSTS),
     *(_family(c.instruction, _WARPGROUPS, partial(warpgroup_choices, c), partial(warpgroup_time, c)) for c in WARPGROUP_COSTS),
 )
+_INSTRUCTIONS = (*(c.instruction for c in RING_COSTS), *(c.instruction for c in WARPGROUP_COSTS))
+#: Those that are offered for float32.
+EXACT: Final = tuple(f for f, i in zip(PRODUCTS, _INSTRUCTIONS, strict=True) if i.serves("float32"))

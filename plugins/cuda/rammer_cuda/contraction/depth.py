@@ -8,9 +8,12 @@ the axes are one long axis and every element works out its own address; it waste
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from rammer.ir.compute import Axis
+
+from rammer_cuda.kernels.lengths import Stopped, ceiling
 
 #: Tap order is taken unless padding the axis to whole blocks costs more than this share of the products.
 MOST_PADDING = 0.3
@@ -18,12 +21,15 @@ MOST_PADDING = 0.3
 
 @dataclass(frozen=True)
 class Depth:
-    """``outer`` axes (outermost first), the ``inner`` axis, products a block, and the number of blocks."""
+    """``outer`` axes (outermost first), the ``inner`` axis, products a block, and the number of blocks.
+
+    The outermost axis and, in tap order, the inner one may be ``stopped`` at a length of the run; others go on to the bound."""
 
     outer: tuple[Axis, ...]
     inner: Axis
     block: int
     flat: bool
+    stopped: Mapping[str, Stopped] = field(default_factory=dict)
 
     @property
     def padded(self) -> int:
@@ -47,18 +53,74 @@ class Depth:
             return -(-self.total // self.block)
         return math.prod(a.extent for a in self.outer) * self.per_tap
 
+    def _stop(self, axis: Axis) -> str:
+        """The variable that ends an axis; "" where it has none, or is walked to its bound all the same."""
+        possible = axis is self.axes[0] or (axis is self.inner and not self.flat)
+        return self.stopped[axis.name].name if possible and axis.name in self.stopped else ""
+
+    @property
+    def stops(self) -> bool:
+        """Whether a run may have fewer blocks."""
+        return any(map(self._stop, self.axes))
+
+    def definitions(self) -> Iterator[str]:
+        """Statements that say where a run ends: of the inner axis (in flat order: of all) ``deep``, of a tap's blocks
+        ``per_tap``; ``last`` blocks in all. None where it ends at the bound."""
+        if not self.stops:
+            return
+        yield from (self.stopped[a.name].definition for a in self.axes if self._stop(a))
+        first, below = self._stop(self.axes[0]), math.prod(a.extent for a in self.axes[1:])
+        if self.flat:
+            yield f"const int deep = {first} * {below}, last = {ceiling('deep', self.block)};"
+            return
+        taps = (
+            f"{first} * {math.prod(a.extent for a in self.outer[1:])}" if first else str(math.prod(a.extent for a in self.outer))
+        )
+        yield f"const int deep = {self._stop(self.inner) or self.inner.extent}, per_tap = {ceiling('deep', self.block)};"
+        yield f"const int last = {f'{taps} * ' if self.outer else ''}per_tap;"
+
+    @property
+    def end(self) -> str:
+        """Blocks of a run."""
+        return "last" if self.stops else str(self.blocks)
+
+    @property
+    def deep(self) -> str:
+        """Where the inner axis ends in a run; in flat order where all of them do."""
+        return "deep" if self.stops else str(self.total if self.flat else self.inner.extent)
+
+    @property
+    def per(self) -> str:
+        """Blocks of a tap in a run (tap order)."""
+        return "per_tap" if self.stops else str(self.per_tap)
+
+    def stored(self, kb: str) -> str:
+        """The number of a run's block ``kb`` among those of the bound, in which constants are packed."""
+        if not self.stops or self.flat or not self.outer:
+            return kb
+        return f"({kb} / per_tap * {self.per_tap} + {kb} % per_tap)"
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the last block (of a tap) may hold products that are none."""
+        return self.stops or (self.total if self.flat else self.inner.extent) % self.block > 0
+
     @property
     def axes(self) -> tuple[Axis, ...]:
         """All axes in the order of the walk, outermost first."""
         return (*self.outer, self.inner)
 
 
-def depth_of(axes: tuple[Axis, ...], block: int) -> Depth:
-    """The walk over the reduction ``axes`` in blocks of ``block``."""
+def taps_of(axes: tuple[Axis, ...], block: int) -> Depth:
+    """The walk in tap order, along the longest axis."""
     live = [a for a in axes if a.extent > 1] or [axes[0]]
     inner = max(live, key=lambda a: a.extent)
-    outer = tuple(a for a in live if a is not inner)
-    taps = Depth(outer, inner, block, flat=False)
-    if taps.blocks * block <= (1 + MOST_PADDING) * taps.total or not outer:
+    return Depth(tuple(a for a in live if a is not inner), inner, block, flat=False)
+
+
+def depth_of(axes: tuple[Axis, ...], block: int) -> Depth:
+    """The walk over the reduction ``axes`` in blocks of ``block``."""
+    taps, live = taps_of(axes, block), [a for a in axes if a.extent > 1] or [axes[0]]
+    if taps.blocks * block <= (1 + MOST_PADDING) * taps.total or not taps.outer:
         return taps
     return Depth(tuple(live[:-1]), live[-1], block, flat=True)

@@ -10,6 +10,7 @@ one operand once to each staged element (``contraction.prologue``).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rammer.codegen.contraction import BYTE, Product
@@ -19,7 +20,7 @@ from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.contraction.block import THREADS, Shape, WarpgroupShape
-from rammer_cuda.contraction.depth import depth_of
+from rammer_cuda.contraction.depth import Depth, depth_of, taps_of
 from rammer_cuda.contraction.halo import InputHalo
 from rammer_cuda.contraction.instruction import RING
 from rammer_cuda.contraction.operand import Staged
@@ -29,6 +30,7 @@ from rammer_cuda.contraction.warpgroup import WARPGROUPS
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.epilogue import Epilogue
+from rammer_cuda.kernels.lengths import stopped, with_lengths
 from rammer_cuda.kernels.quads import Quads
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter
 
@@ -52,7 +54,7 @@ class Contraction:
     def __init__(self, product: Product, binding: Binding, instruction: Any, shape: Shape) -> None:
         self.p, self.binding, self.i, self.s, self.text = product, binding, instruction, shape, Text()
         instruction.check(shape)
-        self.depth = depth_of(product.main.reduce, shape.bk)
+        self.depth = self._depth()
         self.split_k = min(shape.split_k, self.depth.blocks, MOST_SPLIT_K)
         wide = isinstance(shape, WarpgroupShape)
         threads, staged = THREADS if wide else shape.threads, instruction.staged
@@ -68,6 +70,16 @@ class Contraction:
         self.tables = -(-self.pipeline.dynamic // 16) * 16
         self.dynamic = self.tables + self.prologue.bytes if self.prologue else self.pipeline.dynamic
         self.arguments = self._arguments()
+
+    def _depth(self) -> Depth:
+        """The walk over the products, to the length of a run where nothing else than zeros is staged beyond."""
+        p, depth = self.p, depth_of(self.p.main.reduce, self.s.bk)
+        if p.a.fill or p.b.fill or (isinstance(self.s, WarpgroupShape) and self.s.halo):
+            return depth
+        ends = replace(depth, stopped=stopped(p.operator, p.main, p.main.reduce))
+        if ends.flat and ends.stopped and not ends.stops:  # tap order can end its inner axis, whatever it pads
+            ends = replace(taps_of(p.main.reduce, self.s.bk), stopped=ends.stopped)
+        return ends
 
     def _arguments(self) -> list[Argument]:
         """Operands, then what the maps around the contraction read, then outputs."""
@@ -95,7 +107,8 @@ class Contraction:
         kinds = [CUDA.types[types[a.tensor].dtype] for a in self.arguments]
         parameters = tuple(parameter(t, a, k, self.binding) for k, (t, a) in enumerate(zip(kinds, self.arguments, strict=True)))
         shape = s.threads, self.dynamic, self.dynamic, self.split_k
-        return TaskKernel("", "".join(before), parameters, str(self.text), tuple(self.arguments), *shape).named("g_")
+        made = TaskKernel("", "".join(before), parameters, str(self.text), tuple(self.arguments), *shape)
+        return (with_lengths(self.p.operator, made) if self.depth.stops else made).named("g_")
 
     def _epilogue(self) -> Epilogue:
         """What writes the maps behind the sums and the stores."""
@@ -113,6 +126,7 @@ class Contraction:
         text.line(f"const int slot = (int)blockIdx.x{f' / {self.split_k}' if self.split_k > 1 else ''};")
         text.line("const int task = order ? order[slot] : first + slot;")
         text.all(origins(self.p.operator))
+        text.all(self.depth.definitions())
 
     def pointers(self) -> list[str]:
         """Shared memory, and both operands."""
@@ -136,7 +150,7 @@ class Contraction:
             if stage.packing is None and (d.flat or not d.outer):
                 head.append(f"const int tap = 0, c0 = kb * {s.bk};")
             elif stage.packing is None:
-                head.append(f"const int tap = kb / {d.per_tap}, c0 = (kb - tap * {d.per_tap}) * {s.bk};")
+                head.append(f"const int tap = kb / {d.per}, c0 = (kb - tap * {d.per}) * {s.bk};")
             self.functions(stage, "kb", head)
 
     def functions(self, stage: Staged | InputHalo, number: str, head: list[str]) -> None:
@@ -155,7 +169,7 @@ class Contraction:
 
     def _sum(self) -> None:
         """The task's products over this block's share of the reduction, into shared memory."""
-        s, text, blocks, rows = self.s, self.text, self.depth.blocks, self.p.row_count
+        s, text, blocks, rows = self.s, self.text, self.depth.end, self.p.row_count
         if self.split_k > 1:
             text.line(f"const int rank = (int)blockIdx.x % {self.split_k};")
             text.line(f"const int begin = {blocks} * rank / {self.split_k}, end = {blocks} * (rank + 1) / {self.split_k};")

@@ -271,11 +271,11 @@ class Staged:
                 yield row, str(g), tests
 
     def _fetch_packed(self, text: Text) -> None:
-        n, whole, wide = self.name, self.size, self.staging.lot
+        n, whole, wide, block = self.name, self.size, self.staging.lot, self.depth.stored("kb")
         for i in range(-(-whole // (wide * self.threads))):
             at = i * wide * self.threads
             guard = f"if (tid * {wide} + {at} < {whole}) " if at + wide * self.threads > whole else ""
-            text.line(f"{guard}rm_copy16({n}s + tid * {wide} + {at}, {n}p + (size_t)kb * {whole} + {at}, true);")
+            text.line(f"{guard}rm_copy16({n}s + tid * {wide} + {at}, {n}p + (size_t){block} * {whole} + {at}, true);")
 
     def _tap(self, text: Text) -> dict[str, str]:
         """Work out the block's tap: ``{n}q`` (offset) and the padding tests of each element."""
@@ -300,12 +300,12 @@ class Staged:
         if d.flat:
             names = {a.name: t for a, t in zip(d.axes, digits(inner, [a.extent for a in d.axes]), strict=True)}
             offset = total([(f"{n}o{element}", 1), *weighted(o.steps, names)])
-            tests += [f"{inner} < {d.total}"] if d.total % d.block else []
+            tests += [f"{inner} < {d.deep}"] if d.ragged else []
             tests += [self._inside(g, f"{n}g{element}_{k}", weighted(g.steps, names)) for k, g in enumerate(o.guards)]
             return names, offset, tests
         names = {d.inner.name: inner}
         offset = total([(f"{n}o{element}", 1), (f"{n}q", 1), *weighted(o.steps, names)])
-        tests += [f"{inner} < {d.inner.extent}"] if d.inner.extent % d.block else []
+        tests += [f"{inner} < {d.deep}"] if d.ragged else []
         tests += [
             self._inside(g, f"{n}g{element}_{k}", [(f"{n}q_{k}", 1), *weighted(g.steps, names)]) for k, g in enumerate(o.guards)
         ]

@@ -157,7 +157,8 @@ def three_products(k: Producers) -> None:
     turn, pass_on = list[str](), list[str]()
     if groups > 1:
         # In turns: left alone, the warpgroups' products would interleave, and then all of them convert at once.
-        text.all(["const int mine = tid / 128 + 1;", f"if (mine == {groups}) rm_turn_pass(1);"])
+        some = " && begin < end" if k.k.depth.stops else ""  # a run may leave a block of a cluster without products
+        text.all(["const int mine = tid / 128 + 1;", f"if (mine == {groups}{some}) rm_turn_pass(1);"])
         turn = ["rm_turn_wait(mine);"]
         pass_on = [f"if (kb + 1 < end || mine < {groups}) rm_turn_pass(mine == {groups} ? 1 : mine + 1);"]
     with k.blocks():

@@ -5,6 +5,7 @@ struct rm_control { unsigned @control@; };
 struct rm_walk {
   const unsigned *entries; unsigned *counters; rm_control *control; unsigned long long limit; unsigned epoch;
 };
+struct rm_row { int begin, end; };  // its entries
 __device__ __forceinline__ unsigned rm_acquire(const unsigned *from) {
   unsigned value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");

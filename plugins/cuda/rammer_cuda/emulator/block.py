@@ -126,6 +126,7 @@ static void rm_after() {
   if (!rm_wait([] { return rm_here > rm_expected || rm_lost; })) rm_lost = true;
 }
 static int min(int a, int b) { return a < b ? a : b; }
+static int max(int a, int b) { return a > b ? a : b; }
 static float rm_load_f16(const unsigned short *p) {
   const int e = *p >> 10 & 31, m = *p & 1023;
   const float v = e == 31 ? (m ? NAN : INFINITY) : e ? ldexpf(1024 + m, e - 25) : ldexpf(m, -24);

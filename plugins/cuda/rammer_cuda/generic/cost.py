@@ -14,6 +14,7 @@ from rammer.codegen.family import Choice
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.operator import ROperator
+from rammer.ir.shorter import shorter
 from rammer.tile.traffic import task_cost
 
 from rammer_cuda.family import Family
@@ -50,10 +51,12 @@ def plain_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Ch
     for tile in sorted({contiguous_tile(operator.anchor.shape, size) for size in SIZES}):
         tiled = replace(operator, tile=tile)
         elements = math.prod(tile)
-        wanted = max(elements * _parts(operator, elements), 32)
+        parts = _parts(operator, elements)
+        wanted = max(elements * parts, 32)
         threads = min(THREADS, -(-wanted // 32) * 32)
         tiled = replace(tiled, config=(("threads", threads),))
-        found.append(Choice(plain_seconds(tiled, binding, gpu) + gpu.launch, tiled))
+        lengths = [plain_seconds(o, binding, gpu, parts) for o in shorter(tiled)]
+        found.append(Choice(sum(lengths) / len(lengths) + gpu.launch, tiled))
     found.sort(key=lambda f: (f[0], f[1].tile))
     return found
 
@@ -64,12 +67,13 @@ def suits(operator: ROperator) -> bool:
     return not staged and sum(bool(c.reduce) for c in operator.computes) <= 1 and 0 not in operator.anchor.shape
 
 
-def plain_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks of a tiled operator, without its launch."""
+def plain_seconds(operator: ROperator, binding: Binding, gpu: Gpu, parts: int = 0) -> float:
+    """Predicted seconds of all tasks of a tiled operator, without its launch; ``parts`` threads share a reduction, or (0) as many
+    as the kernel has it."""
     clock = gpu.model_clock
     elements, tasks = math.prod(operator.tile), operator.task_count
     threads = dict(operator.config).get("threads", BLOCK_THREADS)
-    parts = _parts(operator, elements)
+    parts = parts or _parts(operator, elements)
     rounds = -(-elements * parts // threads)
     if not any(c.reduce for c in operator.computes):
         own = sum(ex.flops(c.body) + 1 for c in operator.computes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rammer.codegen.emit import emit
 from rammer.codegen.target import CFunction
 from rammer.codegen.task import Argument
@@ -19,13 +21,14 @@ STATIC_SHARED = 48 << 10
 
 def generic(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of any operator, in blocks of as many threads as its config says."""
-    function = emit(operator, binding, CUDA)
+    function = emit(operator, binding, CUDA, within=True)
     threads = dict(operator.config).get("threads", THREADS)
     arguments = tuple(Argument(t, written) for t, written in function.arguments)
     dynamic = function.scratch if function.scratch > STATIC_SHARED else 0
     parameters = tuple(f"{CUDA.types[binding.types[a.tensor].dtype]} *p{k}" for k, a in enumerate(arguments))
     shape = threads, function.scratch, dynamic
-    return TaskKernel(f"k_{function.name}", function.text, parameters, str(_body(function)), arguments, *shape)
+    made = TaskKernel(f"k_{function.name}", function.text, parameters, str(_body(function)), arguments, *shape)
+    return replace(made, stops=function.stops)
 
 
 def _body(function: CFunction) -> Text:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rammer.codegen.ended import EndText
-from rammer.codegen.task import Argument
 from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.dialect import CUDA
+from rammer_cuda.kernels.lengths import length_names, with_lengths
 from rammer_cuda.kernels.task import TaskKernel
 
 
@@ -21,13 +21,12 @@ def ended(operator: ROperator, kernel: TaskKernel, binding: Binding) -> TaskKern
     this one take its end for theirs."""
     if not operator.endings or not kernel.body:
         return kernel
-    lengths = {n: f"rm_n{k}" for k, n in enumerate(operator.lengths)}
+    lengths = length_names(operator)
     pointers = {a.tensor: f"p{k}" for k, a in enumerate(kernel.arguments) if a.written}
     slot = f"(int)blockIdx.x{f' / {kernel.blocks}' if kernel.blocks > 1 else ''}"
-    text = Text()
+    text, ends = Text(), EndText(operator, binding, CUDA, pointers, lengths)
     with text.block(""):
         text.lines += [f"  const int slot = {slot};", "  const int task = order ? order[slot] : first + slot;"]
-        text.lines += EndText(operator, binding, CUDA, pointers, lengths).beginning(before="rm_after();")
-    parameters = (*kernel.parameters, *(f"const {CUDA.types['int64']} *__restrict__ {n}" for n in lengths.values()))
-    arguments = (*kernel.arguments, *(Argument(n, written=False) for n in lengths))
-    return replace(kernel, entry="", parameters=parameters, arguments=arguments, body=f"{text}{kernel.body}").named("ended_")
+        text.lines += ends.beginning(before="rm_after();")
+    rest = "".join(f"{line}\n" for line in ends.rest()) if kernel.stops else ""
+    return replace(with_lengths(operator, kernel), entry="", body=f"{text}{kernel.body}{rest}").named("ended_")

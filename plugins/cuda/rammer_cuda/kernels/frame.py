@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,12 +14,13 @@ from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument, Packing, Unsuited
 from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
-from rammer.ir.compute import Compute
+from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Interval, Load, Ref
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
 
 from rammer_cuda.dialect import CUDA
+from rammer_cuda.kernels.lengths import stopped, with_lengths
 from rammer_cuda.kernels.task import TaskKernel, place_of
 
 #: Threads of a warp.
@@ -46,6 +48,7 @@ class Frame:
     device: str = ""
     resident: int = 0
     blocks: int = 1
+    stops: bool = field(default=False, init=False)  #: Whether it asks for lengths of the run.
 
     def __post_init__(self) -> None:
         tensors = [(n, False) for n in self.operator.inputs] + [(n, True) for n in self.operator.outputs]
@@ -100,7 +103,21 @@ class Frame:
         text = Text()
         text.all(line.lstrip() for line in self.block.lines)
         made = TaskKernel("", device, parameters, str(text), self.arguments, self.threads, self.shared, self.dynamic)
-        return replace(made, resident=self.resident, blocks=self.blocks).named(prefix)
+        made = replace(made, resident=self.resident, blocks=self.blocks)
+        return (with_lengths(self.operator, made) if self.stops else made).named(prefix)
+
+    def stop(self, c: Compute, axes: Sequence[Axis]) -> str:
+        """Where a run's products or elements along ``axes`` of ``c``, joined to one, end before the bound: a variable, defined
+        here; "" where they do not."""
+        live = [a for a in axes if a.extent > 1]
+        found = stopped(self.operator, c, live[:1])
+        if not found:
+            return ""
+        self.stops, below = True, math.prod(a.extent for a in live[1:])
+        (first,) = found.values()
+        self.line(first.definition)
+        self.line(f"const int deep = {first.name}{f' * {below}' if below > 1 else ''};")
+        return "deep"
 
 
 def steps_of(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int] | None:

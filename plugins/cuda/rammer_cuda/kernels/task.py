@@ -22,7 +22,8 @@ class TaskKernel:
     ``device`` is what stands before the kernel, ``parameters`` declare its pointers, ``body`` are its statements, "" where it has
     no entry point. ``threads`` a block, ``shared`` bytes in all of which ``dynamic`` are asked for at launch, ``blocks`` a task:
     a task whose sum is split runs as one thread-block cluster of so many. So many ``resident`` blocks an SM are to have registers
-    (0: as ptxas likes). ``traced``: blocks leave records of when they worked.
+    (0: as ptxas likes). ``traced``: blocks leave records of when they worked. One that ``stops`` leaves what lies beyond a
+    run's lengths, also within its task.
     """
 
     entry: str
@@ -36,6 +37,7 @@ class TaskKernel:
     blocks: int = 1
     resident: int = 0
     traced: bool = False
+    stops: bool = False
 
     @property
     def text(self) -> str:
@@ -48,7 +50,11 @@ class TaskKernel:
         records = ["RmRecord *rm_records"] if self.traced else []
         parameters = ", ".join((*self.parameters, "const int *order", "int first", *records))
         head = f'extern "C" __global__ void {cluster}{bounds} {self.entry}({parameters})'
-        return f"{source('trace') if self.traced else ''}{self.device}{head} {{\n{self.body}}}\n"
+        if not self.traced:
+            return f"{self.device}{head} {{\n{self.body}}}\n"
+        # Parts of several launches are functions of their own: they find the records where the kernel left their address.
+        known = "static __device__ RmRecord *rm_records;\n"
+        return f"{source('trace')}{known}{self.device}{head} {{\n::rm_records = rm_records;\n{self.body}}}\n"
 
     def named(self, prefix: str) -> TaskKernel:
         """The kernel under a name that is ``prefix`` and a hash of the text."""

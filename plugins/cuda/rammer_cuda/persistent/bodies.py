@@ -6,13 +6,40 @@ from rammer.codegen.emit import emit
 from rammer.codegen.task import Argument
 from rammer.codegen.writer import moved, renaming
 from rammer.device.manifest import Binding
+from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.families import family_of
 from rammer_cuda.gpu import THREADS
+from rammer_cuda.kernels.part import dynamic_bytes
+from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent.dataflow import Dataflow
 from rammer_cuda.persistent.text import Body
+from rammer_cuda.source import task_kernel
+
+#: Threads of the largest block whose kernels are called as they are: as many as cells have.
+MOST_THREADS = 512
+
+
+def callable_part(operator: ROperator, binding: Binding, most: int = MOST_THREADS) -> TaskKernel | None:
+    """The operator's kernel, where a block of ``most`` threads can call it for a task: none of several blocks a task, none that
+    leaves early, and none that has shared memory of both kinds. Generic ones are functions already."""
+    if not family_of(operator).name:
+        return None
+    try:
+        kernel = task_kernel(operator, binding)
+    except DeviceFailure:
+        return None
+    statics = kernel.shared > kernel.dynamic > 0
+    if not kernel.body or kernel.blocks > 1 or kernel.threads > most or operator.endings or statics:
+        return None
+    return kernel
+
+
+def pointed(kernel: TaskKernel) -> tuple[str, ...]:
+    """The C types of what a kernel's pointers point to."""
+    return tuple(p.rpartition("*")[0].strip() for p in kernel.parameters)
 
 
 class KernelBodies:
@@ -21,13 +48,13 @@ class KernelBodies:
     ``threads`` of a block and ``shared`` bytes suffice for all of them.
     """
 
-    def __init__(self, flow: Dataflow, binding: Binding) -> None:
+    def __init__(self, flow: Dataflow, binding: Binding, most: int = MOST_THREADS) -> None:
         self.flow, self.binding = flow, binding
         self.bodies: list[Body] = []
         self.number: dict[str, int] = {}
         self.arguments: dict[str, tuple[Argument, ...]] = {}
         self.words: dict[str, tuple[str, ...]] = {}
-        self.threads, self.shared = THREADS, 16
+        self.threads, self.shared, self.most = THREADS, 16, most
         self._known: dict[tuple[int, str, str], ROperator] = {}
 
     def add(self, operator: ROperator) -> None:
@@ -58,6 +85,10 @@ class KernelBodies:
             self.arguments[operator.name], self.words[operator.name] = kernel.arguments, kernel.words
             self.threads, self.shared = max(self.threads, held.threads), max(self.shared, kernel.shared)
             return self._number(Body(kernel.name, kernel.text, kernel.types, kernel))
+        if part := callable_part(operator, self.binding, self.most):
+            self.arguments[operator.name], self.words[operator.name] = part.arguments, ()
+            self.threads, self.shared = max(self.threads, part.threads), max(self.shared, dynamic_bytes(part))
+            return self._number(Body(part.entry, part.device, pointed(part), part=part))
         function = emit(operator, self.binding, CUDA)
         types = [CUDA.types[self.binding.types[t].dtype] for t, _ in function.arguments]
         self.arguments[operator.name] = tuple(Argument(t, w) for t, w in function.arguments)
@@ -74,9 +105,9 @@ class KernelBodies:
         return len(names)
 
 
-def operator_bodies(flow: Dataflow, binding: Binding) -> KernelBodies:
-    """The device functions of a program. Families that need a launch of their own are computed by generic ones."""
-    result = KernelBodies(flow, binding)
+def operator_bodies(flow: Dataflow, binding: Binding, most: int = MOST_THREADS) -> KernelBodies:
+    """The device functions of a program for blocks of at most so many threads; generic ones where these cannot call a kernel."""
+    result = KernelBodies(flow, binding, most)
     for operator in flow.program.operators:
         result.add(operator)
     return result

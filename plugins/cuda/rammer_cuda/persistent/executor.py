@@ -21,6 +21,7 @@ from rammer_cuda.persistent.bodies import operator_bodies
 from rammer_cuda.persistent.cache import cached_words
 from rammer_cuda.persistent.dataflow import as_planned
 from rammer_cuda.persistent.hang import find_hang
+from rammer_cuda.persistent.shape import Fitted, fitted
 from rammer_cuda.persistent.table import RowTable, make_table
 from rammer_cuda.persistent.text import CONTROL, EMPTY, LINE, kernel_text
 from rammer_cuda.resident import Resident
@@ -32,26 +33,35 @@ LIMIT = 2_000_000_000
 class PersistentProgram(GpuProgram):
     """A program resident on a GPU, run by one cooperative launch of a block a vEU.
 
-    Families that need a launch of their own (clusters) are computed by the generic kernels. DeviceFailure where the
-    blocks could not all run at once. ``limit`` is how long a block waits before it reports a hang, in ns; without
-    ``words`` all waits are those of the program.
+    Operators whose kernels its blocks cannot call get others, and all tasks are placed anew (``shape``, which may be known).
+    DeviceFailure where the blocks could not all run at once. ``limit`` is how long a block waits before it reports a hang, in
+    ns; without ``words`` all waits are those of the program.
     """
 
     def __init__(
-        self, program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, limit: int = LIMIT, words: bool = True
+        self,
+        program: RProgram,
+        constants: Mapping[str, Array],
+        gpu: Gpu,
+        index: int,
+        limit: int = LIMIT,
+        words: bool = True,
+        shape: Fitted | None = None,
     ) -> None:
-        binding = Binding.of(program, constants)
+        shape = shape or fitted(program, Binding.of(program, constants), gpu)
+        program, binding = shape.program, Binding.of(shape.program, constants)
         flow = cached_words(program, binding) if words else as_planned(program, binding)
         super().__init__(Resident(flow.program, constants, gpu, index))
         self.limit = limit
         with self.resident.device:
-            self.parts = operator_bodies(flow, binding)
+            self.parts = operator_bodies(flow, binding, shape.threads)
             self.resident.pack((a for arguments in self.parts.arguments.values() for a in arguments), constants)
             self.words = self._words({t for tensors in flow.words.values() for t in tensors})
             self.counters = self.resident.cp.zeros(max(len(self.program.counters), 1) * LINE, np.uint32)
             self.control = self.resident.cp.zeros(len(CONTROL) + self.program.veus, np.uint32)
             table = self.table(self.resident)
-            text = kernel_text(self.parts.bodies, table.form, self.parts.threads)
+            self.blocks = shape.blocks
+            text = kernel_text(self.parts.bodies, table.form, self.parts.threads, blocks=self.blocks)
             self.function = self.resident.function(compile_cubin(text, gpu.architecture).code, "rm_persistent", self.parts.shared)
             self._check_resident()
             self.launchable = self.turning(Walk(self, table), self.resident)
@@ -118,7 +128,7 @@ class Walk:
 
     def __init__(self, owner: PersistentProgram, table: RowTable, function: Any = None) -> None:
         self.function, self.parts, self.veus = function or owner.function, owner.parts, owner.program.veus
-        self.arrays = [owner.resident.cp.asarray(a) for a in (table.entries, table.runs, table.first)]
+        self.arrays = [owner.resident.cp.asarray(a) for a in (table.entries, table.rows)]
         pointers = [ctypes.c_void_p(a.data.ptr) for a in (*self.arrays, owner.counters, owner.control)]
         self.values: list[Any] = [*pointers, ctypes.c_uint64(owner.limit)]
         self.parameters = (ctypes.c_void_p * len(self.values))(*[ctypes.addressof(v) for v in self.values])

@@ -2,7 +2,9 @@
 
 An entry is 32-bit words, so that a block can copy the next one while it computes::
 
-    task | waits | signals | unused | (counter, threshold, total) a wait | counter a signal | pointers (two words each)
+    task | waits | signals | run | (counter, threshold, total) a wait | counter a signal | pointers (two words each)
+
+The word of the run counts in the first entry of a run: its kernel, and above that how many entries it has.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rammer.errors import DeviceFailure
 from rammer.ir.program import Counter, RProgram
 
 #: Words before the waits of an entry.
 HEAD = 4
+#: Bits of a kernel's number in the word of a run.
+KERNEL_BITS = 12
 #: Words that a thread copies at once; entries are multiples of it.
 COPY = 4
 
@@ -50,13 +55,15 @@ class RowTable:
     """``entries[order]`` of all rows one after another, and for each row its runs.
 
     A run is ``(kernel, first entry, entries)``: consecutive tasks of one kernel that read the same static operands at
-    the same task index, so that what the kernel holds on chip stays valid. ``runs[first[v] : first[v + 1]]`` are row v's.
+    the same task index, so that what the kernel holds on chip stays valid. ``runs[first[v] : first[v + 1]]`` are row v's, and its
+    entries begin at ``rows[v]``.
     """
 
     form: EntryForm
     entries: NDArray[np.uint32]
     runs: NDArray[np.int32]
     first: NDArray[np.int32]
+    rows: NDArray[np.int32]
     counters: tuple[Counter, ...]
 
 
@@ -98,7 +105,11 @@ def make_table(
         words[place[name], : len(addresses)] = addresses
     entries[:, form.pointer_at : form.pointer_at + 2 * form.pointers] = words.view(np.uint32)[operator]
     runs, first = _runs(program, entries[:, 0].astype(np.int64), operator, kernel_of, held)
-    return RowTable(form, entries, runs, first, program.counters)
+    if runs[:, 0].max(initial=0) >> KERNEL_BITS or runs[:, 2].max(initial=0) >> 32 - KERNEL_BITS:
+        raise DeviceFailure("more kernels, or tasks a row, than a run of the persistent kernel has room for")
+    entries[runs[:, 1], 3] = runs[:, 0] | runs[:, 2] << KERNEL_BITS
+    rows = np.cumsum([0, *map(len, program.rows)], dtype=np.int32)
+    return RowTable(form, entries, runs, first, rows, program.counters)
 
 
 def _runs(

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from rammer_cuda.cell.kernel import PREAMBLE
 from rammer_cuda.device import filled, source
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.kernels.task import HeldKernel
-from rammer_cuda.persistent.table import COPY, HEAD, EntryForm
+from rammer_cuda.kernels.part import barrier, narrow, with_statics_at
+from rammer_cuda.kernels.task import HeldKernel, TaskKernel
+from rammer_cuda.persistent.table import COPY, HEAD, KERNEL_BITS, EntryForm
 
 #: 32-bit words from a counter to the next: one L2 line of 128 bytes.
 LINE = 32
@@ -32,16 +33,18 @@ CONTROL = ("epoch", "finished", "aborted")
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What one kernel number runs: a kernel that holds constants, or a generic function of so many pointers of the C types."""
+    """What one kernel number runs: a kernel that holds constants, one that a launch of its own could run (``part``), or a generic
+    function of so many pointers of the C types."""
 
     name: str
     text: str
     types: tuple[str, ...]
     held: HeldKernel | None = None
+    part: TaskKernel | None = None
 
 
-def kernel_text(bodies: Sequence[Body], form: EntryForm, threads: int, traced: bool = False) -> str:
-    """The translation unit of the persistent kernel ``rm_persistent``, of blocks of ``threads``; ``traced``, every task
+def kernel_text(bodies: Sequence[Body], form: EntryForm, threads: int, traced: bool = False, blocks: int = 1) -> str:
+    """The translation unit of the persistent kernel ``rm_persistent``, of ``blocks`` an SM of ``threads``; ``traced``, every task
     leaves a record in ``rm_records[rm_begins[vEU] + order]``."""
     sizes = {
         "words": form.words,
@@ -54,6 +57,7 @@ def kernel_text(bodies: Sequence[Body], form: EntryForm, threads: int, traced: b
         "patience": PATIENCE,
         "control": ", ".join(CONTROL),
         "empty": EMPTY,
+        "kernel_bits": KERNEL_BITS,
     }
     parts = [
         "#define RM_TRACE 1\n" if traced else "",
@@ -63,11 +67,17 @@ def kernel_text(bodies: Sequence[Body], form: EntryForm, threads: int, traced: b
         filled("persistent", **sizes),
         filled("words", **sizes),
     ]
+    if any(b.part for b in bodies):
+        parts += [source("part"), filled("persistent_part", **sizes)]
     parts += dict.fromkeys(b.text for b in bodies)
-    parts += [filled("persistent_run", **sizes, name=b.name, hold=_hold(b), step=_step(b)) for b in bodies]
-    call = "alive = run_{}(walk, slots, run.y, run.z, begin, rm_scratch); break;"
+    parts += [part_function(b.part, threads) for b in bodies if b.part]
+    parts += [
+        filled("persistent_run", **sizes, name=b.name, hold=_hold(b), step=_step(b, threads), call=_call(b), after=_after(b))
+        for b in bodies
+    ]
+    call = "alive = run_{}(walk, slots, row, first, slot, count, rm_scratch); break;"
     cases = "\n".join(f"      case {i}: {call.format(b.name)}" for i, b in enumerate(bodies))
-    return "".join((*parts, filled("persistent_kernel", **sizes, threads=threads, cases=cases)))
+    return "".join((*parts, filled("persistent_kernel", **sizes, threads=threads, blocks=blocks, cases=cases)))
 
 
 def _pointers(body: Body, entry: str) -> str:
@@ -77,16 +87,60 @@ def _pointers(body: Body, entry: str) -> str:
 def _hold(body: Body) -> str:
     if body.held is None:
         return ""
-    plain = _pointers(replace(body, types=body.types[: len(body.held.arguments)]), "slots[0]")
-    return f"float held[{body.held.held}];\n  {body.held.name}_hold({plain}, held, (int)slots[0][0]);"
+    plain = _pointers(replace(body, types=body.types[: len(body.held.arguments)]), "slots[slot]")
+    return f"float held[{body.held.held}];\n  {body.held.name}_hold({plain}, held, (int)slots[slot][0]);"
 
 
-def _step(body: Body) -> str:
-    end = "RM_END(first + i - begin)"
+#: How a task of a held kernel, or a generic function, begins: with its waits.
+WAIT = "if (entry[1] && rm_wait(walk, entry, first + i - row.begin)) return false;\n    RM_BEGIN(first + i - row.begin)\n    "
+
+
+def _step(body: Body, threads: int) -> str:
+    end = "RM_END(first + i - row.begin)"
+    if body.part is not None:
+        given = "nullptr, (int)entry[0], RmPart{0}, {walk, entry, first + i - row.begin}, scratch"
+        call = f"{_name(body.part)}({''.join(f'{p}, ' for p in [_pointers(body, 'entry')] if p)}{given})"
+        guard = f"(int)threadIdx.x >= {body.part.threads} || " if narrow(body.part, threads) else ""
+        return f"const bool done = {guard}{call};\n    {end}\n    if (!rm_done_if(walk, entry, done)) return false;"
     if body.held is None:
-        return f"{body.name}({_pointers(body, 'entry')}, scratch, (int)entry[0]);\n    {end}\n    rm_done(walk, entry);"
-    walk = ", walk, first + i - begin" if body.held.words else ""
+        return f"{WAIT}{body.name}({_pointers(body, 'entry')}, scratch, (int)entry[0]);\n    {end}\n    rm_done(walk, entry);"
+    walk = ", walk, first + i - row.begin" if body.held.words else ""
     call = f"{body.held.name}_step({_pointers(body, 'entry')}{walk}, held, (float *)scratch, (int)entry[0])"
     # A step with words fetches the next entry before its own last barrier.
     done = "if (entry[2]) rm_done(walk, entry);" if body.held.words else "rm_done(walk, entry);"
-    return f"if (!{call}) return false;\n    {end}\n    {done}"
+    return f"{WAIT}if (!{call}) return false;\n    {end}\n    {done}"
+
+
+def _after(body: Body) -> str:
+    """What ends a run: slow warps may still read what the last step of a held kernel left on chip."""
+    return "__syncthreads();" if body.held is not None else ""
+
+
+def _call(body: Body) -> str:
+    """Each function is a call of its own, so that its registers are its own; but products of warpgroups would wait for each other
+    there (ptxas C7510)."""
+    return "__forceinline__" if body.part is not None and _differ(body.part) else "__noinline__"
+
+
+def _differ(kernel: TaskKernel) -> bool:
+    """Whether not all threads of a kernel come to the same wait."""
+    return kernel.body.count("rm_after();") > 1
+
+
+def _name(kernel: TaskKernel) -> str:
+    return f"rm_part_{kernel.entry}"
+
+
+def part_function(kernel: TaskKernel, threads: int) -> str:
+    """A kernel's statements as the function ``rm_part_{entry}`` of one task in blocks of so many threads. It waits for the task's
+    counters where a launch would wait for others, and is false if that was in vain."""
+    name = _name(kernel)
+    shared = with_statics_at(kernel, f"{name}_shared", "rm_scratch")
+    method = 2 if _differ(kernel) else 1 if narrow(kernel, threads) else 0
+    after = f"#define rm_after() do {{ if (!rm_ready<{method}, {kernel.threads}>(rm_mine)) return false; }} while (0)\n"
+    head = ", ".join((*kernel.parameters, "const int *order", "int first", "const RmPart blockIdx", "const rm_turn &rm_mine"))
+    own = barrier(kernel, threads, "rm_turn_meet")
+    return (
+        f"{shared.text}{after}static __device__ __forceinline__ bool {name}({head}, char *rm_scratch) {{\n"
+        f"{own}{shared.body}return true;\n}}\n#undef rm_after\n"
+    )

@@ -28,6 +28,7 @@ from rammer.ir.operator import ROperator
 from rammer_cuda.family import sizes
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import WARP, Frame, join_lanes
+from rammer_cuda.kernels.lengths import ceiling
 from rammer_cuda.kernels.strips import Strips
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.rows.gemv import BLOCKS, COLUMNS, GemvKernel, MatVec
@@ -127,6 +128,7 @@ class CodesKernel(GemvKernel):
     def kernel(self) -> TaskKernel:
         """The finished kernel."""
         f, s, m, d = self.frame, self.strips, self.m, decoded(self.m)
+        self.deep = f.stop(m.main, m.main.reduce)
         f.line(f"const int lane = tid % {WARP}, group = tid / {WARP};")
         base = s.base(f, "group")
         points = s.points(base)
@@ -174,15 +176,16 @@ class CodesKernel(GemvKernel):
         f.line("// Products and their sums.")
         self.block.lines += [f"float {t.text} = 0.0f;" for t in self.totals]
         groups = wide * 32 // decoded(self.m).bits // RUN
-        with f.scope(f"for (int turn = 0; turn < {loads}; ++turn)", "#pragma unroll 1"):
+        turns = ceiling(self.deep, groups * WARP * RUN) if self.deep else str(loads)
+        with f.scope(f"for (int turn = 0; turn < {turns}; ++turn)", "#pragma unroll 1"):
             for c in range(len(self.columns)):
                 f.line(f"const {f'uint{wide}' if wide > 1 else 'unsigned'} w{c} = h{c};")
-            with f.scope(f"if (turn + 1 < {loads})"):
+            with f.scope(f"if (turn + 1 < {turns})"):
                 self._words("turn + 1", "h", declare=False)
             for g in range(groups):
                 f.line(f"const int k{g} = (turn * {groups} + {g}) * {WARP * RUN} + lane * {RUN};")
-                whole = loads * groups * WARP * RUN == self.m.depth
-                with f.scope("" if whole else f"if (k{g} < {self.m.depth})"):
+                whole = loads * groups * WARP * RUN == self.m.depth and not self.deep
+                with f.scope("" if whole else f"if (k{g} < {self.deep or self.m.depth})"):
                     self._four(g)
 
     def _four(self, g: int) -> None:

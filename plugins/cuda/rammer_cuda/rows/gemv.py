@@ -31,6 +31,7 @@ from rammer_cuda.family import sizes
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.epilogue import finish
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, coordinates, join_lanes, steps_of
+from rammer_cuda.kernels.lengths import ceiling
 from rammer_cuda.kernels.strips import Strips
 from rammer_cuda.kernels.task import TaskKernel
 
@@ -170,6 +171,7 @@ class GemvKernel:
     def kernel(self) -> TaskKernel:
         """The finished kernel."""
         f, s, m = self.frame, self.strips, self.m
+        self.deep = f.stop(m.main, m.main.reduce)
         number = f"tid / {self.lanes}"
         spare = s.count * self.lanes < f.threads
         f.line(f"const int lane = tid % {self.lanes}, group = {f'min({number}, {s.count - 1})' if spare else number};")
@@ -221,6 +223,9 @@ class GemvKernel:
         w = self.walk
         index = f"lane + {chunk * w.lanes}" + (f" + {turn} * {w.chunks * w.lanes}" if turn else "")
         place = f"({index}) * {w.vector}" if w.vector > 1 else index
+        if self.deep:  # beyond, all threads load what lies last
+            last = f"({self.deep} - 1) / {w.vector} * {w.vector}" if w.vector > 1 else f"{self.deep} - 1"
+            return f"min({place}, {last})", f"{place} < {self.deep}"
         whole = w.turns * w.chunks * w.lanes * w.vector == self.m.depth
         return (place, "") if whole else (f"min({place}, {self.m.depth - w.vector})", f"{place} < {self.m.depth}")
 
@@ -246,9 +251,14 @@ class GemvKernel:
             return
         outer = self.block
         outer.line("#pragma unroll 1")
-        with outer.nest(f"for (int turn = 0; turn < {w.turns}; ++turn)") as self.block:
+        with outer.nest(f"for (int turn = 0; turn < {self._turns}; ++turn)") as self.block:
             self._turn("turn")
         self.block = outer
+
+    @property
+    def _turns(self) -> str:
+        w = self.walk
+        return ceiling(self.deep, w.chunks * w.lanes * w.vector) if self.deep else str(w.turns)
 
     def _turn(self, turn: str) -> None:
         w, chunks = self.walk, range(self.walk.chunks)
@@ -258,7 +268,7 @@ class GemvKernel:
             names = [f"w{column}_{chunk}" for column in range(len(self.columns)) for chunk in chunks]
             self.block.lines += [f"const {self._kind()} h{n} = {n};" for n in names]
             outer = self.block
-            with outer.nest(f"if (turn + 1 < {w.turns})") as self.block:
+            with outer.nest(f"if (turn + 1 < {self._turns})") as self.block:
                 self._fetch("(turn + 1)")
             self.block = outer
         held = "h" if turn else ""

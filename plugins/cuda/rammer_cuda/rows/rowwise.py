@@ -138,6 +138,7 @@ class _Rowwise:
         f, s, operator = self.frame, self.s, self.form.operator
         f.line("// This thread's row and its elements.")
         rank = f" + rank * {s.lanes}" if s.blocks > 1 else ""
+        self.deep = self._stop()
         f.line(f"const int lane = tid % {s.lanes}{rank}, local = tid / {s.lanes};")
         tiles = [operator.tile[self.form.row_of.index(k)] for k in range(len(self.form.rows))]
         tests = [f"local < {s.rows}"] if s.rows * s.lanes < s.threads else []
@@ -154,19 +155,41 @@ class _Rowwise:
         self.starts = [self._start(j) for j in range(s.chunks)]
         self.elements = [[self._element(q, v) for v in range(s.vector)] for q in self.starts]
 
+    def _stop(self) -> str:
+        """Where a run's rows end before the bound, of all reductions alike, and of what is stored of whole rows, too: ``fills``
+        lie beyond."""
+        form, operator = self.form, self.form.operator
+        ends = {(s.compute, s.axis): s.extent for s in operator.stops}
+        firsts = [(c, next((r.name for r in c.reduce if r.extent > 1), "")) for c in form.reductions]
+        extents = {ends.get((c.name, first)) for c, first in firsts}
+        if len(extents) != 1 or None in extents:
+            return ""
+        if form.whole:
+            axis = operator.anchor.axes[form.element_of.index(0)].name
+            found = [e for e in operator.endings if e.axis == axis and e.extent in extents and not e.below]
+            if not found:
+                return ""
+            self.fills = dict(zip(operator.outputs, found[0].fills, strict=True))
+        return self.frame.stop(firsts[0][0], firsts[0][0].reduce)
+
+    def _place(self, chunk: int) -> str:
+        """First element of this thread's chunk, wherever that is."""
+        s = self.s
+        return f"(lane + {chunk * s.across}) * {s.vector}" if s.vector > 1 else f"lane + {chunk * s.across}"
+
     def _start(self, chunk: int) -> Ref:
         """First element of this thread's chunk, and whether the chunk is there (``m{chunk}``)."""
-        s, n = self.s, self.form.length
-        place = f"(lane + {chunk * s.across}) * {s.vector}" if s.vector > 1 else f"lane + {chunk * s.across}"
+        s, n, place = self.s, self.form.length, self._place(chunk)
         if self._partial(chunk):
-            self.frame.line(f"const bool m{chunk} = {place} < {n};")
-            place = f"min({place}, {n - s.vector})"
+            self.frame.line(f"const bool m{chunk} = {place} < {self.deep or n};")
+            last = str(n - s.vector) if not self.deep else f"({self.deep} - 1) / {s.vector} * {s.vector}"
+            place = f"min({place}, {last})"
         ref = self.frame.variable(f"q{chunk}", place, n)
         self.frame.unit.ranges[ref.axis] = (0, n - s.vector)
         return ref
 
     def _partial(self, chunk: int) -> bool:
-        return (chunk + 1) * self.s.across * self.s.vector > self.form.length
+        return bool(self.deep) or (chunk + 1) * self.s.across * self.s.vector > self.form.length
 
     def _element(self, start: Ref, v: int) -> tuple[Expr, ...]:
         """The element axes of element ``v`` of a chunk."""
@@ -257,6 +280,8 @@ class _Rowwise:
             for chunk, elements in enumerate(self.elements):
                 tests = " && ".join(filter(None, (self.inside, f"m{chunk}" if self._partial(chunk) else "")))
                 self._store_chunk(name, [form.point(self.rows, e) for e in elements], tests)
+                if self.deep and (fill := self.fills[name]) is not None:
+                    self._fill(name, chunk, fill)
 
     def _store_chunk(self, name: str, points: Sequence[tuple[Expr, ...]], tests: str) -> None:
         """One chunk's results, by one 16-byte store where their places are 16 aligned bytes."""
@@ -269,6 +294,17 @@ class _Rowwise:
                 return
             for point, value in zip(points, values, strict=True):
                 scope.store(place, point, value, ())
+
+    def _fill(self, name: str, chunk: int, value: float) -> None:
+        """What lies in a chunk beyond the length of a run."""
+        f, s, n, place = self.frame, self.s, self.form.length, self.frame.places[name]
+        tests = [f"!m{chunk}", *filter(None, [self.inside])]
+        tests += [f"{self._place(chunk)} < {n}"] if (chunk + 1) * s.across * s.vector > n else []
+        with f.scope(f"if ({' && '.join(tests)})"):
+            start = f.variable(f"beyond{chunk}", self._place(chunk), n)
+            for v in range(s.vector):
+                at = self.block.address(place, self.form.point(self.rows, self._element(start, v)))
+                self.block.line(ops.put(CUDA, place.pointer, at, place.dtype, ops.literal(CUDA, value, place.dtype)))
 
 
 # --- choice -------------------------------------------------------------------------------------

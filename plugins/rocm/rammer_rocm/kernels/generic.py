@@ -17,6 +17,7 @@ from rammer.tile.search import ranked_tiles
 from rammer.tile.traffic import task_cost
 
 from rammer_rocm.dialect import OPENCL, ROUNDED
+from rammer_rocm.kernels.plain import plain, task_seconds
 from rammer_rocm.kernels.task import Family, TaskFunction
 
 #: Tiles offered to the tuner, behind those of other families.
@@ -25,14 +26,14 @@ GENERIC_TILES = 4
 #: A CPU core's scratch memory is a slice of a global buffer: unlike local memory it has no limit of its own. Inlining every
 #: task into the table walk would lengthen the build, and a call costs nanoseconds. On a GPU it would cost registers: the
 #: calling convention reserves them.
-CPU_DIALECT = replace(one_thread(OPENCL), local="__global", function="__attribute__((noinline))")
+CPU_DIALECT = replace(one_thread(OPENCL), local="__global", function="__attribute__((noinline))", rereads=True)
 #: CPUs divide right by their own instruction, GPUs where they are told to (``build.standard``).
 GPU_DIALECT = replace(OPENCL, functions={**OPENCL.functions, "div": "rm_quotient"}, preamble=OPENCL.preamble + ROUNDED)
 
 
 def generic(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunction:
     """The task function of ``operator``; DeviceFailure where OpenCL C lacks an element type."""
-    function = emit(operator, binding, dialect, within=dialect.single)
+    function = emit(operator, binding, dialect, within=True)
     arguments = tuple(Argument(name, written) for name, written in function.arguments)
     types = tuple(dialect.types[binding.types[name].dtype] for name, _ in function.arguments)
     return TaskFunction(function.name, function.text, arguments, types, function.scratch, stops=function.stops)
@@ -45,16 +46,24 @@ def dialect_of(device: VDevice) -> CTarget:
 
 def generic_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
     """Every tile that the core tries and whose footprint fits, best predicted first."""
-    return (Choice(seconds, operator.tiled(tile)) for seconds, tile, _ in ranked_tiles(operator, binding.types, device))
+    choices = [Choice(seconds, operator.tiled(tile)) for seconds, tile, _ in ranked_tiles(operator, binding.types, device)]
+    if device.threads > 1 or not plain(operator):
+        return iter(choices)
+    priced = (Choice(generic_seconds(o, binding, device) + device.launch, o) for _, o in choices)
+    return iter(sorted(priced, key=lambda choice: choice.seconds))
 
 
 def generic_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
+    if device.threads == 1 and plain(operator):
+        return -(-operator.task_count // device.veus) * task_seconds(operator, binding, device)
     return task_cost(operator, binding.types, device).total(operator.task_count, device) - device.launch
 
 
 def generic_times(operator: ROperator, binding: Binding, device: VDevice) -> tuple[float, float]:
     """Predicted seconds of one task, alone and crowded."""
+    if device.threads == 1 and plain(operator):
+        return (task_seconds(operator, binding, device),) * 2
     cost = task_cost(operator, binding.types, device)
     return cost.alone, cost.crowded
 

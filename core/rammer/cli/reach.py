@@ -1,0 +1,58 @@
+"""Which devices reach which, by what, and how fast: the second half of ``rammer devices``."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any, Final
+
+from rammer.device.loader import DeviceStatus, Registry
+from rammer.errors import RammerError
+from rammer.report.table import duration, plain
+from rammer.transport import mpi
+from rammer.transport.find import choose
+from rammer.transport.measure import measured_links
+from rammer.transport.protocol import Party, Site
+
+#: Units that are measured with each other, at most.
+MOST: Final = 8
+#: Seconds that the other side of a measurement may take.
+PATIENCE: Final = 10.0
+
+
+def reached(registry: Registry, statuses: list[DeviceStatus]) -> list[dict[str, Any]]:
+    """Every two units of this process that work; under a launcher of MPI, every two processes."""
+    if mpi.launched() > 1:
+        names = [f"process {n}" for n in range(mpi.launched())]
+        return _measured(registry, [Site(name, "cpu", n) for n, name in enumerate(names)])
+    units = [(f"{s.name}:{u.index}", u.kind) for s in statuses if s.state == "ok" for u in s.hardware][:MOST]
+    return [row for pair in combinations(units, 2) for row in _measured(registry, [Site(*unit) for unit in pair])]
+
+
+def _measured(registry: Registry, sites: list[Site]) -> list[dict[str, Any]]:
+    """A row for each two of ``sites``; of those that nothing joins, or that do not answer, why."""
+    names = [s.device for s in sites]
+    try:
+        transport = choose(registry, sites)
+        fabric = transport.open(Party(tuple(sites), PATIENCE))
+        failed = True
+        try:
+            links = measured_links(fabric, names, PATIENCE, f"measured by {transport.name}")
+            failed = False
+        finally:
+            fabric.close(failed)
+    except RammerError as problem:
+        return [{"from": names[0], "to": names[1], "by": "", "why": f"{problem.what} {problem.where}".strip()}]
+    return [
+        {"from": names[k.source], "to": names[k.target], "by": transport.name, "latency": k.latency, "bandwidth": k.bandwidth}
+        for k in links
+        if k.source < k.target
+    ]
+
+
+def reach_table(rows: list[dict[str, Any]]) -> str:
+    """For people."""
+    lines = []
+    for r in rows:
+        fast = (duration(r["latency"]), f"{r['bandwidth'] / 1e9:.3g} GB/s") if r["by"] else ("-", r["why"])
+        lines.append([r["from"], r["to"], r["by"] or "-", *fast])
+    return plain(lines, ["from", "to", "by", "latency", "bandwidth"])

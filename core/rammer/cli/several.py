@@ -1,0 +1,186 @@
+"""``rammer run`` and ``rammer bench`` of one model over several devices: what device 0's process prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import click
+
+from rammer.cli.common import Array, collect_inputs, describe_array, progress
+from rammer.cli.options import InputChoice
+from rammer.commands import gathered
+from rammer.compiled.options import Request
+from rammer.errors import printable
+from rammer.report.table import duration, plain, size
+from rammer.runtime.spread_run import SpreadRuns, Timed
+from rammer.runtime.spread_session import Joining, SpreadModel, open_spread
+from rammer.transport.counters import Counters
+from rammer.transport.protocol import TIMEOUT
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def joining_options(fn: F) -> F:
+    """--transport, --timeout, --in-flight, --goal and --place, as ``joining``."""
+    fn = gathered("joining", Joining, "transport", "timeout", "depth", "goal", "place")(fn)
+    for option in (
+        click.option("--place", type=click.Path(path_type=Path), help="Several devices: a file that says who computes what."),
+        click.option(
+            "--goal",
+            type=click.Choice(["throughput", "latency"]),
+            default="throughput",
+            show_default=True,
+            help="Several devices: what the cut is good for.",
+        ),
+        click.option(
+            "--in-flight",
+            "depth",
+            type=click.IntRange(1, 64),
+            default=2,
+            show_default=True,
+            help="Several devices: runs at a time.",
+        ),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(0, min_open=True),
+            default=TIMEOUT,
+            show_default=True,
+            help="Several devices: seconds that one waits for another.",
+        ),
+        click.option(
+            "--transport", default="", metavar="NAME", help="Several devices: how tensors cross. Default: the best there is."
+        ),
+    ):
+        fn = option(fn)
+    return fn
+
+
+def opened_spread(model: Path, names: tuple[str, ...], request: Request, joining: Joining) -> SpreadModel:
+    """Closed when the command ends, however it does."""
+    with progress(model.name) as sink:
+        found = open_spread(model, names, request, joining, sink)
+    click.get_current_context().call_on_close(found.close)
+    return found
+
+
+def prepared(found: SpreadModel, choice: InputChoice) -> tuple[SpreadRuns, dict[str, Array]]:
+    """The joined devices, and a run's inputs."""
+    with progress(found.source.head.name) as found.progress:
+        inputs = found.checked(collect_inputs(found.source.head, choice))
+        return found.prepare(inputs), inputs
+
+
+def timed_runs(
+    found: SpreadModel, runs: SpreadRuns, inputs: dict[str, Array], count: int
+) -> tuple[dict[str, Array], list[float]]:
+    """One run behind the other: outputs where device 0 is, and seconds of each; one more before, where there are several."""
+    feeds, times = found.feeds(inputs), list[float]()
+    outputs = dict[str, Array]()
+    for number in range(count + (count > 1)):
+        made, timed = runs.run_all([feeds])
+        if made:
+            outputs = made[0]
+            times += timed.each if number or count == 1 else ()
+    return outputs, times
+
+
+def stream(found: SpreadModel, runs: SpreadRuns, inputs: dict[str, Array], count: int) -> Timed:
+    """Runs in flight one behind the other."""
+    feeds = found.feeds(inputs)
+    runs.run_all([feeds] * min(count, 2 * runs.joined.depth))
+    return runs.run_all([feeds] * count)[1]
+
+
+def run_report(found: SpreadModel, runs: SpreadRuns, outputs: dict[str, Array], times: list[float], of: int) -> dict[str, Any]:
+    """As plain data what ``rammer run`` says of several devices; counters are of one run, of ``of`` counted."""
+    spread, counters = runs.spread, runs.counters()
+    hardware = [found.backend(n, d if d in runs.mine else None).hardware for d, n in enumerate(found.names)]
+    return {
+        "model": found.source.head.name,
+        "devices": [f"{n}: {h.name} ({h.kind})" for n, h in zip(found.names, hardware, strict=True)],
+        "transport": runs.joined.transport.name,
+        "how": spread.how,
+        "compile_seconds": found.compile_seconds,
+        "steps": [len(part.steps) for part in spread.parts],
+        "tasks": spread.whole.task_count,
+        "transfers": [{"transfer": str(t), "bytes": t.nbytes} for t in spread.transfers],
+        "predicted_latency_seconds": spread.predicted.latency,
+        "predicted_interval_seconds": spread.predicted.interval,
+        "latency_seconds": median(times) if times else 0.0,
+        "iterations": len(times),
+        "counters": [a_run(c, of) for c in counters],
+        "notes": runs.notes,
+        "outputs": [
+            dict(zip(["name", "type", "min", "max", "nan"], describe_array(n, a), strict=True)) for n, a in outputs.items()
+        ],
+    }
+
+
+def a_run(counters: Counters, count: int) -> dict[str, float]:
+    """Counters as a mean of so many runs."""
+    return {name: value / count for name, value in zip(counters.names(), counters.values(), strict=True)}
+
+
+def show_spread(report: dict[str, Any], quiet: bool) -> None:
+    """Print a report for people (on stderr when stdout carries JSON)."""
+    moved = sum(t["bytes"] for t in report["transfers"])
+    lines = [f"model     {report['model']}"]
+    lines += [
+        f"device {n}  {name}, {steps} steps"
+        for n, (name, steps) in enumerate(zip(report["devices"], report["steps"], strict=True))
+    ]
+    lines += [
+        f"cut       {report['how']}; {len(report['transfers'])} transfers of {size(moved)} in all, by {report['transport']}",
+        f"compile   {duration(report['compile_seconds'])} ({report['tasks']} tasks)",
+        f"latency   {duration(report['latency_seconds'])} wall time with host copies, median of {report['iterations']}",
+        f"predicted {duration(report['predicted_latency_seconds'])}, and {duration(report['predicted_interval_seconds'])} "
+        "between runs in flight",
+    ]
+    lines += [f"note      {note}" for note in report["notes"]]
+    click.echo(printable("\n".join(lines)), err=quiet)
+    table = [[o["name"], o["type"], o["min"], o["max"], o["nan"]] for o in report["outputs"]]
+    click.echo(plain(table, ["output", "type", "min", "max", "NaN"]), err=quiet)
+    click.echo("\n" + counted(report["counters"]), err=quiet)
+
+
+def bench_spread(
+    model: Path, names: tuple[str, ...], asked: tuple[Request, Joining], choice: InputChoice, count: int
+) -> dict[str, Any] | None:
+    """Latency of runs one by one, and seconds between the results of ``count`` runs in flight; where device 0 is."""
+    found = opened_spread(model, names, *asked)
+    runs, inputs = prepared(found, choice)
+    _, times = timed_runs(found, runs, inputs, count)
+    many = stream(found, runs, inputs, count)
+    row = {
+        "model": model.stem,
+        "on": ", ".join(names),
+        "transport": runs.joined.transport.name,
+        "in_flight": runs.joined.depth,
+        "latency": median(times) if times else 0.0,
+        "interval": many.whole / count,
+        "predicted_latency": runs.spread.predicted.latency,
+        "predicted_interval": runs.spread.predicted.interval,
+    }
+    first = 0 in runs.mine
+    found.close()
+    return row if first else None
+
+
+def spread_table(rows: list[dict[str, Any]], form: Callable[..., str]) -> str:
+    """What ``bench_spread`` found, times spelled."""
+    times = ("latency", "interval", "predicted_latency", "predicted_interval")
+    heads = ["model", "on", "transport", "in flight", "latency", "between results", "predicted", "predicted between"]
+    return form(
+        [[*(r[k] for k in ("model", "on", "transport", "in_flight")), *(duration(r[k]) for k in times)] for r in rows], heads
+    )
+
+
+def counted(counters: list[dict[str, float]]) -> str:
+    """A table of what transfers cost, a row a device, of one run."""
+    names = [n for n in counters[0] if n != "waited"]
+    heads = ["device, a run", *(n.replace("_", " ").replace("nbytes", "bytes") for n in names), "waited"]
+    rows = [[str(n), *(f"{c[k]:.10g}" for k in names), duration(c["waited"])] for n, c in enumerate(counters)]
+    return plain(rows, heads)

@@ -1,0 +1,43 @@
+"""Loops whose number of turns is known before they run, although they stay operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TypeProto, numpy_helper
+
+#: Turns beyond which nobody asks for room for what they gather: a loop that long is stopped by the host.
+MOST_GATHERED: Final = 1 << 24
+
+
+def always_goes(body: GraphProto) -> bool:
+    """Whether a Loop's condition is the one it got, which held, or a constant that does."""
+    makers, name = {o: n for n in body.node for o in n.output}, body.output[0].name
+    known = {t.name: numpy_helper.to_array(t) for t in body.initializer}
+    while name in makers and makers[name].op_type == "Identity" and not makers[name].domain:
+        name = makers[name].input[0]
+    if name in makers and makers[name].op_type == "Constant":
+        value = next((a.t for a in makers[name].attribute if a.name == "value"), None)
+        return value is not None and bool(numpy_helper.to_array(value).all())
+    return name == body.input[1].name or (name in known and bool(known[name].all()))
+
+
+def counted_types(
+    proto: NodeProto, inferred: Mapping[str, TypeProto], operands: Mapping[str, np.ndarray]
+) -> dict[str, TypeProto]:
+    """Types of what a Loop gathers in as many turns as it is known to take, as far as ONNX infers the others of its extents."""
+    trips, going = (operands.get(n) if n else None for n in [*proto.input, "", ""][:2])
+    body = next(a.g for a in proto.attribute if a.name == "body")
+    held = not proto.input[1] if len(proto.input) > 1 else True
+    if trips is None or trips.size != 1 or not (held or (going is not None and bool(going.all()))) or not always_goes(body):
+        return {}
+    count, found = int(trips.item()), dict[str, TypeProto]()
+    for name in proto.output[len(body.input) - 2 :] if 0 < count <= MOST_GATHERED else ():
+        kind = inferred.get(name)
+        if name and kind is not None and kind.tensor_type.HasField("shape") and kind.tensor_type.shape.dim:
+            found[name] = TypeProto()
+            found[name].CopyFrom(kind)
+            found[name].tensor_type.shape.dim[0].dim_value = count
+    return found

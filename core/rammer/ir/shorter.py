@@ -1,0 +1,70 @@
+"""Operators of a program for a range as they are at some of its lengths: what they cost is asked at all of these."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Ref
+from rammer.ir.operator import ROperator
+
+#: Lengths of a range, as parts of the longest, at which operators are priced: those of most buckets. The last is the longest.
+PARTS: Final = (0.6, 0.75, 0.9, 1.0)
+#: Extents from ``LONG`` elements on are cut to multiples of ``STEP``: whether rows are aligned is the bound's, not the length's.
+LONG, STEP = 64, 16
+
+
+def shorter(operator: ROperator) -> tuple[ROperator, ...]:
+    """``operator`` at each of ``PARTS`` without endings, its tile no larger than its result; itself where it never ends."""
+    ends = ending_axes(operator)
+    if not ends:
+        return (operator,)
+    return (*(_cut(operator, ends, part) for part in PARTS[:-1]), replace(operator, endings=(), stops=()))
+
+
+def ending_axes(operator: ROperator) -> frozenset[tuple[str, str]]:
+    """The axes, by compute, along which nothing beyond a length counts: where tasks end, reductions stop, and all that reads a
+    Compute inside does one of both."""
+    stops = {(s.compute, s.axis) for s in operator.stops}
+    anchored = {e.axis for e in operator.endings if not e.below}
+    last = {d for d, a in enumerate(operator.anchor.axes) if a.name in anchored}
+    read: dict[str, list[set[bool]]] = {}
+    found = set[tuple[str, str]]()
+    for c in reversed(operator.computes):
+        own = {r.name for r in c.reduce if (c.name, r.name) in stops}
+        for d, a in enumerate(c.axes):
+            says = set(read[c.name][d]) if c.name in read else set[bool]()
+            says |= {d in last} if c.name in operator.outputs else set()
+            own |= {a.name} if says == {True} else set()
+        found |= {(c.name, name) for name in own}
+        for load in c.loads:
+            sides = read.setdefault(load.tensor, [set() for _ in load.indices])
+            for side, index in zip(sides, load.indices, strict=True):
+                side.add(isinstance(index, Ref) and index.axis in own)
+    return frozenset(found)
+
+
+def part_of(extent: int, part: float) -> int:
+    """So much of an extent that ends."""
+    step = STEP if extent >= LONG else 1
+    return min(extent, math.ceil(extent * part / step) * step)
+
+
+def _cut(operator: ROperator, ends: frozenset[tuple[str, str]], part: float) -> ROperator:
+    whole = dict[int, int]()  # tasks end as a whole; one that has all of an axis ends nowhere, unless its sums do
+    for axis, size in zip(operator.anchor.axes, operator.tile, strict=False):
+        if (operator.anchor.name, axis.name) in ends and (size < axis.extent or not operator.stops):
+            whole[axis.extent] = min(axis.extent, math.ceil(part_of(axis.extent, part) / size) * size)
+
+    def short(compute: str, axis: Axis) -> Axis:
+        known = whole.get(axis.extent) or part_of(axis.extent, part)
+        return Axis(axis.name, known) if (compute, axis.name) in ends else axis
+
+    computes = tuple(
+        replace(c, axes=tuple(short(c.name, a) for a in c.axes), reduce=tuple(short(c.name, r) for r in c.reduce))
+        for c in operator.computes
+    )
+    tile = tuple(min(t, a.extent) for t, a in zip(operator.tile, computes[-1].axes, strict=False))
+    return replace(operator, computes=computes, endings=(), stops=(), tile=tile)

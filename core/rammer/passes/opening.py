@@ -1,0 +1,156 @@
+"""Recurrences whose steps are known late: a stack of layers as one node, and what it says of a turn of them.
+
+A layer of ``n`` steps is one of more steps whose sequences end behind ``n``: ONNX's ``sequence_lens``. So a turn is the layers
+over some steps, and how many of these are left in it; states pass what is beyond the end unchanged. How often it runs follows
+from the length of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isqrt
+from typing import Final
+
+import numpy as np
+
+from rammer.errors import BadInput
+from rammer.frontend.rolled import DOMAIN, TURNS, RolledTurn, rolled_turn
+from rammer.ir.graph import Graph, Node, Value
+from rammer.ir.names import Names, identifier
+from rammer.ir.types import TensorType
+from rammer.passes.directions import one_way
+from rammer.passes.rewrite import rebuilt
+from rammer.passes.roll import MOST_TURN, Rolling, in_order
+from rammer.passes.stacks import Stack, first_stack, is_cell, steps_of
+
+#: Steps that take as long as what is between two turns: a run computes whole turns, half of one in vain, and begins each of them.
+BETWEEN: Final = 2
+
+
+def turn_for(least: int, most: int) -> int:
+    """Steps of a turn for sequences of ``least`` to ``most`` steps: of so many in the middle, turns that take the least time."""
+    turn = max(min(MOST_TURN, isqrt(BETWEEN * (max(least, 1) + most)), most), 1)
+    return -(-most // -(-most // turn))
+
+
+def layers(graph: Graph) -> tuple[Graph, dict[str, int]]:
+    """``graph`` with layers of one direction, and the steps of each by its first result."""
+    graph = one_way(graph, 0)
+    return graph, {n.outputs[0]: steps_of(graph, n) for n in graph.nodes if is_cell(n)}
+
+
+@dataclass(frozen=True)
+class OpenStack:
+    """A stack in a graph: its first ``layer``, the ``node`` in its place, and one turn as a model where it was asked for."""
+
+    layer: str
+    node: Node
+    turn: RolledTurn | None
+
+
+def opened(graph: Graph, sizes: Mapping[str, tuple[int, int]]) -> tuple[Graph, list[OpenStack]]:
+    """``graph`` with a node in the place of each stack of the layers in ``sizes``, which are most steps, and those of a turn, by
+    layer; stacks of most steps tell their turns."""
+    found = list[OpenStack]()
+    while (stack := first_stack(graph, 0, sizes)) is not None:
+        most, turn = sizes[stack.cells[0][0].outputs[0]]
+        graph, made = _opened(graph, stack, turn, -(-most // turn), stack.steps == most)
+        found.append(made)
+    return graph, found
+
+
+def _opened(graph: Graph, stack: Stack, turn: int, count: int, told: bool) -> tuple[Graph, OpenStack]:
+    lens = _Lens(graph, stack, turn, count)
+    given = replace(stack, nodes=lens.nodes)
+    whole = replace(graph, types=lens.types, constants={**graph.constants, **lens.constants})
+    rolling = Rolling(whole, given, turn)
+    rolling.count, rolling.rest, made = count, 0, rolling.made
+    states = {n.outputs[0]: rolling.initial(n) for n, _ in given.cells}
+    mains = [
+        made.fresh(f"{n}_turns", _turns(whole.types[lens.parts.get(n, n)], count, turn, n in lens.parts))
+        for n, _, _ in rolling.sliced
+    ]
+    turned = rolling.scan(states, mains)
+    scan = made.nodes.pop()
+    outside = {m: lens.parts.get(n, n) for m, (n, _, _) in zip(mains, rolling.sliced, strict=True)}
+    named = {stacked: name for name, stacked in turned.values.items()}
+    for node, _ in given.cells:
+        results = zip(turned.states[node.outputs[0]], [*node.outputs[1:], "", ""], strict=False)
+        named |= {last: name if name in stack.read else "" for last, name in results}
+    outputs = tuple(n for o in scan.outputs if (n := named.get(o, "")))
+    node = Node(TURNS, tuple(outside.get(i, i) for i in scan.inputs), outputs, {}, scan.name, DOMAIN, scan.version)
+    types = {**whole.types, **made.types}
+    inside = {id(n) for n, _ in stack.nodes}
+    nodes = [*(n for n in graph.nodes if id(n) not in inside), *lens.made, *made.nodes, node]
+    known = {*graph.constants, *lens.constants, *made.constants, *(v.name for v in graph.inputs)}
+    result = rebuilt(replace(graph, types=types), in_order(nodes, known), {**lens.constants, **made.constants})
+    return result, OpenStack(
+        stack.cells[0][0].outputs[0], node, _turn(result, scan, types, outside, named, turn) if told else None
+    )
+
+
+def _turns(kind: TensorType, count: int, turn: int, lengths: bool) -> TensorType:
+    """What the turns get slices of, by turns."""
+    return kind if lengths else TensorType(kind.dtype, (count, turn, *kind.shape[1:]))
+
+
+def _turn(
+    graph: Graph, scan: Node, types: Mapping[str, TensorType], outside: Mapping[str, str], named: Mapping[str, str], step: int
+) -> RolledTurn:
+    """One turn of ``step`` steps, by the names that values have in ``graph``."""
+    ends = tuple(Value(o, types[o]) for o in scan.outputs if named.get(o))
+    alone = replace(graph, nodes=(scan,), outputs=ends, types={**types, **graph.types})
+    turn = rolled_turn(alone, scan)
+    return replace(
+        turn,
+        states=tuple((i, first, r, named.get(last, "")) for i, first, r, last in turn.states),
+        slices=tuple((i, outside[value], back) for i, value, back in turn.slices),
+        gathered=tuple((r, named.get(value, ""), back) for r, value, back in turn.gathered),
+        step=step,
+    )
+
+
+class _Lens:
+    """The layers of a stack with the lengths of their sequences, and how many steps each turn has of them."""
+
+    def __init__(self, graph: Graph, stack: Stack, turn: int, count: int) -> None:
+        self.graph, self.names, self.types = graph, Names(graph.types), dict(graph.types)
+        self.constants: dict[str, np.ndarray] = {}
+        self.parts: dict[str, str] = {}  #: Lengths -> steps of each turn.
+        self.made: list[Node] = []
+        self.turn, self.count, self.version = turn, count, max(n.version for n, _ in stack.nodes)
+        self.nodes = tuple((self._lengthened(n, stack.steps) if is_cell(n) else n, way) for n, way in stack.nodes)
+
+    def _lengthened(self, cell: Node, steps: int) -> Node:
+        inputs = [*cell.inputs, *[""] * (5 - len(cell.inputs))]
+        if not inputs[4]:
+            batch = self.graph.types[cell.inputs[0]].shape[1]
+            inputs[4] = next((n for n, a in self.constants.items() if a.shape == (batch,)), "") or self._constant(
+                np.full(batch, steps, np.int32), f"{cell.outputs[0]}_steps"
+            )
+        if inputs[4] not in self.parts:
+            self.parts[inputs[4]] = self._split(inputs[4])
+        return replace(cell, inputs=tuple(inputs))
+
+    def _split(self, lens: str) -> str:
+        """How many of the steps are in each turn."""
+        dtype = self.types[lens].dtype
+        if len(self.types[lens].shape) != 1:
+            raise BadInput("lengths of sequences have one for each of the batch")
+        kind = TensorType(dtype, (self.count, *self.types[lens].shape))
+        starts = self._constant((np.arange(self.count) * self.turn)[:, None].astype(dtype), f"{lens}_starts")
+        zero, most = (self._constant(np.array(n, dtype), f"{lens}_{hint}") for n, hint in ((0, "none"), (self.turn, "most")))
+        left = self._node("Sub", [lens, starts], f"{lens}_left", kind)
+        return self._node("Min", [self._node("Max", [left, zero], f"{lens}_some", kind), most], f"{lens}_parts", kind)
+
+    def _constant(self, value: np.ndarray, hint: str) -> str:
+        name = identifier(hint, self.names)
+        self.constants[name], self.types[name] = value, TensorType(str(value.dtype), value.shape)
+        return name
+
+    def _node(self, op: str, inputs: list[str], hint: str, kind: TensorType) -> str:
+        name = identifier(hint, self.names)
+        self.types[name] = kind
+        self.made.append(Node(op, tuple(inputs), (name,), {}, name, "", self.version))
+        return name

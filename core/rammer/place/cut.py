@@ -1,0 +1,96 @@
+"""A compute graph in pieces, one for each device and stage, and what crosses between them.
+
+Everything here is about tensor expressions, after all passes and before storages: a cut may go through the middle of an ONNX
+operator (between two steps of an LSTM), and no piece knows that it is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from rammer.errors import BadInput
+from rammer.ir.compute import ComputeGraph
+from rammer.ir.spread import SpreadInput, SpreadOutput, Transfer
+
+__all__ = ["Cut", "CutPiece", "Spot", "cut"]
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Spot:
+    """Where a Compute runs: in a step of a ``device``, which runs its stages in order."""
+
+    stage: int
+    device: int
+
+
+@dataclass(frozen=True)
+class CutPiece:
+    """The Computes of one spot as a graph; its inputs and outputs are tensors that come from and go to elsewhere."""
+
+    spot: Spot
+    graph: ComputeGraph
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Pieces in the order of stages, and all that crosses."""
+
+    pieces: tuple[CutPiece, ...]
+    transfers: tuple[Transfer, ...]
+    inputs: tuple[SpreadInput, ...]
+    outputs: tuple[SpreadOutput, ...]
+
+
+def cut(graph: ComputeGraph, spots: Mapping[str, Spot]) -> Cut:
+    """``graph`` with every Compute at its spot. BadInput for a graph that hands out what it does not compute. No tensor that
+    crosses may be without elements (``pack``)."""
+    computed = graph.producers
+    strays = [graph.aliases.get(n, n) for n in graph.outputs if n not in computed]
+    if strays:
+        raise BadInput(
+            f"output {strays[0]!r} is an input or a constant: it cannot be made on several devices", f"model {graph.name}"
+        )
+    where = {c.name: spots[c.name] for c in graph.computes}
+    readers: dict[str, set[Spot]] = {n: set() for n in (*graph.inputs, *computed)}
+    for c in graph.computes:
+        for name in c.reads:
+            if name in readers:
+                readers[name].add(where[c.name])
+    transfers = tuple(_transfers(graph, where, readers))
+    pieces = tuple(_piece(graph, spot, where, readers) for spot in sorted(set(where.values())))
+    known = graph.aliases
+    inputs = tuple(
+        SpreadInput(known.get(n, n), n, graph.types[n], tuple(sorted({s.device for s in readers[n]}))) for n in graph.inputs
+    )
+    brought = {t.tensor: t.name for t in transfers if t.target == 0}
+    outputs = tuple(
+        SpreadOutput(known.get(n, n), n, graph.types[n], where[n].device, brought[n] if where[n].device else "")
+        for n in graph.outputs
+    )
+    return Cut(pieces, transfers, inputs, outputs)
+
+
+def _transfers(graph: ComputeGraph, where: Mapping[str, Spot], readers: Mapping[str, Collection[Spot]]) -> Iterable[Transfer]:
+    """One for each tensor and other device that reads it; outputs of the model go to device 0."""
+    for c in graph.computes:
+        targets = {s.device for s in readers[c.name]} | ({0} if c.name in graph.outputs else set())
+        for target in sorted(targets - {where[c.name].device}):
+            yield Transfer(f"move_{c.name}_to_{target}", c.name, c.type, where[c.name].device, target)
+
+
+def _piece(graph: ComputeGraph, spot: Spot, where: Mapping[str, Spot], readers: Mapping[str, Collection[Spot]]) -> CutPiece:
+    computes = tuple(c for c in graph.computes if where[c.name] == spot)
+    inside = {c.name for c in computes}
+    read = dict.fromkeys(n for c in computes for n in c.reads if n not in inside)
+    outputs = tuple(c.name for c in computes if c.name in graph.outputs or any(s != spot for s in readers[c.name]))
+    constants = {n: v for n, v in graph.constants.items() if n in read}
+    inputs = tuple(n for n in read if n not in constants)
+    types = {n: graph.types[n] for n in (*read, *inside)}
+    name = f"{graph.name}_d{spot.device}_{spot.stage}"
+    return CutPiece(
+        spot,
+        replace(
+            graph, name=name, inputs=inputs, outputs=outputs, computes=computes, types=types, constants=constants, aliases={}
+        ),
+    )

@@ -1,0 +1,180 @@
+"""One model over several devices: the cuts that there are, compiled, and the best of them as a Spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rammer.compiler import Compiler
+from rammer.errors import BadInput, DeviceFailure
+from rammer.frontend.bind import bind_until
+from rammer.frontend.lower import lower
+from rammer.frontend.reader import Model
+from rammer.frontend.sections import split_segments
+from rammer.ir.compute import ComputeGraph
+from rammer.ir.spread import DevicePart, DeviceStep, Link, Spread
+from rammer.place.by_hand import by_hand
+from rammer.place.cost import Costs, costs_of, on_its_own
+from rammer.place.cut import Cut, Spot, cut
+from rammer.place.pack import packed
+from rammer.place.pipeline import pipeline
+from rammer.place.predict import link_between, predict, step_times
+from rammer.place.shares import shared_out
+from rammer.place.waves import chunks_worth, wavefront
+from rammer.plan.join import join
+from rammer.tile.steps import every_step
+
+__all__ = ["GOALS", "compile_spread"]
+
+#: What a user may ask a placement for.
+GOALS: Final = ("throughput", "latency")
+#: How often a pipeline is balanced anew by what its stretches turned out to take.
+ROUNDS: Final = 3
+
+
+def compile_spread(
+    devices: Sequence[tuple[str, Compiler]],
+    model: Model,
+    shapes: Mapping[str, tuple[int, ...]],
+    links: Sequence[Link] = (),
+    goal: str = "throughput",
+    place: str = "",
+) -> Spread:
+    """``model`` at ``shapes`` over all ``devices``: names and compilers, of which one may serve several.
+
+    Of the cuts that fit the model the one with the best prediction for ``goal`` is taken: seconds between results
+    (``throughput``) or of one run (``latency``). ``links`` are as measured; others are assumed. ``place``, where given, says it
+    by hand (``place.by_hand``). It is the same in every process that is given the same. BadInput for a model with operators on
+    the host or shapes that are known late, and for one that cannot be cut."""
+    if goal not in GOALS:
+        raise BadInput(f"unknown goal {goal!r} of a placement", "place", f"one of: {', '.join(GOALS)}")
+    if len(devices) < 2:
+        raise BadInput(f"a model is spread over at least two devices, not {len(devices)}", "--device")
+    names, compilers = tuple(n for n, _ in devices), [c for _, c in devices]
+    graph = _computes(compilers[0], model, shapes)
+    spreading = Spreading(graph, compilers, names, {(k.source, k.target): k for k in links})
+    proposals = [spreading.spread(graph, by_hand(place, graph, len(names)), "by hand")] if place else spreading.proposals()
+    found = [s for s in proposals if s is not None]
+    if not found:
+        raise BadInput(f"the model cannot be cut for {len(names)} devices", f"model {graph.name}", "use fewer devices")
+    return min(found, key=lambda s: s.predicted.interval if goal == "throughput" else s.predicted.latency)
+
+
+def _computes(compiler: Compiler, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> ComputeGraph:
+    """All of the model as tensor expressions, after all passes."""
+    with compiler.step("bind"):
+        graph, rest = bind_until(model, shapes, compiler.lowerings)
+    if rest is not None:
+        raise BadInput(
+            f"a model over several devices needs shapes that are known before it runs: {rest.why.what}", rest.why.where
+        )
+    with compiler.step("passes"):
+        graph, _ = compiler.rewritten(graph, compiler.passes)
+    found = split_segments(graph, compiler.lowerings)
+    for nodes, why in found:
+        if why:
+            raise BadInput(
+                f"a model over several devices has no operators on the host: {nodes[0].op} {why}", nodes[0].name, "use one device"
+            )
+    with compiler.step("lower"):
+        return lower(graph, compiler.lowerings)
+
+
+@dataclass
+class Spreading:
+    """Everything that cuts of one graph share."""
+
+    graph: ComputeGraph
+    compilers: Sequence[Compiler]
+    names: tuple[str, ...]
+    links: Mapping[tuple[int, int], Link]
+    _costs: dict[int, Costs] = field(default_factory=dict)
+
+    def proposals(self) -> Iterator[Spread | None]:
+        """Each way to cut, at its best."""
+        yield self._pipeline()
+        yield self._wavefront()
+        yield from self._shares()
+
+    @property
+    def costs(self) -> list[Costs]:
+        """Of each device."""
+        for compiler in self.compilers:
+            if id(compiler) not in self._costs:
+                self._costs[id(compiler)] = costs_of(compiler, self.graph)
+        return [self._costs[id(c)] for c in self.compilers]
+
+    def _pipeline(self) -> Spread | None:
+        """Balanced by what devices' stretches take when they are compiled."""
+        best, scale, seen = None, [1.0] * len(self.names), list[dict[str, Spot]]()
+        for _ in range(ROUNDS):
+            spots = pipeline(self.graph, self.costs, self.links, scale)
+            if spots is None or spots in seen:
+                break
+            seen.append(spots)
+            made = self.spread(self.graph, spots, "a pipeline over layers")
+            if made is None:
+                break
+            best = made if best is None or made.predicted.interval < best.predicted.interval else best
+            thought = [sum(self.costs[s.device].seconds[n] for n, s in spots.items() if s.device == d) for d in range(len(scale))]
+            scale = [b / t if t else 1.0 for b, t in zip(made.predicted.busy, thought, strict=True)]
+        return best
+
+    def _wavefront(self) -> Spread | None:
+        """Stacked layers, chunk of steps by chunk."""
+        graph, first = every_step(self.graph), self.compilers[0].backend.vdevice
+        if graph is self.graph:
+            return None
+        costs = costs_of(self.compilers[0], graph)
+        ways = [link_between(self.links, d, d + 1) for d in range(len(self.names) - 1)]
+        chunks = chunks_worth(graph, costs.alone, len(self.names), first.launch + max(w.latency for w in ways))
+        spots = wavefront(graph, costs, len(self.names), chunks)
+        return None if spots is None else self.spread(graph, spots, f"a wavefront over layers, {chunks} chunks of steps")
+
+    def _shares(self) -> Iterator[Spread | None]:
+        """Large products in shares: those that save more than half of what an exchange takes, and those that do together with
+        others between two exchanges."""
+        size, seen = len(self.names), set[frozenset[str]]()
+        exchange = max(link_between(self.links, a, b).latency for a in range(size) for b in range(size) if a != b)
+        for least in (exchange / 2, exchange / 32):
+            made = shared_out(self.graph, self.costs[0], size, least)
+            if made is not None and frozenset(made[1]) not in seen:
+                seen.add(frozenset(made[1]))
+                yield self.spread(*made, f"large products in {size} shares")
+
+    def spread(self, graph: ComputeGraph, spots: Mapping[str, Spot], how: str) -> Spread | None:
+        """``graph`` cut so, compiled and proved; None where a piece has no room on its device."""
+        found = cut(*packed(graph, spots))
+        try:
+            parts = self._parts(found)
+        except DeviceFailure:
+            return None
+        results = [o.transfer for o in found.outputs if o.transfer]
+        alone = tuple(c.alone for c in self.costs)
+        predicted = predict(step_times(parts), found.transfers, self.links, results, alone)
+        whole = join(graph.name, parts, found.transfers, found.inputs, found.outputs, predicted.latency)
+        return Spread(parts, found.transfers, whole, found.inputs, found.outputs, predicted, how)
+
+    def _parts(self, found: Cut) -> tuple[DevicePart, ...]:
+        """Every piece compiled for its device."""
+        steps: list[list[DeviceStep]] = [[] for _ in self.names]
+        for piece in found.pieces:
+            device = piece.spot.device
+            segment = on_its_own(self.compilers[device], piece.graph)
+            here = {t.tensor: t.name for t in found.transfers if t.target == device and t.tensor in piece.graph.inputs}
+            known = {name for step in steps[device] for name in step.arrivals}
+            sends = tuple(t.name for t in found.transfers if t.source == device and t.tensor in piece.graph.outputs)
+            arrivals = tuple(n for n in here.values() if n not in known)
+            steps[device].append(DeviceStep(segment.program, segment.constants, arrivals, sends))
+        kept = {o.transfer for o in found.outputs}
+        tensors = {t.name: t.tensor for t in found.transfers}
+        return tuple(DevicePart(n, _freed(s, tensors, kept)) for n, s in zip(self.names, steps, strict=True))
+
+
+def _freed(steps: Sequence[DeviceStep], tensors: Mapping[str, str], kept: set[str]) -> tuple[DeviceStep, ...]:
+    """Steps that give back what they are the last to read."""
+    last = {name: k for k, s in enumerate(steps) for name, tensor in tensors.items() if tensor in s.inputs}
+    arrived = {name for s in steps for name in s.arrivals} - kept
+    frees = [tuple(n for n in tensors if n in arrived and last[n] == k) for k in range(len(steps))]
+    return tuple(DeviceStep(s.program, s.constants, s.arrivals, s.departures, f) for s, f in zip(steps, frees, strict=True))

@@ -1,0 +1,184 @@
+"""One device's part of a model over several: its steps, bound to the memory that tensors arrive in and depart from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.device.arrays import Array
+from rammer.device.manifest import Backend, Bound, Loaded
+from rammer.ir.spread import DeviceStep, Spread
+from rammer.transport.protocol import Endpoint
+
+#: Bytes; arrays of a part begin at multiples of it.
+ALIGNED = 256
+#: What is asked of a run when its turn comes: the model's inputs by name, and who takes the outputs.
+Feed: TypeAlias = Callable[[int], Mapping[str, Array]]
+Deliver: TypeAlias = Callable[[int, dict[str, Array]], None]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs by number, from ``first`` on; ``feed`` gives one's inputs, ``deliver`` takes its outputs on device 0."""
+
+    first: int
+    count: int
+    feed: Feed
+    deliver: Deliver
+
+
+@dataclass(frozen=True)
+class BoundStep:
+    """A step for one slot. ``fetched`` and ``sent`` are arrays of the host that the device, which has memory of its own, copies
+    from before a run and into after it."""
+
+    step: DeviceStep
+    call: Bound
+    fetched: Mapping[str, Array]
+    sent: Mapping[str, Array]
+
+
+class BoundPart:
+    """Runs a device's steps, of up to ``depth`` runs at a time: the oldest run that can go on does.
+
+    Every slot has arrays of its own: the model's inputs, what the device's steps leave for each other and what departs. What
+    arrives is read where it arrived.
+    """
+
+    def __init__(self, spread: Spread, device: int, backend: Backend, endpoint: Endpoint, depth: int) -> None:
+        self.spread, self.device, self.endpoint, self.depth = spread, device, endpoint, depth
+        self.results = spread.results(device)
+        self.loaded: list[Loaded] = []
+        self.slots: list[list[BoundStep]] = []
+        self.arrays: list[dict[str, Array]] = []
+        steps = spread.parts[device].steps
+        self._needed = {spread.transfer[n].tensor for s in steps for n in s.departures}
+        self._needed |= {o.tensor for o in spread.outputs if o.device == device}
+        try:
+            for step in steps:
+                self.loaded.append(backend.load(step.program, step.constants))
+            for slot in range(depth):
+                arrays = self._arrived(slot)
+                self.arrays.append(arrays)
+                self.slots.append([self._bound(s, p, arrays) for s, p in zip(steps, self.loaded, strict=True)])
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the device does besides running its steps."""
+        return tuple(dict.fromkeys(note for slot in self.slots for step in slot for note in step.call.notes))
+
+    def _arrived(self, slot: int) -> dict[str, Any]:
+        """Tensors that are there before any step has run."""
+        arrays = {i.tensor: aligned(i.type.shape, i.type.dtype) for i in self.spread.inputs if self.device in i.devices}
+        for transfer in self.spread.transfers:
+            if transfer.target == self.device:
+                arrays[transfer.tensor] = self.endpoint.slot(transfer.name, slot)
+        return arrays
+
+    def _bound(self, step: DeviceStep, program: Loaded, arrays: dict[str, Any]) -> BoundStep:
+        """Inputs are where others write them, outputs where they depart from; a device with memory of its own has its own."""
+        for name, kind in step.outputs.items():
+            arrays[name] = aligned(kind.shape, kind.dtype)
+        given = {n: arrays[n] for n in step.inputs}
+        outputs: dict[str, Any] = {n: arrays[n] for n in step.outputs}
+        call = program.bind(given, outputs)
+        fetched = {n: a for n, a in given.items() if not same(call.inputs[n], a)}
+        sent = {n: a for n, a in outputs.items() if n in self._needed and not same(call.outputs[n], a)}
+        return BoundStep(step, call, fetched, sent)
+
+    def go(self, runs: Runs) -> None:
+        """All ``runs``. Raises what a step or a transfer raises."""
+        ahead, end, active = runs.first, runs.first + runs.count, dict[int, int]()
+        while active or ahead < end:
+            while ahead < end and len(active) < self.depth:
+                self._start(ahead, runs.feed(ahead))
+                active[ahead] = 0
+                ahead += 1
+            run = next((r for r in active if self._ready(r, active[r])), min(active))
+            if self._step(run, active[run], runs.deliver):
+                active[run] += 1
+            else:
+                del active[run]
+
+    def _start(self, run: int, inputs: Mapping[str, Array]) -> None:
+        arrays = self.arrays[run % self.depth]
+        for port in self.spread.inputs:
+            if self.device in port.devices:
+                np.copyto(arrays[port.tensor], inputs[port.name])
+
+    def _ready(self, run: int, number: int) -> bool:
+        """Whether nothing has to be waited for."""
+        steps, end = self.slots[run % self.depth], self.endpoint
+        if number == len(steps):
+            return all(end.arrived(n, run) for n in self.results)
+        step = steps[number].step
+        return all(end.arrived(n, run) for n in step.arrivals) and all(end.free(n, run) for n in step.departures)
+
+    def _step(self, run: int, number: int, deliver: Deliver) -> bool:
+        """One step of a run; False where that was all."""
+        steps, end = self.slots[run % self.depth], self.endpoint
+        if number == len(steps):
+            self._finish(run, deliver)
+            return False
+        bound = steps[number]
+        for name in bound.step.arrivals:
+            end.wait(name, run)
+        self.compute(bound)
+        arrays = self.arrays[run % self.depth]
+        for name in bound.step.departures:
+            end.put(name, run, arrays[self.spread.transfer[name].tensor])
+        for name in bound.step.frees:
+            end.release(name, run)
+        return True
+
+    def compute(self, bound: BoundStep) -> None:
+        """The step's program, to its end."""
+        if bound.fetched:
+            bound.call.write(bound.fetched)
+            self.endpoint.counters.host_copies += len(bound.fetched)
+        bound.call.run()
+        bound.call.synchronize()
+        if bound.sent:
+            for name, values in bound.call.to_host(*bound.sent).items():
+                np.copyto(bound.sent[name], values)
+            self.endpoint.counters.host_copies += len(bound.sent)
+
+    def _finish(self, run: int, deliver: Deliver) -> None:
+        """The outputs are copied for the user, on device 0; what brought them is given back."""
+        for name in self.results:
+            self.endpoint.wait(name, run)
+        if self.device == 0:
+            arrays = self.arrays[run % self.depth]
+            deliver(run, {o.name: arrays[o.tensor].copy() for o in self.spread.outputs})
+        for name in self.results:
+            self.endpoint.release(name, run)
+
+    def close(self) -> None:
+        """Free the programs, and let go of all memory that others write to."""
+        for slot in self.slots:
+            for step in slot:
+                step.call.close()
+        for program in self.loaded:
+            program.close()
+        self.slots, self.loaded, self.arrays = [], [], []
+
+
+def aligned(shape: tuple[int, ...], dtype: str) -> Array:
+    """Zeros that begin at a multiple of ``ALIGNED`` bytes, with as many behind them that belong to nobody."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    whole = np.zeros(size + 2 * ALIGNED, np.uint8)
+    start = -whole.ctypes.data % ALIGNED
+    return whole[start : start + size].view(dtype).reshape(shape)
+
+
+def same(ours: Any, given: Array) -> bool:
+    """Whether a bound array is the very memory that was given."""
+    if not isinstance(ours, np.ndarray):
+        return False
+    return ours.__array_interface__["data"] == given.__array_interface__["data"] or not given.size

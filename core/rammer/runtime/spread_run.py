@@ -1,0 +1,147 @@
+"""A model over several devices, ready to run: those of this process, or this process's one of several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rammer.device.arrays import Array
+from rammer.device.manifest import Backend
+from rammer.errors import DeviceFailure, RammerError
+from rammer.ir.spread import Spread
+from rammer.runtime.spread_part import BoundPart, Runs
+from rammer.transport.counters import Counters
+from rammer.transport.exposed import Exposed
+from rammer.transport.handshake import agree, collected, versions
+from rammer.transport.measure import in_parallel
+from rammer.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, RunsParts, Site, Transport
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How the devices of a spread are joined: each one's site, by what, with how many runs in flight, and how long one waits for
+    another (seconds)."""
+
+    sites: tuple[Site, ...]
+    transport: Transport
+    depth: int = 2
+    timeout: float = TIMEOUT
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Of some runs on device 0: seconds of each from its start to its outputs, and of all together."""
+
+    each: tuple[float, ...]
+    whole: float
+
+
+class SpreadRuns:
+    """``run`` and ``run_all``, called in every process alike; outputs are where device 0 is. ``backends`` are those of this
+    process's devices by number. Any error ends it, here and, with its reason, everywhere else."""
+
+    def __init__(
+        self,
+        spread: Spread,
+        backends: Mapping[int, Backend],
+        joined: Joined,
+        fabric: Fabric | None = None,
+        patience: float = 0.0,
+    ) -> None:
+        """``patience``: seconds that others may take longer to come here, as all have compiled."""
+        self.spread, self.joined, self._next, self.closed = spread, joined, 0, False
+        self.fabric = fabric or joined.transport.open(Party(joined.sites, joined.timeout))
+        self.parts: dict[int, BoundPart] = {}
+        self.endpoints: Mapping[int, Endpoint] = {}
+        names = tuple(site.device for site in joined.sites)
+        try:
+            agree(self.fabric, versions() | {"program": spread.digest}, names, joined.timeout + patience)
+            self.endpoints = self.fabric.expose(Exposed(names, spread.transfers, joined.depth))
+            for device, endpoint in self.endpoints.items():
+                self.parts[device] = self._part(device, backends[device], endpoint)
+            self.fabric.meet(dict.fromkeys(self.mine, "ready"), joined.timeout + patience)  # runs begin when all are loaded
+        except BaseException as problem:
+            self._failed(problem)
+            raise
+
+    def _part(self, device: int, backend: Backend, endpoint: Endpoint) -> BoundPart:
+        if isinstance(endpoint, RunsParts):
+            part: BoundPart = endpoint.part(self.spread, device, backend)
+            return part
+        return BoundPart(self.spread, device, backend, endpoint, self.joined.depth)
+
+    @property
+    def mine(self) -> tuple[int, ...]:
+        """The devices of this process."""
+        return self.fabric.mine
+
+    @property
+    def notes(self) -> list[str]:
+        """What this process's devices do besides running their steps."""
+        return [f"device {d}: {note}" for d, part in self.parts.items() for note in part.notes]
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """One run; its outputs, in the process of device 0, else nothing."""
+        outputs, _ = self.run_all([inputs])
+        return outputs[0] if outputs else {}
+
+    def run_all(self, inputs: Sequence[Mapping[str, Array]]) -> tuple[list[dict[str, Array]], Timed]:
+        """Runs with these inputs, several in flight; their outputs in order, where device 0 is."""
+        if self.closed:
+            raise DeviceFailure(f"{self.spread.whole.name} was closed", hint="open it again")
+        first, outputs = self._next, list[dict[str, Array]]()
+        started, ended = list[float](), list[float]()
+
+        def feed(run: int) -> Mapping[str, Array]:
+            return inputs[run - first]
+
+        def feed_timed(run: int) -> Mapping[str, Array]:
+            started.append(time.perf_counter())
+            return inputs[run - first]
+
+        def deliver(run: int, found: dict[str, Array]) -> None:
+            ended.append(time.perf_counter())
+            outputs.append(found)
+
+        self._next += len(inputs)
+        self._all({d: Runs(first, len(inputs), feed if d else feed_timed, deliver) for d in self.mine})
+        each = tuple(b - a for a, b in zip(started, ended, strict=True)) if outputs else ()
+        return outputs, Timed(each, ended[-1] - started[0] if outputs else 0.0)
+
+    def _all(self, runs: Mapping[int, Runs]) -> None:
+        """Each of this process's devices in a thread, the first in this one. Raises what went wrong first."""
+        try:
+            in_parallel({d: partial(self.parts[d].go, runs[d]) for d in self.mine}, self._tell)
+        except BaseException as problem:
+            self._failed(problem)
+            raise
+
+    def _tell(self, device: int, problem: BaseException) -> None:
+        """All others learn why this device ends."""
+        said = problem.what if isinstance(problem, RammerError) else f"{type(problem).__name__}: {problem}"
+        self.endpoints[device].fail(said)
+
+    def counters(self) -> list[Counters]:
+        """All devices', in order; asked in every process."""
+        return collected(self.fabric, {d: e.counters for d, e in self.endpoints.items()}, self.joined.timeout)
+
+    def _failed(self, problem: BaseException) -> None:
+        """Nobody is waited for any more."""
+        if not self.closed:
+            self.closed = True
+            self._free()
+            self.fabric.close(failed=True)
+
+    def _free(self) -> None:
+        for part in self.parts.values():
+            part.close()
+        self.parts, self.endpoints = {}, {}
+
+    def close(self) -> None:
+        """Free everything, in all processes together; closing again does nothing."""
+        if not self.closed:
+            self.closed = True
+            self._free()
+            self.fabric.close()

@@ -1,0 +1,230 @@
+"""Opening a model over several devices: of this process, or one in each process that a launcher of MPI has started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rammer.compiled.artifact import is_artifact
+from rammer.compiled.options import Progress, Request, check_forms, check_precision, quiet
+from rammer.device.arrays import Array
+from rammer.device.loader import Registry
+from rammer.device.manifest import Backend
+from rammer.errors import BadInput, DeviceUnavailable
+from rammer.ir.formats import carried
+from rammer.profile.store import KernelStore
+from rammer.runtime.checks import check_inputs, shapes_of
+from rammer.runtime.source import ModelSource, open_source
+from rammer.runtime.spread_run import Joined, SpreadRuns
+from rammer.transport import mpi
+from rammer.transport.find import choose
+from rammer.transport.handshake import agree, versions
+from rammer.transport.measure import measured_links
+from rammer.transport.protocol import TIMEOUT, Fabric, Party, Site
+
+if TYPE_CHECKING:
+    from rammer.compiler import Compiler
+
+#: Seconds that processes may start one behind the other, at least: a busy machine, or a disk that is far away.
+STARTING: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What users say of several devices: the transport (the best one), seconds that one waits for another, runs in flight, what
+    the cut is good for, and a file that says it by hand."""
+
+    transport: str = ""
+    timeout: float = TIMEOUT
+    depth: int = 2
+    goal: str = "throughput"
+    place: Path | None = None
+
+
+def several(device: str) -> tuple[str, ...]:
+    """The devices that ``--device`` names for this run, in order; of one alone, in one process, nothing. DeviceUnavailable where
+    processes and names do not fit together."""
+    names = tuple(n.strip() for n in device.split(",")) if "," in device else (device,)
+    count = mpi.launched()
+    if not all(names) and len(names) > 1:
+        raise BadInput(f"--device {device!r} has an empty name", hint="write NAME[:INDEX],NAME[:INDEX]")
+    if count == 1:
+        return names if len(names) > 1 else ()
+    if len(names) not in (1, count):
+        raise DeviceUnavailable(
+            f"{len(names)} devices for {count} processes: {device}",
+            where=f"mpirun -n {count}",
+            hint=f"start mpirun -n {len(names)}, or name one device for all",
+        )
+    if not device:
+        raise BadInput("several processes need a device by name", hint="name one with --device")
+    rank, size = mpi.world()
+    if size != count:
+        raise DeviceUnavailable(
+            f"the launcher started {count} processes, and MPI knows {size}",
+            where=f"rank {rank}",
+            hint="mpirun and mpi4py must be of the same MPI",
+        )
+    return names * (count // len(names))
+
+
+@dataclass
+class SpreadModel:
+    """A model over several devices: ``open_spread`` finds them, ``prepare`` compiles for the shapes of some inputs. Called in
+    every process alike."""
+
+    source: ModelSource
+    names: tuple[str, ...]
+    joining: Joining
+    request: Request
+    registry: Registry
+    fabric: Fabric
+    sites: tuple[Site, ...]
+    progress: Progress = quiet
+    compile_seconds: float = 0.0
+    backends: dict[str, Backend] = field(default_factory=dict)  #: By device's name, and number where it is this process's own.
+    runs: SpreadRuns | None = None
+    failed: bool = False
+
+    def backend(self, name: str, number: int | None = None) -> Backend:
+        """An opened device: of this process's own each number has one, others share one to compile for."""
+        key = name if number is None else f"{name} {number}"
+        if key not in self.backends:
+            options = options_for(name, self.request.device_options)
+            made = self.registry.open(name, self.request.require, self.request.target, options)
+            self.backends[key] = made
+            check_precision(self.request.chosen.precision, name, made.vdevice)
+        return self.backends[key]
+
+    def compilers(self) -> list[tuple[str, Compiler]]:
+        """Every device's name with its compiler, one for each name."""
+        from rammer.compiler import Compiler
+
+        made = dict[str, Compiler]()
+        for number, name in enumerate(self.names):
+            if name not in made:
+                backend = self.backend(name, number if number in self.fabric.mine else None)
+                store, chosen = KernelStore.default(), self.request.chosen
+                made[name] = Compiler(backend, chosen, store, self.registry, self.progress, name.partition(":")[0])
+        return [(n, made[n]) for n in self.names]
+
+    def checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """As ``Executable.checked``."""
+        return check_inputs(self.source.head.inputs, inputs)
+
+    def prepare(self, inputs: Mapping[str, Array]) -> SpreadRuns:
+        """Compile for the shapes of ``inputs``, and join the devices; refuses processes that would run something else."""
+        from rammer.place.spreading import compile_spread
+
+        with self.ending():
+            placed(self.joining.place)
+            said = versions() | {"device list": ",".join(self.names), "options": str(self.request), "joining": str(self.joining)}
+            agree(self.fabric, said, self.names, max(self.joining.timeout, STARTING))
+            links = measured_links(self.fabric, self.names, self.joining.timeout, f"measured by {self.chosen.name}")
+            begin = time.perf_counter()
+            shapes = shapes_of(self.source.head, inputs)
+            goal, place = self.joining.goal, placed(self.joining.place)
+            spread = compile_spread(self.compilers(), self.source.model, shapes, links, goal, place)
+            self.compile_seconds = time.perf_counter() - begin
+            own = {n: self.backend(self.names[n], n) for n in self.fabric.mine}
+            joined = Joined(self.sites, self.chosen, self.joining.depth, self.joining.timeout)
+            self.runs = SpreadRuns(spread, own, joined, self.fabric, 4 * self.compile_seconds)
+            return self.runs
+
+    def feeds(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Inputs as devices have them: of types that nothing computes in, their bits."""
+        return {n: carried(a) for n, a in inputs.items()}
+
+    @property
+    def chosen(self) -> Any:
+        """The transport."""
+        return choose(self.registry, self.sites, self.joining.transport)
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """After an error here, nobody is waited for."""
+        try:
+            yield
+        except BaseException:
+            self.failed = True
+            raise
+
+    def close(self) -> None:
+        """Free everything; in all processes together, unless something failed."""
+        if self.runs is not None:
+            self.failed |= self.runs.closed
+            self.runs.close()
+        self.fabric.close(self.failed)
+        for backend in self.backends.values():
+            backend.close()
+        self.backends = {}
+
+
+def open_spread(
+    model: Path, names: tuple[str, ...], request: Request, joining: Joining, progress: Progress = quiet
+) -> SpreadModel:
+    """``model`` for all devices ``names``, joined. BadInput for what only one device can do, DeviceUnavailable for devices
+    that are not there or that nothing joins."""
+    check_spread(model, request)
+    registry = Registry()
+    source = open_source(model, registry.operators)
+    source.head  # noqa: B018 - reads and checks the model before any driver is touched
+    check_apart(registry, names)
+    sites = tuple(Site(name, kind_of(registry, name), n if mpi.launched() > 1 else 0) for n, name in enumerate(names))
+    transport = choose(registry, sites, joining.transport)
+    fabric = transport.open(Party(sites, joining.timeout))
+    return SpreadModel(source, names, joining, replace(request), registry, fabric, sites, progress)
+
+
+def check_spread(model: Path, request: Request) -> None:
+    """BadInput for what is asked of several devices and only one can do."""
+    check_forms(request.layout, request.batching)
+    if is_artifact(model):
+        raise BadInput(f"{model} was compiled for one device", "--device", "give the model itself, or one device")
+    if request.lengths:
+        raise BadInput("ranges of lengths run on one device", "--shape", "give a length, or one device")
+    if request.tune != "off":
+        raise BadInput("kernels are not measured for several devices: each would choose others", "--tune", "leave out --tune")
+
+
+def placed(path: Path | None) -> str:
+    """What a file says of who computes what. BadInput where it cannot be read."""
+    try:
+        return path.read_text() if path is not None else ""
+    except (OSError, ValueError) as problem:
+        raise BadInput(f"cannot read {path}: {getattr(problem, 'strerror', None) or problem}", "--place") from problem
+
+
+def check_apart(registry: Registry, names: tuple[str, ...]) -> None:
+    """DeviceUnavailable where one process would have one unit twice; simulated ones are as many as one likes."""
+    full = [n if ":" in n else f"{n}:0" for n in names]
+    for name in dict.fromkeys(full):
+        device = registry.status(name.partition(":")[0]).device
+        if mpi.launched() == 1 and full.count(name) > 1 and not (device is not None and device.simulated):
+            raise DeviceUnavailable(
+                f"device {name} is named {full.count(name)} times, and is one unit",
+                where=f"--device {','.join(names)}",
+                hint="name several units, or start a process for each (mpirun)",
+            )
+
+
+def kind_of(registry: Registry, name: str) -> str:
+    """cpu, gpu or whatever the unit is; DeviceUnavailable where it is not there."""
+    plain, _, index = name.partition(":")
+    backend = registry.status(plain)
+    units = {str(unit.index): unit.kind for unit in backend.hardware}
+    return units.get(index or "0", "")
+
+
+def options_for(name: str, options: Mapping[str, str]) -> dict[str, str]:
+    """The device's own options: ``tiles=8`` is all devices', ``ipu_sim.tiles=8`` one's."""
+    plain, found = name.partition(":")[0], dict[str, str]()
+    for key, value in options.items():
+        owner, dot, rest = key.rpartition(".")
+        if not dot or owner in (plain, name):
+            found[rest] = value
+    return found

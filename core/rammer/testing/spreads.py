@@ -1,0 +1,169 @@
+"""A Spread, and its whole program, played without devices or transports that could be wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+import numpy as np
+
+from rammer.device.manifest import Backend
+from rammer.ir.compute import Compute
+from rammer.ir.evaluate import evaluate
+from rammer.ir.homes import TRANSFER
+from rammer.ir.operator import ROperator
+from rammer.ir.owners import strided
+from rammer.ir.program import RProgram, Storage, Task
+from rammer.ir.spread import Spread
+from rammer.plan.join import joined_constants
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Stuck(Exception):
+    """Rows that wait for what never comes."""
+
+
+def run_whole(spread: Spread, inputs: Arrays, backend: Backend) -> dict[str, np.ndarray]:
+    """The whole program on one device, which plays all of them: outputs by the user's names."""
+    loaded = backend.load(spread.whole, joined_constants(spread.parts))
+    try:
+        return dict(loaded.run(whole_inputs(spread, inputs)).outputs)
+    finally:
+        loaded.close()
+
+
+def whole_inputs(spread: Spread, inputs: Arrays) -> dict[str, np.ndarray]:
+    """The user's inputs under the names of the whole program's ports."""
+    return {f"{i.name}@{device}": inputs[i.name] for i in spread.inputs for device in i.devices}
+
+
+def run_steps(spread: Spread, inputs: Arrays, backends: list[Backend]) -> dict[str, np.ndarray]:
+    """Every step on its device, transfers as assignments, one step at a time: outputs by the user's names."""
+    held: list[dict[str, np.ndarray]] = [{} for _ in spread.parts]
+    for given in spread.inputs:
+        for device in given.devices:
+            held[device][given.tensor] = inputs[given.name]
+    at, gone, moved = [0] * len(held), set[str](), True
+    while moved:
+        moved = False
+        for device, part in enumerate(spread.parts):
+            while at[device] < len(part.steps) and gone.issuperset(part.steps[at[device]].arrivals):
+                step, moved = part.steps[at[device]], True
+                loaded = backends[device].load(step.program, step.constants)
+                made = loaded.run({name: held[device][name] for name in step.inputs}).outputs
+                loaded.close()
+                held[device].update(made)
+                for name in step.frees:
+                    del held[device][spread.transfer[name].tensor]
+                for name in step.departures:
+                    transfer = spread.transfer[name]
+                    held[transfer.target][transfer.tensor] = made[transfer.tensor]
+                gone.update(step.departures)
+                at[device] += 1
+    return {o.name: held[0][o.tensor] for o in spread.outputs}
+
+
+class Play:
+    """One run of a program over several devices, task by task, rows in any order that waits allow.
+
+    A device has memory of its own, as bytes, which are NaN before they are written; what a task addresses elsewhere is not
+    there. A counter is known where its tasks run, and of a transfer also where it arrives. A transfer reads and writes at any
+    time between its turn and the first wait for it: at once, or (``lazy``) as late as it can.
+    """
+
+    def __init__(self, program: RProgram, constants: Arrays, random: Random, lazy: bool) -> None:
+        self.program, self.random, self.lazy = program, random, lazy
+        homes = max(1, len(program.homes))
+        self.memory = [np.full(-(-program.arena_bytes // 4), np.nan, np.float32).view(np.uint8) for _ in range(homes)]
+        self.apart = {b.name: _poison(b.dtype, b.size) for b in program.buffers if b.kind != "arena"}
+        for b in program.buffers:
+            if b.kind == "constant":
+                s = next(s for s in program.storages if s.buffer == b.name)
+                strided(self.apart[b.name], s)[...] = constants[s.tensor]
+        self.done: dict[int, dict[str, set[int]]] = {h: {} for h in range(homes)}
+        self.late: dict[str, Task] = {}
+        self.homes = {t.operator: program.row_homes[veu] for veu, row in enumerate(program.rows) for t in row}
+
+    def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Outputs by port. Raises Stuck."""
+        program = self.program
+        for port in program.inputs:
+            self._view(program.storage[port.tensor], self._home(port.tensor))[...] = inputs[port.external]
+        at = [0] * program.veus
+        while True:
+            ready = [v for v, row in enumerate(program.rows) if at[v] < len(row) and self._may(v, row[at[v]])]
+            if not ready:
+                break
+            veu = self.random.choice(ready)
+            task = program.rows[veu][at[veu]]
+            self._meet(task, program.row_homes[veu])
+            self._start(task, program.row_homes[veu])
+            at[veu] += 1
+        if any(n < len(row) for n, row in zip(at, program.rows, strict=True)):
+            raise Stuck(str([v for v, row in enumerate(program.rows) if at[v] < len(row)]))
+        for task in list(self.late.values()):
+            self._compute(task)
+        return {p.external: np.array(self._view(program.storage[p.tensor], self._home(p.tensor))) for p in program.outputs}
+
+    def _home(self, tensor: str) -> int:
+        return self.program.buffer[self.program.storage[tensor].buffer].home
+
+    def _may(self, veu: int, task: Task) -> bool:
+        known = self.done[self.program.row_homes[veu]]
+        counters = (self.program.counter[w.counter] for w in task.waits)
+        return all(known.get(c.operator, set()).issuperset(range(c.first, c.last)) for c in counters)
+
+    def _meet(self, task: Task, home: int) -> None:
+        """What is waited for has arrived."""
+        for wait in task.waits:
+            late = self.late.pop(self.program.counter[wait.counter].operator, None)
+            if late is not None:
+                self._compute(late)
+
+    def _start(self, task: Task, home: int) -> None:
+        operator = self.program.operator[task.operator]
+        known = [home]
+        if operator.family == TRANSFER:
+            known.append(self._home(operator.anchor.name))
+        if operator.family == TRANSFER and self.lazy:
+            self.late[operator.name] = task
+        else:
+            self._compute(task)
+        for h in known:
+            self.done[h].setdefault(operator.name, set()).add(task.index)
+
+    def _compute(self, task: Task) -> None:
+        """A task reads and writes in its own device's memory, a transfer writes where it goes."""
+        operator = self.program.operator[task.operator]
+        home = self.homes[task.operator]
+        box = tuple(slice(lo, hi) for lo, hi in operator.task_box(task.index))
+        target = self._home(operator.anchor.name) if operator.family == TRANSFER else home
+        for name, value in self._values(operator, home).items():
+            self._view(self.program.storage[name], target)[box] = value[box]
+
+    def _values(self, operator: ROperator, home: int) -> dict[str, np.ndarray]:
+        held = {t: np.array(self._view(self.program.storage[t], home)) for t in operator.inputs}
+        for compute in operator.computes:
+            held[compute.name] = _evaluated(compute, held)
+        return {t: held[t] for t in operator.outputs}
+
+    def _view(self, storage: Storage, home: int) -> np.ndarray:
+        """A tensor as ``home`` sees it; poison that takes no writes where the buffer is another device's."""
+        buffer = self.program.buffer[storage.buffer]
+        if buffer.kind == "arena":
+            flat = self.memory[home][buffer.offset : buffer.offset + buffer.nbytes].view(buffer.dtype)
+        else:
+            flat = self.apart[buffer.name] if buffer.home == home else _poison(buffer.dtype, buffer.size)
+        return strided(flat, storage)
+
+
+def _evaluated(compute: Compute, held: Arrays) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return evaluate(compute, held)
+
+
+def _poison(dtype: str, size: int) -> np.ndarray:
+    made = np.zeros(size, dtype)
+    made[...] = np.nan if made.dtype.kind == "f" else 77
+    return made

@@ -1,0 +1,138 @@
+"""Running sums in blocks: an element's sum is that of its own block up to it, and of the blocks before.
+
+Written as one tensor expression a running sum of ``n`` elements reads ``n * n / 2``. In blocks of ``B`` it is three: running sums
+within blocks, ``n * B`` reads, the blocks' totals, and running sums of these, which are cut again where they are many (Blelloch,
+"Prefix sums and their applications", 1990). What is recognised is the form, not an operator: a reduction over what lies on one
+side of its place. All of it is ordinary Computes, for any combiner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Combiner, Compute, ComputeGraph, identity
+from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref
+from rammer.ir.names import Names, identifier
+
+#: The longest row that is no shorter in blocks, and the longest block.
+SHORT: Final = 16
+BLOCK: Final = 32
+#: What combines two values, by the combiner of a reduction.
+JOINED: Final[dict[Combiner, str]] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
+
+
+@dataclass(frozen=True)
+class _Running:
+    """``compute`` combines what ``load`` reads at its place along axis ``along`` (position in the load: ``dim``) and on one side:
+    before it (``sign`` -1) or behind. ``skipped`` elements next to it do not count: 0 or 1."""
+
+    compute: Compute
+    load: Load
+    combiner: Combiner
+    along: int
+    dim: int
+    sign: int
+    skipped: int
+
+    @property
+    def extent(self) -> int:
+        """How many elements a row has."""
+        return self.compute.axes[self.along].extent
+
+
+def scan_in_blocks(graph: ComputeGraph) -> ComputeGraph:
+    """``graph`` with long running sums in blocks."""
+    computes, types, taken = list[Compute](), dict(graph.types), Names(graph.types)
+    for c in graph.computes:
+        made = list(_cut(c, types[c.loads[0].tensor].shape, taken)) if len(c.reduce) == 1 and len(c.loads) == 1 else [c]
+        types |= {m.name: m.type for m in made}
+        computes += made
+    return replace(graph, computes=tuple(computes), types=types) if len(types) > len(graph.types) else graph
+
+
+def _cut(c: Compute, shape: tuple[int, ...], taken: Names) -> Iterator[Compute]:
+    """``c`` in Computes that read less; itself where it is no long running sum. ``shape`` is that of what it reads."""
+    found = _running(c, shape)
+    if found is None or found.extent <= SHORT:
+        yield c
+        return
+    block = _block(found.extent)
+    count = -(-found.extent // block)
+    # What stands between the blocks is rounded no more often than the sum of a whole row would be.
+    dtype = "float32" if c.dtype == "float16" else c.dtype
+    blocks, totals, before, within, whole = (
+        identifier(f"{c.name}_{part}", taken) for part in ("blocks", "totals", "before", "within", "whole")
+    )
+    outer, inner = (_fresh(c, name) for name in ("p", "j"))
+    many, few = Axis(outer, count), Axis(inner, block)
+
+    def axes(*own: Axis) -> tuple[Axis, ...]:
+        return (*c.axes[: found.along], *own, *c.axes[found.along + 1 :])
+
+    def at(name: str, *own: Expr | str, fill: ex.Number | None = None) -> Load:
+        places: list[Expr | str] = [a.name for a in c.axes]
+        places[found.along : found.along + 1] = own
+        return Load(name, tuple(ex.as_index(i) for i in places), fill)
+
+    (k,) = c.reduce
+    step, fill = found.sign, identity(found.combiner, dtype).value
+    place = ex.add(ex.mul(outer, block), inner)
+    indices = (*found.load.indices[: found.dim], place, *found.load.indices[found.dim + 1 :])
+    read = Load(found.load.tensor, indices, found.load.fill if found.extent % block else None)
+    value: Expr = Cast(dtype, read) if dtype != c.dtype else read
+
+    def made(name: str, own: tuple[Axis, ...], body: Expr, reduce: int = 0) -> Compute:
+        over = (Axis(k.name, reduce),) if reduce else ()
+        return Compute(name, dtype, axes(*own), body, over, found.combiner if reduce else None, c.origin)
+
+    near = ex.add(ex.add(inner, ex.mul(k.name, step)), step * found.skipped)
+    far = ex.add(ex.add(outer, ex.mul(k.name, step)), step)
+    yield made(blocks, (many, few), value)
+    total = made(totals, (many,), at(blocks, outer, k.name), block)
+    yield total
+    yield from _cut(made(before, (many,), at(totals, far, fill=fill), count), total.shape, taken)
+    yield made(within, (many, few), at(blocks, outer, near, fill=fill), block)
+    yield made(whole, (many, few), Op(JOINED[found.combiner], (at(within, outer, inner), at(before, outer))))
+    axis = c.axes[found.along].name
+    result: Expr = at(whole, ex.floordiv(axis, block), ex.mod(axis, block))
+    yield Compute(c.name, c.dtype, c.axes, Cast(c.dtype, result) if dtype != c.dtype else result, (), None, c.origin)
+
+
+def _running(c: Compute, shape: tuple[int, ...]) -> _Running | None:
+    """What ``c`` is, where it is a running sum of rows of a tensor of this ``shape``."""
+    load = c.body
+    if not isinstance(load, Load) or c.combiner not in JOINED or load.fill != identity(c.combiner, c.dtype).value:
+        return None
+    (k,) = c.reduce
+    dims = [d for d, i in enumerate(load.indices) if k.name in ex.axes_of(i)]
+    form = ex.affine(load.indices[dims[0]]) if len(dims) == 1 else None
+    if form is None or len(form[0]) != 2 or any(ex.has_loads(i) for i in load.indices):
+        return None
+    factors, offset = form
+    axis = next((a for a in c.axes if factors.get(a.name) == 1), None)
+    sign = factors[k.name]
+    if axis is None or sign not in (-1, 1) or offset * sign not in (0, 1) or k.extent < axis.extent:
+        return None
+    extents = {a.name: a.extent for a in c.axes if a is not axis}  # of all that the others may be: they lead nowhere outside
+    others = [(i, n) for d, (i, n) in enumerate(zip(load.indices, shape, strict=True)) if d != dims[0]]
+    inside = all(
+        extents.get(i.axis, n + 1) <= n if isinstance(i, Ref) else isinstance(i, Const) and 0 <= i.value < n for i, n in others
+    )
+    if not inside or shape[dims[0]] != axis.extent:
+        return None
+    return _Running(c, load, c.combiner, c.axes.index(axis), dims[0], sign, offset * sign)
+
+
+def _block(extent: int) -> int:
+    """The length of blocks: about the root of the row's, a divisor of it where one is near, so that blocks are views of it."""
+    wanted = min(math.isqrt(extent), BLOCK)
+    near = [b for b in range(max(2, wanted // 2), min(2 * wanted, 2 * BLOCK) + 1) if extent % b == 0]
+    return min(near, key=lambda b: (abs(math.log(b / wanted)), b), default=wanted)
+
+
+def _fresh(c: Compute, name: str) -> str:
+    """A name that no axis of ``c`` has."""
+    return identifier(name, Names(a.name for a in (*c.axes, *c.reduce)))

@@ -1,0 +1,170 @@
+"""One device's side of a fabric in host memory: slots, flags and credits over whatever writes into others' memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+
+from rammer.errors import DeviceFailure
+from rammer.ir.spread import Transfer
+from rammer.transport.counters import Counters
+from rammer.transport.exposed import LAST_WORDS, WORD, Exposed
+
+__all__ = ["Array", "MemoryEndpoint", "Reach", "bytes_of"]
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: Of a run's number where a device tells why it ended.
+ENDED: Final = 1
+
+
+class Reach(Protocol):
+    """What an engine does for an endpoint."""
+
+    memory: Array  #: What this device exposes, as bytes.
+
+    def write(self, target: int, place: int, values: Array, last: bool = False) -> None:
+        """Write bytes into another device's memory. When this returns they are there, so what is written next is seen later, and
+        ``values`` may change; of the ``last`` of some writes, a flag, only the latter holds."""
+        ...
+
+    def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
+        """Wait for ``ready``, which others' writes make true, for so long at most, or until another device has ``ended``, which
+        is asked less often. Lets others' writes come in."""
+        ...
+
+    def watched(self, doing: str, last: str = "") -> None:
+        """What is being waited for from now on, for messages of an engine that ends the process; "" for nothing. With ``last``,
+        the reason why this device ends, it has little time for that, and that is the message."""
+        ...
+
+
+class MemoryEndpoint:
+    """``rammer.transport.protocol.Endpoint`` over a ``Reach``.
+
+    A flag is the number of the run, plus one, whose tensor is in the slot; a credit that of the run whose tensor was read there.
+    So both only grow, and nothing is reset between runs.
+    """
+
+    def __init__(self, device: int, exposed: Exposed, writer: Reach, timeout: float) -> None:
+        self.device, self.exposed, self.timeout = device, exposed, timeout
+        self.counters, self.reach, self._memory = Counters(), writer, writer.memory
+        self._word = np.zeros(1, np.int64)
+        self._slots: dict[tuple[str, int], Array] = {}
+        self._flags = {t.name: self._words(exposed.places[t.name].flags) for t in exposed.arriving(device)}
+        self._credits = {t.name: self._words(exposed.places[t.name].credits) for t in exposed.transfers if t.source == device}
+        for transfer in exposed.arriving(device):
+            place = exposed.places[transfer.name]
+            for number in range(exposed.depth):
+                start = place.slots + number * place.stride
+                kind = transfer.type
+                flat = self._memory[start : start + transfer.nbytes].view(kind.dtype)
+                self._slots[transfer.name, number] = flat.reshape(kind.shape)
+
+    def slot(self, name: str, run: int) -> Array:
+        """The memory that a transfer arrives in."""
+        return self._slots[name, run % self.exposed.depth]
+
+    def arrived(self, name: str, run: int) -> bool:
+        """Whether it is all there."""
+        return bool(self._flags[name][run % self.exposed.depth] > run)
+
+    def wait(self, name: str, run: int) -> None:
+        """DeviceFailure when it does not come, or its sender has ended."""
+        if not self.arrived(name, run):
+            transfer = self.exposed.transfer[name]
+            self._until(lambda: self.arrived(name, run), transfer, run, transfer.source, "")
+
+    def free(self, name: str, run: int) -> bool:
+        """Whether the slot is free again."""
+        depth = self.exposed.depth
+        return run < depth or bool(self._credits[name][run % depth] > run - depth)
+
+    def put(self, name: str, run: int, values: Array) -> None:
+        """One write of the payload, one of the flag. DeviceFailure when the slot does not become free."""
+        transfer, place, number = self.exposed.transfer[name], self.exposed.places[name], run % self.exposed.depth
+        if not self.free(name, run):
+            self._until(lambda: self.free(name, run), transfer, run, transfer.target, " a free slot of")
+        if not values.flags.c_contiguous:
+            values = np.ascontiguousarray(values)
+            self.counters.allocations += 1
+            self.counters.copies += 1
+        self.reach.watched(self._said(transfer, run, transfer.target, " the write of"))
+        if transfer.nbytes:
+            self.reach.write(transfer.target, place.slots + number * place.stride, bytes_of(values))
+            self.counters.payload_writes += 1
+            self.counters.nbytes += transfer.nbytes
+        self.flag(transfer.target, place.flags + WORD * number, run + 1)
+        self.reach.watched("")
+
+    def release(self, name: str, run: int) -> None:
+        """One flag, to the sender."""
+        transfer, place = self.exposed.transfer[name], self.exposed.places[name]
+        self.reach.watched(self._said(transfer, run, transfer.source, " giving back the slot of"))
+        self.flag(transfer.source, place.credits + WORD * (run % self.exposed.depth), run + 1)
+        self.reach.watched("")
+
+    def fail(self, why: str) -> None:
+        """Others see it where they wait."""
+        text = why.encode()[: LAST_WORDS - 2 * WORD]
+        words = np.zeros(LAST_WORDS, np.uint8)
+        words[: 2 * WORD].view(np.int64)[:] = ENDED, len(text)
+        words[2 * WORD : 2 * WORD + len(text)] = np.frombuffer(text, np.uint8)
+        self.reach.watched("telling the other devices", why)
+        place = self.exposed.last_words(self.device)
+        for other in range(len(self.exposed.devices)):
+            if other != self.device:
+                with suppress(Exception):
+                    self.reach.write(other, place + WORD, words[WORD:])
+                    self.reach.write(other, place, words[:WORD])
+        self.reach.watched("")
+
+    def flag(self, target: int, place: int, value: int) -> None:
+        self._word[0] = value
+        self.reach.write(target, place, self._word.view(np.uint8), last=True)
+        self.counters.flag_writes += 1
+
+    def _words(self, place: int) -> Array:
+        """A word a slot."""
+        return self._memory[place : place + WORD * self.exposed.depth].view(np.int64)
+
+    def _until(self, ready: Callable[[], bool], transfer: Transfer, run: int, other: int, what: str) -> None:
+        """Wait, counted. DeviceFailure where ``other`` ends or takes too long."""
+        begin, said = time.perf_counter(), self._said(transfer, run, other, what)
+        self.reach.watched(said)
+        self.reach.until(ready, lambda: self._ended() is not None, self.timeout)
+        self.reach.watched("")
+        self.counters.waited += time.perf_counter() - begin
+        if ready():
+            return
+        ended = self._ended()
+        if ended is not None:
+            number, why = ended
+            raise DeviceFailure(f"{self.exposed.called(number)} ended: {why}", where=said)
+        raise DeviceFailure(
+            f"{said}, which has not come within {self.timeout:g} s",
+            hint="the other process is slow, hangs or has died; --timeout SECONDS lets it take longer",
+        )
+
+    def _said(self, transfer: Transfer, run: int, other: int, what: str) -> str:
+        """Who waits for whom, and what for."""
+        called = self.exposed.called
+        return f"{called(self.device)} waits for {called(other)}:{what} transfer {transfer.name} of run {run}"
+
+    def _ended(self) -> tuple[int, str] | None:
+        """A device that has ended, and why."""
+        for other in range(len(self.exposed.devices)):
+            place = self.exposed.last_words(other)
+            words = self._memory[place : place + 2 * WORD].view(np.int64)
+            if other != self.device and words[0] == ENDED:
+                text = self._memory[place + 2 * WORD : place + 2 * WORD + int(words[1])].tobytes()
+                return other, text.decode(errors="replace")
+        return None
+
+
+def bytes_of(values: Array) -> Array:
+    """A dense array's memory as bytes; no copy."""
+    return values.reshape(-1).view(np.uint8)

@@ -1,0 +1,95 @@
+"""Where everything that crosses arrives: slots for tensors, and words for flags, in the memory that each device exposes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from rammer.ir.spread import Transfer
+
+__all__ = ["Exposed", "Slots"]
+
+#: Bytes; slots begin at multiples of it, so that every load of a vector is aligned as in a device's own memory.
+ALIGNED: Final = 256
+#: Bytes behind each slot that belong to nobody: kernels may load whole vectors.
+SLACK: Final = 256
+#: Bytes of a word: a run's number.
+WORD: Final = 8
+#: Bytes in which each device tells another one why it ended.
+LAST_WORDS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """First bytes: in the target's memory of the slots and of the words that say what is in them, in the source's of the words
+    that say which slots are free again. ``stride`` is from slot to slot."""
+
+    slots: int
+    stride: int
+    flags: int
+    credits: int
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """Everything that crosses between ``devices`` (their names), in ``depth`` slots each: so many runs may be in flight. All
+    devices derive the same one, so that only the addresses where their memory begins are exchanged."""
+
+    devices: tuple[str, ...]
+    transfers: tuple[Transfer, ...]
+    depth: int = 1
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise ValueError(f"{self.depth} slots")
+
+    @cached_property
+    def transfer(self) -> dict[str, Transfer]:
+        """By name."""
+        return {t.name: t for t in self.transfers}
+
+    @cached_property
+    def _planned(self) -> tuple[dict[str, Slots], tuple[int, ...]]:
+        """Places by transfer, and the bytes that each device exposes."""
+        words = WORD * self.depth
+        tops = [LAST_WORDS * len(self.devices)] * len(self.devices)
+        flags, credits, places = dict[str, int](), dict[str, int](), dict[str, Slots]()
+        for t in self.transfers:
+            flags[t.name], credits[t.name] = tops[t.target], tops[t.source]
+            tops[t.target] += words
+            tops[t.source] += words
+        for t in self.transfers:
+            start = rounded(tops[t.target], ALIGNED)
+            stride = rounded(t.nbytes + SLACK, ALIGNED)
+            places[t.name] = Slots(start, stride, flags[t.name], credits[t.name])
+            tops[t.target] = start + stride * self.depth
+        return places, tuple(rounded(top, ALIGNED) for top in tops)
+
+    @property
+    def places(self) -> dict[str, Slots]:
+        """By transfer."""
+        return self._planned[0]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes by device."""
+        return self._planned[1]
+
+    def last_words(self, device: int) -> int:
+        """Where in everybody's memory ``device`` tells why it ended."""
+        return LAST_WORDS * device
+
+    def called(self, device: int) -> str:
+        """A device in messages."""
+        return f"device {device} ({self.devices[device]})"
+
+    def arriving(self, device: int) -> Sequence[Transfer]:
+        """What ``device`` receives."""
+        return [t for t in self.transfers if t.target == device]
+
+
+def rounded(n: int, step: int) -> int:
+    """The next multiple."""
+    return -(-n // step) * step

@@ -1,0 +1,39 @@
+"""Which transport joins some devices: those of the core, and plugins'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rammer.device.loader import Registry
+from rammer.errors import DeviceUnavailable, MissingDependency
+from rammer.transport.local import LOCAL
+from rammer.transport.mpi import MPI
+from rammer.transport.protocol import Site, Transport
+
+BUILT_IN = (LOCAL, MPI)
+
+
+def transports(registry: Registry) -> list[Transport]:
+    """All there are, the best first."""
+    return sorted((*BUILT_IN, *registry.transports()), key=lambda t: (-t.rank, t.name))
+
+
+def choose(registry: Registry, sites: Sequence[Site], name: str = "") -> Transport:
+    """The best one, or that of this ``name``, that joins all ``sites`` and works here. DeviceUnavailable says what each lacks."""
+    why = dict[str, str]()
+    known = transports(registry)
+    for transport in known:
+        if name and transport.name != name:
+            continue
+        reason = transport.joins(sites)
+        if reason is None:
+            try:
+                transport.probe()
+                return transport
+            except MissingDependency as problem:
+                reason = problem.reason
+        why[transport.name] = reason
+    said = "; ".join(f"{n}: {r}" for n, r in why.items()) or f"there is no transport {name!r}"
+    raise DeviceUnavailable(
+        f"no transport joins {', '.join(s.device for s in sites)}", where=said, hint="`rammer devices` lists them"
+    )

@@ -1,0 +1,95 @@
+"""How fast a fabric is: small and large tensors go there and back, between each two devices."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from rammer.ir.spread import Link, Transfer
+from rammer.ir.types import TensorType
+from rammer.transport.exposed import Exposed
+from rammer.transport.handshake import said_by_all
+from rammer.transport.protocol import Endpoint, Fabric
+
+#: Bytes of the two tensors, and how often each goes there and back: the median counts, and the first few do not.
+SMALL, LARGE, ROUNDS, WARM = 8, 1 << 20, {8: 40, 1 << 20: 8}, 3
+#: Of what the names of transfers are made.
+SIZES: Final = (SMALL, LARGE)
+
+
+def measured_links(fabric: Fabric, names: Sequence[str], timeout: float, origin: str) -> list[Link]:
+    """Links between all devices in both directions, the same in every process; ``origin`` says how they are measured."""
+    pairs = [(a, b) for a in range(len(names)) for b in range(a + 1, len(names))]
+    both = [way for a, b in pairs for way in ((a, b), (b, a))]
+    transfers = [Transfer(named(a, b, n), "", TensorType("uint8", (n,)), a, b) for a, b in both for n in SIZES]
+    ends = fabric.expose(Exposed(tuple(names), tuple(transfers)))
+    found = in_parallel({d: partial(_echoes, e, d, pairs) for d, e in ends.items()})
+    words = said_by_all(fabric, {d: {f"{a} {b}": s for (a, b), s in f.items()} for d, f in found.items()}, timeout)
+    links = []
+    for a, b in pairs:
+        small, large = words[a][f"{a} {b}"]
+        bandwidth = (LARGE - SMALL) / max(large - small, 1e-9)
+        links += [Link(*way, small, bandwidth, origin) for way in ((a, b), (b, a))]
+    return links
+
+
+def _echoes(end: Endpoint, device: int, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[float, ...]]:
+    """Seconds of one way, by size, for the pairs that ``device`` begins."""
+    found = {}
+    for a, b in pairs:
+        if device == a:
+            found[a, b] = tuple(_there_and_back(end, b, a, n) / 2 for n in SIZES)
+        elif device == b:
+            for n in SIZES:
+                for run in range(ROUNDS[n] + WARM):
+                    end.wait(named(a, b, n), run)
+                    end.put(named(b, a, n), run, end.slot(named(a, b, n), run))
+                    end.release(named(a, b, n), run)
+    return found
+
+
+def _there_and_back(end: Endpoint, other: int, own: int, nbytes: int) -> float:
+    values, times = np.zeros(nbytes, np.uint8), list[float]()
+    for run in range(ROUNDS[nbytes] + WARM):
+        begin = time.perf_counter()
+        end.put(named(own, other, nbytes), run, values)
+        end.wait(named(other, own, nbytes), run)
+        times.append(time.perf_counter() - begin)
+        end.release(named(other, own, nbytes), run)
+    return median(times[WARM:])
+
+
+def named(a: int, b: int, nbytes: int) -> str:
+    """A transfer's name."""
+    return f"from_{a}_to_{b}_{nbytes}"
+
+
+def in_parallel(
+    calls: Mapping[int, Callable[[], Any]], tell: Callable[[int, BaseException], None] = lambda number, problem: None
+) -> dict[int, Any]:
+    """What each call gives, a thread each but the first; raises what went wrong first. Who fails may ``tell`` the others."""
+    found, problems = dict[int, Any](), list[BaseException]()
+
+    def go(number: int) -> None:
+        try:
+            found[number] = calls[number]()
+        except BaseException as problem:
+            problems.append(problem)
+            tell(number, problem)
+
+    first, *others = calls
+    threads = [threading.Thread(target=go, args=(n,), name=f"rammer device {n}", daemon=True) for n in others]
+    for thread in threads:
+        thread.start()
+    go(first)
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
+    return found

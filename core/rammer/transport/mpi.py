@@ -1,0 +1,203 @@
+"""``mpi``: one process a device, joined by MPI's one-sided windows (mpi4py), over whatever network MPI has.
+
+A window is locked by all for good. A payload is ``Put`` and flushed, so it is there before its flag is on the way; the flag is
+then put, and nobody waits for it: before its word is written again, the other side has answered. Who waits reads its own memory
+and lets MPI work, which networks without hardware for it need to bring a write in.
+
+MPI has no time limits: what blocks in it is ended by a thread that watches (``watch.py``), with the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from rammer.errors import DeviceFailure, MissingDependency, of_system
+from rammer.transport.endpoint import Array, MemoryEndpoint
+from rammer.transport.exposed import ALIGNED, Exposed
+from rammer.transport.protocol import Endpoint, Fabric, Party, Site, Transport
+from rammer.transport.watch import Watch
+
+#: Variables by which launchers tell a process how many there are: Open MPI, MPICH and Intel MPI, Slurm's PMIx.
+SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+#: Polls before a waiting process offers its core to others, and before it sleeps between polls.
+EAGER, PATIENT = 300, 3000
+#: Seconds between polls of one that has waited for long.
+NAP = 5e-5
+#: Polls between two looks at whether somebody has ended.
+SELDOM = 64
+
+
+def launched() -> int:
+    """How many processes a launcher of MPI has started; 1 where none did."""
+    said = [os.environ[name] for name in SIZES if name in os.environ]
+    return max([1, *(int(s) for s in said if s.isdigit())])
+
+
+def module() -> Any:
+    """``mpi4py.MPI``, which begins MPI; MissingDependency where it or MPI is not there.
+
+    With threads that call in turns: Open MPI has no windows over TCP where several may call at once. And without an end at
+    exit: in a process whose peer has died that would wait for it.
+    """
+    try:
+        import mpi4py
+    except ImportError as problem:
+        raise MissingDependency("mpi4py", "pip install 'rammer-core[mpi]', and MPI itself (openmpi-bin)") from problem
+    mpi4py.rc.thread_level, mpi4py.rc.finalize = "serialized", False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as problem:
+        raise MissingDependency("MPI", f"install openmpi-bin or another MPI ({problem})") from problem
+    return MPI
+
+
+def world() -> tuple[int, int]:
+    """This process's rank, and how many there are."""
+    comm = module().COMM_WORLD
+    return comm.rank, comm.size
+
+
+class MpiFabric:
+    """This process's device, by rank, and the others'."""
+
+    def __init__(self, party: Party) -> None:
+        self.party, self._mpi = party, module()
+        self.comm = self._mpi.COMM_WORLD
+        if len(party.sites) != self.comm.size:
+            raise DeviceFailure(f"{len(party.sites)} devices for {self.comm.size} processes")
+        self.mine: tuple[int, ...] = (self.comm.rank,)
+        self.watch = Watch(f"device {self.comm.rank} ({party.sites[self.comm.rank].device})", party.timeout)
+        self._windows: list[Any] = []
+        self._closed = False
+
+    def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
+        """Lengths, then texts, of all."""
+        rank, size = self.comm.rank, self.comm.size
+        own = np.frombuffer(words[rank].encode(), np.uint8).copy()
+        counts, length = np.zeros(size, np.int64), np.array([own.size], np.int64)
+        self._finished(self.comm.Iallgather(length, counts), seconds)
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        whole = np.zeros(int(starts[-1]), np.uint8)
+        into = [whole, [int(c) for c in counts], [int(s) for s in starts[:-1]], self._mpi.BYTE]
+        self._finished(self.comm.Iallgatherv([own, self._mpi.BYTE], into), seconds)
+        return [whole[a:b].tobytes().decode() for a, b in pairwise(starts)]
+
+    def _finished(self, request: Any, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not request.Test():
+            if time.monotonic() > deadline:
+                sites = ", ".join(s.device for s in self.party.sites)
+                raise DeviceFailure(
+                    f"device {self.comm.rank} waits for the other processes ({sites}), which have not met within {seconds:g} s",
+                    hint="one of them hangs or has died",
+                )
+            time.sleep(NAP)
+
+    def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
+        """MPI allocates the window: of processes of one host it is memory that they share."""
+        mpi, rank = self._mpi, self.comm.rank
+        info = mpi.Info.Create()
+        info.Set("alloc_shared_noncontig", "true")
+        self.watch.doing("allocating windows")
+        window = mpi.Win.Allocate(exposed.sizes[rank] + ALIGNED, 1, info, self.comm)
+        info.Free()
+        self._windows.append(window)
+        whole = np.frombuffer(window.tomemory(), np.uint8)
+        whole[:] = 0
+        start = -whole.ctypes.data % ALIGNED
+        window.Lock_all()
+        self.watch.doing("")
+        starts = [int(s) for s in self.meet({rank: str(start)}, self.party.timeout)]
+        memory = whole[start : start + exposed.sizes[rank]]
+        writer = MpiWriter(mpi, window, self.comm, memory, starts, self.watch)
+        return {rank: MemoryEndpoint(rank, exposed, writer, self.party.timeout)}
+
+    def close(self, failed: bool = False) -> None:
+        """All free their windows; one that has failed leaves that to the end of the process, which nobody waits for."""
+        if self._closed:
+            return
+        self._closed = True
+        if not failed and self._windows:
+            self.watch.doing("freeing windows")
+            for window in self._windows:
+                window.Unlock_all()
+                window.Free()
+            self.watch.doing("")
+        self.watch.close()
+        if not failed:
+            atexit.unregister(_end)
+            atexit.register(_end)
+
+
+class MpiWriter:
+    """Writes into others' windows; ``starts`` are where their memory begins there."""
+
+    def __init__(self, mpi: Any, window: Any, comm: Any, memory: Array, starts: list[int], watch: Watch) -> None:
+        self.memory, self._mpi, self._window, self._comm, self._starts, self._watch = memory, mpi, window, comm, starts, watch
+
+    def write(self, target: int, place: int, values: Array, last: bool = False) -> None:
+        """At the target when this returns, but for the ``last``, which is on its way: that saves a round trip."""
+        mpi = self._mpi
+        try:
+            self._window.Put([values, mpi.BYTE], target, [self._starts[target] + place, values.size, mpi.BYTE])
+            (self._window.Flush_local if last else self._window.Flush)(target)
+        except mpi.Exception as problem:
+            raise DeviceFailure(f"MPI failed to write to device {target}: {problem}") from problem
+
+    def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
+        """Polls: at first at once, later between naps."""
+        deadline, window, comm, any_source = time.monotonic() + seconds, self._window, self._comm, self._mpi.ANY_SOURCE
+        polls = 0
+        while not ready():
+            window.Sync()
+            comm.Iprobe(any_source)  # lets MPI work
+            polls += 1
+            if polls % SELDOM == 0 and (ended() or time.monotonic() > deadline):
+                return
+            if polls > EAGER:
+                time.sleep(NAP if polls > PATIENT else 0)
+
+    def watched(self, doing: str, last: str = "") -> None:
+        """The watch ends the process where MPI blocks for too long."""
+        self._watch.doing(doing, last)
+
+
+def _end() -> None:
+    """Leave MPI, when all others do."""
+    mpi = module()
+    if not mpi.Is_finalized():
+        mpi.Finalize()
+
+
+def _probe() -> None:
+    """Look for what is needed, without beginning MPI."""
+    from importlib.util import find_spec
+
+    if find_spec("mpi4py") is None:
+        raise MissingDependency("mpi4py", "pip install 'rammer-core[mpi]', and MPI itself (openmpi-bin)")
+
+
+def _connects(a: Site, b: Site) -> str | None:
+    if a.process == b.process:
+        return f"{a.device} and {b.device} are in one process"
+    return None
+
+
+def _open(party: Party) -> Fabric:
+    try:
+        return MpiFabric(party)
+    except Exception as problem:
+        if (told := of_system(problem, "transport mpi")) is not None:
+            raise told from problem
+        raise
+
+
+#: For devices of several processes, on one host or several.
+MPI = Transport("mpi", "one-sided windows of mpi4py, a process a device", _probe, _connects, _open)

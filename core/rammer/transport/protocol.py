@@ -1,0 +1,126 @@
+"""Transport: the frozen manifest of a way between devices, and the protocols behind it.
+
+Importing a manifest imports nothing of a network's; ``open`` does. A *fabric* is what joins the devices of one run, some of them
+this process's own, an *endpoint* is one device's side of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from rammer.device.manifest import Backend
+from rammer.ir.spread import Spread
+from rammer.transport.counters import Counters
+from rammer.transport.exposed import Exposed
+
+__all__ = ["TIMEOUT", "Endpoint", "Fabric", "Party", "RunsParts", "Site", "Transport"]
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: Seconds after which a device that waits for another one gives up.
+TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a device's memory is: the device's name, what its hardware is, and the process that drives it."""
+
+    device: str
+    kind: str = "cpu"
+    process: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """Who takes part: all devices in order, and how long one waits for another (seconds)."""
+
+    sites: tuple[Site, ...]
+    timeout: float = TIMEOUT
+
+
+class Endpoint(Protocol):
+    """One device's side. Called from one thread. Everything that waits raises DeviceFailure after the party's timeout, or once
+    another device has ended, and says which transfer waits for whom."""
+
+    counters: Counters
+
+    def slot(self, name: str, run: int) -> Array:
+        """The memory that transfer ``name`` of run number ``run`` arrives in; the same again every ``depth`` runs."""
+        ...
+
+    def arrived(self, name: str, run: int) -> bool:
+        """Whether it is all there."""
+        ...
+
+    def wait(self, name: str, run: int) -> None:
+        """Return when it is all there."""
+        ...
+
+    def free(self, name: str, run: int) -> bool:
+        """Whether the slot that ``put`` would write is free."""
+        ...
+
+    def put(self, name: str, run: int, values: Array) -> None:
+        """Write a tensor where it is read, when the slot is free, and the flag behind it. ``values`` may change afterwards."""
+        ...
+
+    def release(self, name: str, run: int) -> None:
+        """What arrived has been read: its slot is the sender's again."""
+        ...
+
+    def fail(self, why: str) -> None:
+        """Tell all others that this device ends, and why; never raises, never waits long."""
+        ...
+
+
+@runtime_checkable
+class RunsParts(Protocol):
+    """An endpoint may also run its device's part itself: waits, steps and writes are queued on the device, and no host is between
+    the steps of a run."""
+
+    def part(self, spread: Spread, device: int, backend: Backend) -> Any:
+        """In the place of ``rammer.runtime.spread_part.BoundPart``: it has ``go``, ``notes`` and ``close``."""
+        ...
+
+
+class Fabric(Protocol):
+    """The devices of one run, joined."""
+
+    mine: tuple[int, ...]  #: Numbers of the devices that this process drives.
+
+    def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
+        """What every device says (of its own ones each process), in order of the devices. DeviceFailure after so long."""
+        ...
+
+    def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
+        """All devices' memory is allocated and its addresses exchanged; the endpoints of this process's own devices."""
+        ...
+
+    def close(self, failed: bool = False) -> None:
+        """Free all memory; all devices together, unless one has ``failed``. Closing again does nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """A manifest. ``probe`` raises MissingDependency where it cannot work here; ``connects`` says why two sites cannot reach each
+    other by it, and None where they can; of several that can, the one with the highest ``rank`` is taken."""
+
+    name: str
+    summary: str
+    probe: Callable[[], None]
+    connects: Callable[[Site, Site], str | None]
+    open: Callable[[Party], Fabric]
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.name.replace("-", "_").isidentifier():
+            raise ValueError(f"transport name {self.name!r} is no identifier")
+
+    def joins(self, sites: Sequence[Site]) -> str | None:
+        """Why not all of ``sites`` reach each other, or None."""
+        pairs = [(a, b) for i, a in enumerate(sites) for b in sites[i + 1 :]]
+        return next((why for a, b in pairs if (why := self.connects(a, b)) is not None), None)

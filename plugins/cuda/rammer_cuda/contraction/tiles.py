@@ -1,0 +1,84 @@
+"""Tiles of a product that are worth trying, and the product at the lengths at which it is priced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+
+from rammer.ir.compute import Compute
+from rammer.ir.operator import ROperator
+from rammer.ir.shorter import shorter
+
+#: Row tiles that are tried (elements), and the range of column tiles.
+ROWS = (8, 16, 32, 64, 128)
+FEWEST_COLUMNS, MOST_COLUMNS = 12, 132
+#: Even parts of an axis that are tried.
+PARTS = 24
+
+
+def at_lengths(main: Compute, operator: ROperator) -> list[Compute]:
+    """A product as it is at the lengths at which it is priced, the longest last: of a static one alone."""
+    return [next((c for c in o.computes if c.name == main.name), main) for o in shorter(operator)[:-1]] + [main]
+
+
+def task_count(shape: tuple[int, ...], tile: tuple[int, ...]) -> int:
+    """Tasks of a product of this shape."""
+    return math.prod(-(-extent // t) for extent, t in zip(shape, tile, strict=True))
+
+
+@lru_cache(256)
+def alike_tiles(
+    shape: tuple[int, ...],
+    rows: tuple[int, ...],
+    columns: tuple[int, ...],
+    groups: frozenset[int],
+    lengths: tuple[tuple[int, ...], ...],
+) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
+    """Tiles by their rows, columns and tasks at each of ``lengths``: what a prediction depends on. Several families ask for the
+    same ones."""
+    alike: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for tile in _tiles(shape, rows, columns, groups):
+        height, width = (math.prod(tile[d] for d in side) for side in (rows, columns))
+        alike.setdefault((height, width, *(task_count(s, tile) for s in lengths)), []).append(tile)
+    return alike
+
+
+def _tiles(
+    shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...], groups: frozenset[int]
+) -> list[tuple[int, ...]]:
+    """Row tiles near ``ROWS`` by column tiles; axes of neither kind have tile 1."""
+    tall = tile_parts([shape[d] for d in rows], ROWS[0], ROWS[-1], groups)
+    wide = tile_parts([shape[d] for d in columns], FEWEST_COLUMNS, MOST_COLUMNS, frozenset())
+    return sorted({one_tile(len(shape), (*rows, *columns), (*row, *column)) for row, column in product(tall, wide)})
+
+
+def one_tile(rank: int, axes: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
+    """The tile of these extents along ``axes``, and of 1 along all others."""
+    tile = [1] * rank
+    for d, extent in zip(axes, extents, strict=True):
+        tile[d] = extent
+    return tuple(tile)
+
+
+def tile_parts(extents: Sequence[int], fewest: int, most: int, groups: frozenset[int]) -> list[tuple[int, ...]]:
+    """Tiles of a flattened group of axes: inner axes whole, one axis split, the outer ones 1."""
+    if not extents:
+        return [()]
+    found = set[tuple[int, ...]]()
+    below = 1
+    for k in range(len(extents) - 1, -1, -1):
+        for size in _sizes(extents[k], groups if k == 0 else frozenset()):
+            if below * size <= most and (below * size >= fewest or math.prod(extents) == below * size):
+                found.add((*([1] * k), size, *extents[k + 1 :]))
+        below *= extents[k]
+    return sorted(found) or [tuple([1] * (len(extents) - 1) + [min(extents[-1], most)])]
+
+
+def _sizes(extent: int, groups: frozenset[int]) -> list[int]:
+    """Tile sizes along an axis: even parts (long axes in multiples of 8), powers of two; only divisors of ``groups``."""
+    even = {-(-extent // n) for n in range(1, min(extent, PARTS) + 1)}
+    if extent > MOST_COLUMNS and not groups:
+        even = {-(-s // 8) * 8 for s in even}
+    return sorted(s for s in even | {s for s in ROWS if s < extent} if all(g % s == 0 for g in groups))

@@ -1,0 +1,205 @@
+"""Launches of entries, on a stream or as nodes of a CUDA graph, on the GPU whose ends of transfers they are."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from rammer.errors import DeviceFailure
+
+from rammer_cuda.compile import compile_cubin
+from rammer_cuda.driver import check, driver
+from rammer_cuda.hardware import Unit, architecture, cupy
+from rammer_cuda.peer.entries import (
+    ENTRIES,
+    ENTRY,
+    FAILURE,
+    THREADS,
+    PeerEntry,
+    PeerKind,
+    blocks_of,
+    exchange_text,
+    records,
+    spread_over,
+)
+from rammer_cuda.peer.layout import PeerLayout, Route
+
+#: Bytes that a block writes, where there are enough; most blocks of one payload; bytes from which the copy engine is faster
+#: (measured between two H200s: 51 us by blocks and 58 by the copy engine at 16 MiB, 188 and 184 at 64).
+EACH: Final = 16 << 10
+MOST: Final = 132
+LARGE: Final = 32 << 20
+#: cudaMemcpyDeviceToHost and the other way.
+TO_HOST: Final = 2
+TO_DEVICE: Final = 1
+
+
+class End:
+    """The ends of all transfers that GPU ``index`` has, ``number`` among those of ``layout``, whose memory is at ``addresses``.
+
+    ``limit`` is how long something waits before it gives up, in seconds.
+    """
+
+    def __init__(self, index: int, number: int, layout: PeerLayout, addresses: Sequence[int], limit: float) -> None:
+        self.unit, self.number, self.layout, self.addresses = Unit(index), number, layout, addresses
+        self.limit, self.names = limit, {r.name: i for i, r in enumerate(layout.routes)}
+        self.routes: Mapping[str, Route] = {r.name: r for r in layout.routes}
+        with self.unit:
+            self.failure = cupy().zeros(len(FAILURE), np.uint32)
+            code = compile_cubin(exchange_text(), architecture(index)).code
+            self.module = check(driver().cuModuleLoadData(code), "loading a module")
+            self.function = check(driver().cuModuleGetFunction(self.module, b"rm_exchange"), "finding rm_exchange")
+            cupy().cuda.get_current_stream().synchronize()
+
+    def word(self, device: int, name: str, kind: str) -> int:
+        """The address of a route's word in a GPU's memory."""
+        return self.addresses[device] + self.layout.words[device][name, kind]
+
+    def slot(self, name: str, slot: int) -> int:
+        """The address where a route's tensor arrives, as this GPU reaches it."""
+        route = self.routes[name]
+        return self.addresses[route.target] + self.layout.slots[name] + slot % self.layout.depth * self.layout.stride(route)
+
+    def put(self, name: str, slot: int, source: int, nbytes: int | None = None) -> PeerEntry:
+        """Writes the tensor at address ``source`` into a slot, once it is free, and its flag. With 0 bytes the flag alone."""
+        route = self.routes[name]
+        size = route.nbytes if nbytes is None else nbytes
+        flag, count = self.word(route.target, name, "flag"), self.word(self.number, name, "sent")
+        credit = self.word(self.number, name, "credit")
+        entry = PeerEntry(
+            PeerKind.PUT,
+            self.names[name],
+            flag,
+            count,
+            credit,
+            self.layout.depth,
+            self.slot(name, slot),
+            source if size else 0,
+            size,
+        )
+        return spread_over(entry, MOST, EACH)
+
+    def room(self, name: str) -> PeerEntry:
+        """Waits until the slot of the next put is free."""
+        credit, count = self.word(self.number, name, "credit"), self.word(self.number, name, "sent")
+        return PeerEntry(PeerKind.ROOM, self.names[name], 0, count, credit, self.layout.depth)
+
+    def wait(self, name: str) -> PeerEntry:
+        """Waits for the tensor of the next run."""
+        return PeerEntry(
+            PeerKind.WAIT, self.names[name], self.word(self.number, name, "flag"), self.word(self.number, name, "got")
+        )
+
+    def credit(self, name: str) -> PeerEntry:
+        """Says that the tensor of the next run that was not given back has been read."""
+        source = self.routes[name].source
+        return PeerEntry(
+            PeerKind.CREDIT, self.names[name], self.word(source, name, "credit"), self.word(self.number, name, "given")
+        )
+
+    def exchange(self, entries: Sequence[PeerEntry]) -> Exchange:
+        """A launch of these entries, in no order."""
+        return Exchange(self, entries)
+
+    def sending(self, name: str, slot: int, source: int, more: Sequence[PeerEntry] = ()) -> list[Exchange | Copy]:
+        """What writes the tensor at address ``source`` into a slot: by a kernel, with ``more`` entries in its launch, or, where
+        that is faster, by the copy engine."""
+        size = self.routes[name].nbytes
+        if size < LARGE:
+            return [self.exchange([self.put(name, slot, source), *more])]
+        copy = Copy(self.unit, self.slot(name, slot), source, size)
+        return [self.exchange([self.room(name)]), copy, self.exchange([self.put(name, slot, 0, 0), *more])]
+
+    def waited(self) -> float:
+        """Seconds that all waits of this GPU have waited, for flags and for slots; launches are over."""
+        ends = [(r.name, "sent" if r.source == self.number else "got") for r in self.layout.routes]
+        with self.unit:
+            words = np.zeros(2, np.uint64)
+            total = 0
+            for name, kind in ends:
+                if self.number in (self.routes[name].source, self.routes[name].target):
+                    cupy().cuda.runtime.memcpy(words.ctypes.data, self.word(self.number, name, kind), words.nbytes, TO_HOST)
+                    total += int(words[1])
+        return total * 1e-9
+
+    def check(self, words: Sequence[int] | None = None) -> None:
+        """DeviceFailure that names the transfer, where something that ran before waited in vain; ``words`` are those of
+        ``failure``, where they have been read."""
+        if words is None:
+            with self.unit:
+                words = cupy().asnumpy(self.failure).tolist()
+        failed, kind, name, wanted, seen = words
+        if failed:
+            raise self.reported(PeerKind(kind), self.layout.routes[name], wanted, seen)
+
+    def reported(self, kind: PeerKind, route: Route, wanted: int, seen: int) -> DeviceFailure:
+        """What a wait in vain is told as."""
+        if kind == PeerKind.WAIT:
+            what = f"device {route.target} waited {self.limit:.3g} s for device {route.source} to send {route.name}"
+            have = f"run {wanted} of it; {seen} arrived"
+        else:
+            what = f"device {route.source} waited {self.limit:.3g} s for device {route.target} to give back {route.name}"
+            have = f"after run {wanted}; {seen} were given back"
+        return DeviceFailure(what, have, "a device of this run has ended, hangs, or is slower than the limit")
+
+    def close(self) -> None:
+        """Unload the module."""
+        with self.unit:
+            if self.module is not None:
+                check(driver().cuModuleUnload(self.module), "unloading a module")
+            self.module = None
+
+
+class Exchange:
+    """One launch of ``rm_exchange``."""
+
+    def __init__(self, end: End, entries: Sequence[PeerEntry]) -> None:
+        self.end, self.blocks = end, blocks_of(entries)
+        self.values: list[Any] = [
+            (ctypes.c_uint64 * (ENTRY * ENTRIES // 8)).from_buffer_copy(records(entries).tobytes()),
+            ctypes.c_void_p(end.failure.data.ptr),
+            ctypes.c_uint64(int(end.limit * 1e9)),
+        ]
+        self.parameters = (ctypes.c_void_p * len(self.values))(*[ctypes.addressof(v) for v in self.values])
+
+    def launch(self, stream: int) -> None:
+        """Queue it on the stream with this handle, of its GPU."""
+        pointer = ctypes.addressof(self.parameters)
+        check(
+            driver().cuLaunchKernel(self.end.function, self.blocks, 1, 1, THREADS, 1, 1, 0, stream, pointer, 0),
+            "launching an exchange",
+        )
+
+    def node(self, graph: Any, after: Sequence[Any]) -> Any:
+        """A node of ``graph`` behind others."""
+        node = driver().CUDA_KERNEL_NODE_PARAMS()
+        node.func = self.end.function
+        node.gridDimX, node.gridDimY, node.gridDimZ = self.blocks, 1, 1
+        node.blockDimX, node.blockDimY, node.blockDimZ = THREADS, 1, 1
+        node.kernelParams = ctypes.addressof(self.parameters)
+        made = driver().cuGraphAddKernelNode(graph, list(after), len(after), node)
+        return check(made, "adding an exchange to a graph")
+
+
+class Copy:
+    """A copy by the copy engine into another GPU's memory."""
+
+    def __init__(self, unit: Unit, to: int, source: int, nbytes: int) -> None:
+        self.unit, self.to, self.source, self.nbytes = unit, to, source, nbytes
+
+    def launch(self, stream: int) -> None:
+        """Queue it on the stream with this handle."""
+        check(driver().cuMemcpyDtoDAsync(self.to, self.source, self.nbytes, stream), "copying to another GPU")
+
+    def node(self, graph: Any, after: Sequence[Any]) -> Any:
+        """A node of ``graph`` behind others."""
+        api = driver()
+        what = api.CUDA_MEMCPY3D()
+        what.srcMemoryType = what.dstMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        what.srcDevice, what.dstDevice, what.WidthInBytes, what.Height, what.Depth = self.source, self.to, self.nbytes, 1, 1
+        context = check(api.cuCtxGetCurrent(), "asking for the context")
+        made = api.cuGraphAddMemcpyNode(graph, list(after), len(after), what, context)
+        return check(made, "adding a copy to a graph")

@@ -1,0 +1,207 @@
+"""The transport ``cuda-peer``: GPUs of one host, of one process or of several, whose words go by another transport before the
+first run: that of this process, or MPI's."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import numpy as np
+
+from rammer.device.manifest import Array, Backend
+from rammer.errors import DeviceFailure, DeviceUnavailable, MissingDependency
+from rammer.ir.spread import Spread
+from rammer.transport.counters import Counters
+from rammer.transport.exposed import Exposed
+from rammer.transport.local import LOCAL
+from rammer.transport.mpi import MPI
+from rammer.transport.protocol import Endpoint, Fabric, Party, Site
+
+from rammer_cuda.hardware import cupy, gpu_count
+from rammer_cuda.peer.exchange import TO_HOST, End
+from rammer_cuda.peer.layout import PeerLayout, Route
+from rammer_cuda.peer.memory import Offer, PeerMemory, ReachedMemory, reaches
+from rammer_cuda.peer.part import CudaPart
+
+#: cudaMemcpyDefault: the driver knows where addresses are.
+ANYWHERE: Final = 4
+
+
+class PeerFabric:
+    """GPUs that reach each other's memory."""
+
+    def __init__(self, party: Party) -> None:
+        self.party = party
+        self.words: Fabric = (LOCAL if len({s.process for s in party.sites}) == 1 else MPI).open(party)
+        self.mine = self.words.mine
+        self.opened: list[Any] = []
+
+    def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
+        """By the other transport."""
+        return self.words.meet(words, seconds)
+
+    def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
+        """Each GPU allocates, all map; zeros are there before anybody writes."""
+        routes = tuple(Route(t.name, t.nbytes, t.source, t.target) for t in exposed.transfers)
+        layout = PeerLayout(routes, len(exposed.devices), exposed.depth)
+        abroad = len(self.mine) < len(exposed.devices)
+        memory = {d: PeerMemory(index_of(exposed.devices[d]), layout.nbytes(d)) for d in self.mine}
+        self.opened += memory.values()
+        said = self.meet({d: told(m.offer(abroad)) for d, m in memory.items()}, self.party.timeout)
+        offers = [heard(text) for text in said]
+        check_apart(exposed.devices, offers)
+        ends, beside = {}, self.words.expose(Exposed(exposed.devices, (), exposed.depth))
+        for d in self.mine:
+            reached = ReachedMemory(index_of(exposed.devices[d]), offers)
+            end = End(index_of(exposed.devices[d]), d, layout, reached.addresses, self.party.timeout)
+            self.opened = [end, reached, *self.opened]  # mapped memory is let go before anybody frees it
+            ends[d] = PeerEndpoint(end, beside[d], self.party.timeout)
+        self.meet(dict.fromkeys(self.mine, "mapped"), self.party.timeout)
+        return ends
+
+    def close(self, failed: bool = False) -> None:
+        """Let go of others' memory, and, when all have, free this process's own."""
+        mapped = [x for x in self.opened if not isinstance(x, PeerMemory)]
+        for thing in mapped:
+            thing.close()
+        if not failed and self.opened:
+            self.meet(dict.fromkeys(self.mine, "let go"), self.party.timeout)
+        for thing in self.opened:
+            thing.close()
+        self.opened = []
+        self.words.close(failed)
+
+
+class PeerEndpoint:
+    """A GPU's side (``rammer.transport.protocol.Endpoint``), which runs its part by itself; what else is asked of it, the host
+    waits for."""
+
+    def __init__(self, end: End, words: Endpoint, timeout: float) -> None:
+        self.end, self.words, self.timeout, self.counters = end, words, timeout, Counters()
+        with end.unit:
+            self.stream = cupy().cuda.Stream(non_blocking=True)
+
+    def part(self, spread: Spread, device: int, backend: Backend) -> CudaPart:
+        """The device's part: waits, steps and writes are queued on the GPU with no host between."""
+        return CudaPart(spread, device, backend, self.end, self.counters)
+
+    def slot(self, name: str, run: int) -> Any:
+        """The memory that a transfer arrives in, on the GPU: bytes."""
+        nbytes, cp = self.end.routes[name].nbytes, cupy()
+        memory = cp.cuda.UnownedMemory(self.end.slot(name, run), max(nbytes, 1), self.end)
+        return cp.ndarray((nbytes,), np.uint8, cp.cuda.MemoryPointer(memory, 0))
+
+    def arrived(self, name: str, run: int) -> bool:
+        """Whether it is all there."""
+        return self._word(name, "flag") > run
+
+    def free(self, name: str, run: int) -> bool:
+        """Whether the slot that ``put`` would write is free."""
+        return self._word(name, "credit") > run - self.end.layout.depth
+
+    def wait(self, name: str, run: int) -> None:
+        """The host waits for a launch that waits."""
+        self._all([self.end.exchange([self.end.wait(name)])])
+
+    def put(self, name: str, run: int, values: Array) -> None:
+        """From the GPU's memory; from the host's by a copy, which is counted. Nothing is allocated on a GPU: another one may
+        be waiting."""
+        end, route = self.end, self.end.routes[name]
+        if isinstance(values, np.ndarray):
+            given = np.ascontiguousarray(values)
+            copy = HostCopy(end.slot(name, run), given)
+            self._all([end.exchange([end.room(name)]), copy, end.exchange([end.put(name, run, 0, 0)])])
+            self.counters.host_copies += 1
+        else:
+            self._all(end.sending(name, run, values.data.ptr))
+        self.counters.payload_writes += 1 if route.nbytes else 0
+        self.counters.nbytes += route.nbytes
+        self.counters.flag_writes += 1
+
+    def release(self, name: str, run: int) -> None:
+        """The slot is the sender's again."""
+        self._all([self.end.exchange([self.end.credit(name)])])
+        self.counters.flag_writes += 1
+
+    def fail(self, why: str) -> None:
+        """By the other transport; the GPU's own waits end by themselves."""
+        self.words.fail(why)
+
+    def _word(self, name: str, kind: str) -> int:
+        word = np.zeros(1, np.uint32)
+        with self.end.unit:
+            cupy().cuda.runtime.memcpy(word.ctypes.data, self.end.word(self.end.number, name, kind), word.nbytes, TO_HOST)
+        return int(word[0])
+
+    def _all(self, launches: Sequence[Any]) -> None:
+        begin = time.perf_counter()
+        with self.end.unit:
+            for launch in launches:
+                launch.launch(self.stream.ptr)
+            self.stream.synchronize()
+        self.counters.waited += time.perf_counter() - begin
+        self.end.check()
+
+
+class HostCopy:
+    """A copy of host memory to an address of any GPU."""
+
+    def __init__(self, to: int, values: Array) -> None:
+        self.to, self.values = to, values
+
+    def launch(self, stream: int) -> None:
+        """Queue it on the stream with this handle."""
+        if self.values.nbytes:
+            cupy().cuda.runtime.memcpyAsync(self.to, self.values.ctypes.data, self.values.nbytes, ANYWHERE, stream)
+
+
+def index_of(device: str) -> int:
+    """The GPU's number: 1 of ``cuda:1``."""
+    return int(device.partition(":")[2] or 0)
+
+
+def check_apart(devices: Sequence[str], offers: Sequence[Offer]) -> None:
+    """DeviceUnavailable where two devices are one GPU, as processes may have it that see all of them."""
+    seen: dict[str, int] = {}
+    for number, offer in enumerate(offers):
+        other = seen.setdefault(offer.bus, number)
+        if other != number:
+            raise DeviceUnavailable(
+                f"devices {other} ({devices[other]}) and {number} ({devices[number]}) are one GPU, the one at {offer.bus}",
+                hint="name a GPU for each process (--device cuda:0,cuda:1), or show each one its own (CUDA_VISIBLE_DEVICES)",
+            )
+
+
+def told(offer: Offer) -> str:
+    """As text."""
+    return json.dumps(asdict(offer) | {"handle": offer.handle.hex()})
+
+
+def heard(text: str) -> Offer:
+    """The inverse; DeviceFailure where another process says something else."""
+    try:
+        found = json.loads(text)
+        return Offer(**{**found, "handle": bytes.fromhex(found["handle"])})
+    except (ValueError, TypeError, KeyError) as problem:
+        raise DeviceFailure(f"another process offers no memory: {text[:80]!r}") from problem
+
+
+def connects(a: Site, b: Site) -> str | None:
+    """Why two sites are not joined by GPUs' own memory; whether the driver lets them is asked when they are joined."""
+    for site in (a, b):
+        if site.device.partition(":")[0] != "cuda" or site.kind != "gpu":
+            return f"{site.device} is no GPU of cuda"
+    if a.process == b.process:
+        if index_of(a.device) == index_of(b.device):
+            return f"{a.device} twice: a GPU cannot be two devices of one run"
+        try:
+            if gpu_count() <= max(index_of(a.device), index_of(b.device)):
+                return f"this process does not see both {a.device} and {b.device}"
+            if not reaches(index_of(a.device), index_of(b.device)):
+                return f"the driver allows no access between {a.device} and {b.device}"
+        except (MissingDependency, DeviceFailure) as problem:
+            return str(problem)
+    return None

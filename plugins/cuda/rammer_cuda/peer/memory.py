@@ -1,0 +1,129 @@
+"""Memory of a GPU that others write into, mapped where they are: peers of one process directly, those of other processes by
+handles of CUDA's inter-process memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from rammer.errors import DeviceFailure, DeviceUnavailable
+
+from rammer_cuda.driver import check, driver
+from rammer_cuda.hardware import Unit, cupy
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the others need to reach a GPU's memory: the process that has it, its address there, its handle for other
+    processes, and the GPU by its place on the bus."""
+
+    process: int
+    address: int
+    handle: bytes
+    bus: str
+
+
+class PeerMemory:
+    """``nbytes`` of GPU ``index``, zeros at first. An allocation of its own: a handle gives away all of one."""
+
+    def __init__(self, index: int, nbytes: int) -> None:
+        self.unit, self.nbytes = Unit(index), nbytes
+        runtime = cupy().cuda.runtime
+        with self.unit:
+            self.address = int(runtime.malloc(nbytes))
+            runtime.memset(self.address, 0, nbytes)
+            runtime.deviceSynchronize()
+
+    def offer(self, abroad: bool) -> Offer:
+        """For the others; with a handle where some of them are processes ``abroad``."""
+        with self.unit:
+            handle = b""
+            if abroad:
+                made = check(driver().cuIpcGetMemHandle(self.address), "asking for a handle of a GPU's memory")
+                handle = bytes(made.reserved)
+        return Offer(os.getpid(), self.address, handle, bus_of(self.unit.id))
+
+    def close(self) -> None:
+        """Free it; closing again does nothing."""
+        if self.address:
+            with self.unit, suppress(cupy().cuda.runtime.CUDARuntimeError):  # a GPU that failed frees all by itself
+                cupy().cuda.runtime.free(self.address)
+            self.address = 0
+
+
+class ReachedMemory:
+    """The memory of all GPUs of a run, as GPU ``index`` of this process reaches it. DeviceUnavailable where it cannot."""
+
+    def __init__(self, index: int, offers: Sequence[Offer]) -> None:
+        self.unit, self.opened = Unit(index), list[Any]()
+        self.addresses = [self._address(o) for o in offers]
+
+    def _address(self, offer: Offer) -> int:
+        allow(self.unit.id, offer.bus)
+        if offer.process == os.getpid():
+            return offer.address
+        api = driver()
+        handle = api.CUipcMemHandle()
+        handle.reserved = offer.handle
+        with self.unit:
+            lazily = api.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+            found = check(api.cuIpcOpenMemHandle(handle, int(lazily)), f"mapping memory of process {offer.process}")
+        self.opened.append(found)
+        return int(found)
+
+    def close(self) -> None:
+        """Let go of other processes' memory."""
+        with self.unit:
+            while self.opened:
+                with suppress(DeviceFailure):  # its process may be gone
+                    check(driver().cuIpcCloseMemHandle(self.opened.pop()), "letting go of a GPU's memory")
+
+
+def bus_of(index: int) -> str:
+    """The place of a GPU on the bus, ``0000:3b:00.0``: its name in every process."""
+    api = driver()
+    found = check(api.cuDeviceGetPCIBusId(32, check(api.cuDeviceGet(index), "finding a GPU")), "asking for a GPU's place")
+    return str(found.split(b"\0")[0].decode().lower())
+
+
+def allow(index: int, bus: str) -> None:
+    """GPU ``index`` may read and write the memory of the one at ``bus``."""
+    api, runtime = driver(), cupy().cuda.runtime
+    status, peer = api.cuDeviceGetByPCIBusId(bus.encode())
+    if int(status) != 0:
+        raise DeviceUnavailable(
+            f"cuda:{index} cannot reach the GPU at {bus}: this process does not see it", hint="look at CUDA_VISIBLE_DEVICES"
+        )
+    if int(peer) == index:
+        return
+    if not reaches(index, int(peer)):
+        raise DeviceUnavailable(f"cuda:{index} cannot reach the memory of cuda:{int(peer)}: the driver allows no peer access")
+    with Unit(index):
+        try:
+            runtime.deviceEnablePeerAccess(int(peer))
+        except runtime.CUDARuntimeError as problem:
+            if problem.status != ALREADY:
+                raise
+
+
+#: cudaErrorPeerAccessAlreadyEnabled.
+ALREADY = 704
+
+
+def reaches(index: int, peer: int) -> bool:
+    """Whether the driver lets GPU ``index`` into the memory of another one of this process."""
+    api = driver()
+    pair = [check(api.cuDeviceGet(i), "finding a GPU") for i in (index, peer)]
+    return bool(check(api.cuDeviceCanAccessPeer(*pair), "asking for peer access"))
+
+
+def links(index: int, peer: int) -> Mapping[str, int]:
+    """What the driver says of the way between two GPUs: ``rank`` (lower is faster), ``atomics``."""
+    api = driver()
+    pair = [check(api.cuDeviceGet(i), "finding a GPU") for i in (index, peer)]
+    names = {"rank": "PERFORMANCE_RANK", "atomics": "NATIVE_ATOMIC_SUPPORTED"}
+    keys = {n: getattr(api.CUdevice_P2PAttribute, f"CU_DEVICE_P2P_ATTRIBUTE_{a}") for n, a in names.items()}
+    return {n: int(check(api.cuDeviceGetP2PAttribute(k, *pair), "asking for a link")) for n, k in keys.items()}

@@ -1,0 +1,270 @@
+"""A GPU's part of a model over several: its steps with the waits before and the writes behind them, as one CUDA graph a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from rammer.device.manifest import Array, Backend
+from rammer.errors import DeviceFailure
+from rammer.ir.spread import DeviceStep, Spread
+from rammer.ir.types import TensorType
+from rammer.runtime.spread_part import Runs
+from rammer.transport.counters import Counters
+
+from rammer_cuda.bound import GpuProgram, place
+from rammer_cuda.driver import check, driver
+from rammer_cuda.executor import CapturedGraph, CudaProgram, add_launches, instantiated
+from rammer_cuda.hardware import cupy
+from rammer_cuda.peer.entries import ENTRIES, PeerEntry
+from rammer_cuda.peer.exchange import TO_DEVICE, TO_HOST, Copy, End, Exchange
+from rammer_cuda.resident import Resident
+
+
+class OnStream(Protocol):
+    """Something that can be queued on a stream: a launch, a copy, a program."""
+
+    def launch(self, stream: int) -> None:
+        """Queue it on the stream with this handle."""
+        ...
+
+
+@dataclass
+class PartSlot:
+    """What one run in flight has: arrays by tensor, pinned copies of what the host writes and reads, what is queued for its
+    steps, and for the results that others bring; events say when either is over."""
+
+    arrays: dict[str, Any]
+    pinned: dict[str, Array]
+    steps: list[OnStream] = field(default_factory=list)
+    results: list[OnStream] = field(default_factory=list)
+    computed: Any = None
+    done: Any = None
+    keep: list[Any] = field(default_factory=list)
+
+
+class CudaPart:
+    """Runs the steps of device ``device`` of ``spread``, up to ``depth`` runs in flight, one behind the other on one stream. What
+    others bring as results of the model comes by another stream, so that no step waits for it."""
+
+    def __init__(self, spread: Spread, device: int, backend: Backend, end: End, counters: Counters) -> None:
+        self.spread, self.device, self.end, self.counters = spread, device, end, counters
+        self.depth = end.layout.depth
+        self.results = spread.results(device)
+        self.outputs = [o for o in spread.outputs if device == 0]
+        self.steps = spread.parts[device].steps
+        self.loaded: list[Any] = []
+        self.slots: list[PartSlot] = []
+        try:
+            self.loaded += [backend.load(step.program, step.constants) for step in self.steps]
+            with end.unit:
+                self.stream, self.aside = (cupy().cuda.Stream(non_blocking=True) for _ in range(2))
+                self.slots += [self._slot(number) for number in range(self.depth)]
+                cupy().cuda.runtime.deviceSynchronize()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How the part runs."""
+        graphs = all(_plain(p) for p in self.loaded)
+        how = "one CUDA graph a run" if graphs else "steps, waits and writes queued one by one"
+        return (f"{how}; transfers by NVLink or PCIe into the other GPU's memory",)
+
+    # --- building -----------------------------------------------------------------------------
+
+    def _slot(self, number: int) -> PartSlot:
+        cp = cupy()
+        arrays = {i.tensor: _zeros(i.type) for i in self.spread.inputs if self.device in i.devices}
+        arrays |= {t.tensor: self.arriving(t.name, number) for t in self.spread.transfers if t.target == self.device}
+        slot = PartSlot(arrays, {})
+        for step in self.steps:
+            slot.arrays |= {name: _zeros(kind) for name, kind in step.outputs.items()}
+        moved = [i.tensor for i in self.spread.inputs if self.device in i.devices] + [o.tensor for o in self.outputs]
+        slot.pinned = {name: _pinned(slot.arrays[name]) for name in dict.fromkeys(moved)}
+        slot.pinned[""] = _pinned(self.end.failure)
+        slot.steps = self._steps(slot, number)
+        if self.results:
+            entries = [self.end.wait(n) for n in self.results], [self.end.credit(n) for n in self.results]
+            before, after = (Together([self.end.exchange(part) for part in _parts(e)]) for e in entries)
+            slot.results = [before, Fetched(slot, [o.tensor for o in self.outputs]), after]
+        slot.computed, slot.done = (cp.cuda.Event(disable_timing=True) for _ in range(2))
+        return slot
+
+    def arriving(self, name: str, number: int) -> Any:
+        """A slot's memory as an array."""
+        kind, cp = self.spread.transfer[name].type, cupy()
+        memory = cp.cuda.UnownedMemory(self.end.slot(name, number), max(kind.nbytes, 1), self.end)
+        return cp.ndarray(kind.shape, kind.dtype, cp.cuda.MemoryPointer(memory, 0))
+
+    def _steps(self, slot: PartSlot, number: int) -> list[OnStream]:
+        """Everything of a run, in order: one graph, or where a program is no graph all pieces."""
+        pieces = [
+            p for step, program in zip(self.steps, self.loaded, strict=True) for p in self._pieces(slot, step, program, number)
+        ]
+        if not all(isinstance(p, (Exchange, Copy, GraphPiece)) for p in pieces):
+            return pieces
+        graph, ends = check(driver().cuGraphCreate(0), "creating a graph"), list[Any]()
+        for piece in pieces:
+            if isinstance(piece, GraphPiece):
+                ends = add_launches(graph, piece.resident, piece.program.recipe, ends)
+            else:
+                ends = [piece.node(graph, ends)]
+        slot.keep += pieces
+        return [CapturedGraph(instantiated(graph), self.loaded[0].resident)]
+
+    def _pieces(self, slot: PartSlot, step: DeviceStep, program: Any, number: int) -> list[Any]:
+        """A step: its waits, its program on the slot's arrays, its writes and what it gives back."""
+        with_waits = [self.end.exchange(part) for part in _parts([self.end.wait(n) for n in step.arrivals])]
+        given = {n: slot.arrays[n] for n in step.inputs}
+        places = place(program.resident, given, {n: slot.arrays[n] for n in step.outputs})
+        if places.before or places.after:
+            raise DeviceFailure(f"a tensor of step {step.program.name} does not lie where its program has it")
+        there = program.resident.with_buffers(places.buffers)
+        computed = GraphPiece(program, there) if _plain(program) else program.turning(program.launchable_on(there), there)
+        frees = [self.end.credit(n) for n in step.frees]
+        large, small = list[Any](), list[PeerEntry]()
+        for name in step.departures:
+            array = slot.arrays[self.spread.transfer[name].tensor]
+            sent = self.end.sending(name, number, array.data.ptr)
+            if len(sent) == 1:
+                small.append(self.end.put(name, number, array.data.ptr))
+            else:
+                large += sent
+        last = [self.end.exchange(part) for part in _parts([*small, *frees])]
+        return [*with_waits, computed, *last, *large]
+
+    # --- running ------------------------------------------------------------------------------
+
+    def go(self, runs: Runs) -> None:
+        """All ``runs``; DeviceFailure where a transfer waits in vain."""
+        with self.end.unit:
+            for run in range(runs.first, runs.first + runs.count):
+                if run - runs.first >= self.depth:
+                    self._finish(run - self.depth, runs)
+                self._begin(run, runs.feed(run))
+            for run in range(max(runs.first, runs.first + runs.count - self.depth), runs.first + runs.count):
+                self._finish(run, runs)
+
+    def _begin(self, run: int, inputs: Mapping[str, Array]) -> None:
+        """Queue a run: its inputs, its steps, its results."""
+        slot, memcpy = self.slots[run % self.depth], cupy().cuda.runtime.memcpyAsync
+        for port in self.spread.inputs:
+            if self.device in port.devices and port.type.nbytes:
+                np.copyto(slot.pinned[port.tensor], inputs[port.name])
+                pinned, array = slot.pinned[port.tensor], slot.arrays[port.tensor]
+                memcpy(array.data.ptr, pinned.ctypes.data, array.nbytes, TO_DEVICE, self.stream.ptr)
+        self.queue(run)
+
+    def queue(self, run: int) -> None:
+        """Queue the steps of a run on the inputs that its slot has, and what brings its outputs to the host."""
+        slot = self.slots[run % self.depth]
+        for piece in slot.steps:
+            piece.launch(self.stream.ptr)
+        slot.computed.record(self.stream)
+        self.aside.wait_event(slot.computed)
+        for piece in slot.results or [Fetched(slot, [o.tensor for o in self.outputs])]:
+            piece.launch(self.aside.ptr)
+        words = slot.pinned[""]
+        cupy().cuda.runtime.memcpyAsync(words.ctypes.data, self.end.failure.data.ptr, words.nbytes, TO_HOST, self.aside.ptr)
+        slot.done.record(self.aside)
+        self._count()
+
+    def _count(self) -> None:
+        """What a run writes: its entries say how often."""
+        for transfer in self.spread.transfers:
+            if transfer.source == self.device:
+                self.counters.payload_writes += 1 if transfer.nbytes else 0
+                self.counters.nbytes += transfer.nbytes
+            self.counters.flag_writes += self.device in (transfer.source, transfer.target)
+
+    def _finish(self, run: int, runs: Runs) -> None:
+        """Wait for a run, and deliver what it made."""
+        self.wait(run)
+        if self.device == 0:
+            pinned = self.slots[run % self.depth].pinned
+            runs.deliver(run, {o.name: pinned[o.tensor].copy() for o in self.outputs})
+
+    def wait(self, run: int) -> None:
+        """Until a run is over; DeviceFailure where it failed."""
+        slot = self.slots[run % self.depth]
+        try:
+            slot.done.synchronize()
+        except cupy().cuda.runtime.CUDARuntimeError as problem:
+            raise DeviceFailure(f"device {self.device} failed: {problem}") from problem
+        self.end.check(slot.pinned[""].tolist())
+        for program in self.loaded:
+            program.check_finished()
+
+    def close(self) -> None:
+        """Wait, and free the programs; what others write to is the fabric's."""
+        with self.end.unit:
+            if self.slots:
+                self.stream.synchronize()
+                self.aside.synchronize()
+            for slot in self.slots:
+                for piece in slot.steps:
+                    getattr(piece, "close", lambda: None)()
+            self.slots = []
+        for program in self.loaded:
+            program.close()
+        self.loaded = []
+
+
+@dataclass(frozen=True)
+class GraphPiece:
+    """A program whose launches become nodes, on the addresses of ``resident``."""
+
+    program: Any
+    resident: Resident
+
+
+@dataclass(frozen=True)
+class Together:
+    """Launches one behind the other."""
+
+    parts: Sequence[OnStream]
+
+    def launch(self, stream: int) -> None:
+        """Queue all."""
+        for part in self.parts:
+            part.launch(stream)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Copies of a slot's tensors into its pinned memory."""
+
+    slot: PartSlot
+    names: Sequence[str]
+
+    def launch(self, stream: int) -> None:
+        """Queue them on the stream with this handle."""
+        for name in self.names:
+            pinned, array = self.slot.pinned[name], self.slot.arrays[name]
+            if array.nbytes:
+                cupy().cuda.runtime.memcpyAsync(pinned.ctypes.data, array.data.ptr, array.nbytes, TO_HOST, stream)
+
+
+def _plain(program: GpuProgram) -> bool:
+    """Whether a program is launches of a CUDA graph, once a run."""
+    return isinstance(program, CudaProgram) and program.program.repeat is None
+
+
+def _parts(entries: Sequence[PeerEntry]) -> list[list[PeerEntry]]:
+    """As many as a launch has, each."""
+    return [list(entries[i : i + ENTRIES]) for i in range(0, len(entries), ENTRIES)]
+
+
+def _zeros(kind: TensorType) -> Any:
+    return cupy().zeros(kind.shape, kind.dtype)
+
+
+def _pinned(array: Any) -> Array:
+    """Memory of the host for one array, which the GPU reads and writes by itself."""
+    memory = cupy().cuda.alloc_pinned_memory(max(array.nbytes, 1))
+    return np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)

@@ -1,0 +1,193 @@
+"""The block of a persistent kernel, and a program whose every task such a block can call.
+
+One launch has one block shape. Kernels of more threads than it has, or of several blocks a task, cannot be called from it; for
+their operators kernels that can be are offered to the program's own policy, which places all tasks anew. Of a few shapes that one
+is taken whose program is predicted to be the fastest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from rammer.codegen.family import Choice
+from rammer.device.manifest import Binding
+from rammer.errors import BadInput
+from rammer.ir.bodies import VerifyError
+from rammer.ir.operator import RKernel, ROperator, Written
+from rammer.ir.program import RProgram, Storage
+from rammer.plan.build import Interface, build_program
+from rammer.plan.waits import dependences
+from rammer.schedule.policy import OperatorGraph, Policy
+from rammer.schedule.registry import parse_policy
+from rammer.schedule.wavefront import Wavefront
+
+from rammer_cuda.families import FAMILIES, family_of
+from rammer_cuda.gpu import Gpu
+from rammer_cuda.kernels.part import dynamic_bytes
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.persistent.bodies import callable_part
+
+#: Blocks that are tried: threads, and blocks an SM, each with a row of its own. While one of an SM's rows waits another one
+#: works, as blocks of several launches do; but they share its registers (of 65,536) and its shared memory.
+SHAPES = ((256, 1), (384, 1), (512, 1), (128, 2))
+#: The first is taken whose prediction is near the best one: small blocks have more registers a thread, rows that share an SM gain
+#: less than is predicted. On an H200 this takes the fastest of six shapes for NASNet-A, SqueezeNet and ResNeXt-29 (16 branches).
+NEAR = 1.1
+#: Choices of an operator that are looked at, best predicted first; of those that can be called so many of the fastest, and so
+#: many of those whose tasks take the least time in all, are what the policy has to choose from.
+LOOKED, FAST, LEAN = 400, 4, 2
+#: Bytes of shared memory that the block's own entries of the table may take.
+ENTRIES = 4 << 10
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A ``program`` for ``blocks`` an SM of at most so many ``threads``."""
+
+    program: RProgram
+    threads: int
+    blocks: int
+
+
+def fitted(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
+    """``program`` for the block with the best prediction; itself where every kernel can be called, or none else could be."""
+    held = max((own.threads for o in program.operators if (own := family_of(o).own)), default=0)
+    if held or program.repeat is not None:
+        return _Shape(program, binding, gpu, *max(s for s in SHAPES if s[1] == 1 and s[0] >= held)).placed()
+    known: dict[str, list[Choice]] = {}
+    found = [_Shape(program, binding, gpu, *shape, known).placed() for shape in SHAPES]
+    best = min(f.program.predicted for f in found)
+    return next(f for f in found if f.program.predicted <= NEAR * best)
+
+
+@dataclass(frozen=True)
+class _Storages:
+    storages: Mapping[str, Storage]
+    buffers: Mapping[str, tuple[str, int]]
+
+
+@dataclass
+class _Shape:
+    """What each operator of a program is in blocks of so many threads."""
+
+    program: RProgram
+    binding: Binding
+    gpu: Gpu
+    threads: int
+    blocks: int
+    ranked: dict[str, list[Choice]] = field(default_factory=dict)
+    chosen: dict[str, tuple[Choice, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known: dict[str, tuple[Choice, ...]] = {}
+        for o in self.program.operators:
+            key = self.binding.key(o)
+            if key not in known:
+                known[key] = self._choices(o)
+            self.chosen[o.name] = tuple(Choice(c.seconds, _tiled_as(o, c.operator)) for c in known[key])
+
+    @property
+    def veus(self) -> int:
+        """Rows."""
+        return self.gpu.sms * self.blocks
+
+    def _choices(self, operator: ROperator) -> tuple[Choice, ...]:
+        """The operator as it is, or as what a block can call, the best predicted first."""
+        family = family_of(operator)
+        if not operator.task_count or operator.endings or family.own or not family.name:
+            return (Choice(self._price(operator), operator),)
+        mine = self._called(operator)
+        if mine is not None and operator.task_count <= self.veus:
+            return (Choice(self._serial(operator, mine), operator),)
+        ranked = self._others(operator)
+        lean = sorted(ranked, key=lambda c: c.operator.task_count * c.seconds)
+        single = [c for c in ranked if c.operator.task_count <= self.veus]
+        found = dict.fromkeys(
+            c for some, n in ((single, FAST), (ranked, FAST), (lean, LEAN)) for c in islice(self._callable(some), n)
+        )
+        found |= dict.fromkeys([Choice(self._serial(operator, mine), operator)] if mine is not None else [])
+        return tuple(sorted(found, key=lambda c: c.seconds)) or (Choice(self._price(operator), operator),)
+
+    def _others(self, operator: ROperator) -> list[Choice]:
+        """Other kernels of one block a task, best predicted first."""
+        key = self.binding.key(operator)
+        if key not in self.ranked:
+            self.ranked[key] = self._rank(operator)
+        return self.ranked[key]
+
+    def _rank(self, operator: ROperator) -> list[Choice]:
+        bare = replace(operator, tile=(), family="", config=())
+        usable = [f for f in FAMILIES if f.needs(self.gpu) and not f.last and f.own is None]
+        ranked = heapq.merge(*(f.candidates(bare, self.binding, self.gpu) for f in usable), key=lambda c: c.seconds)
+        single = (c for c in ranked if family_of(c.operator).spread(c.operator) == 1)
+        return list(islice(single, LOOKED))
+
+    def _callable(self, choices: Iterable[Choice]) -> Iterator[Choice]:
+        """Those that a block can call, with what they take there."""
+        for c in choices:
+            if kernel := self._called(c.operator):
+                yield Choice(self._serial(c.operator, kernel), c.operator)
+
+    def _called(self, operator: ROperator) -> TaskKernel | None:
+        kernel = callable_part(operator, self.binding, self.threads)
+        return kernel if kernel and dynamic_bytes(kernel) <= self._room else None
+
+    @property
+    def _room(self) -> int:
+        """Shared memory for a task: of each block the system takes 1 KiB (CUDA C++ programming guide, "Shared Memory 9.x")."""
+        return (self.gpu.shared + 1024) // self.blocks - 1024 - ENTRIES
+
+    def _price(self, operator: ROperator) -> float:
+        return family_of(operator).seconds(operator, self.binding, self.gpu) if operator.task_count else 0.0
+
+    def _serial(self, operator: ROperator, kernel: TaskKernel) -> float:
+        """Seconds where a vEU runs one task after another that a launch would have side by side on its SM."""
+        rounds = -(-operator.task_count // self.veus)
+        return self._price(operator) * max(1, min(rounds, self.gpu.threads // kernel.threads // self.blocks))
+
+    def placed(self) -> Fitted:
+        """The program with these operators, placed by its policy; itself where they are its own."""
+        p, own = (
+            self.program,
+            all(len(c) == 1 and c[0].operator is o for o, c in zip(self.program.operators, self.chosen.values(), strict=True)),
+        )
+        if p.repeat is not None or (own and self.veus == p.veus):
+            return Fitted(p, self.threads, self.blocks)
+        constants, device = frozenset(self.binding.constants), replace(self.gpu.vdevice, veus=self.veus, resident=self.veus)
+        kernels = {name: tuple(map(self._kernel, choices)) for name, choices in self.chosen.items()}
+        schedule = _policy(p)(OperatorGraph(kernels, dependences(p.operators, p.storage), constants), device)
+        held = _Storages(p.storage, {b.name: (b.dtype, b.size) for b in p.buffers})
+        interface = Interface(p.name, p.inputs, p.outputs, [s.tensor for s in p.storages if s.tensor in constants])
+        try:
+            made = build_program(interface, schedule, held, policy=p.policy, vdevice=device, precision=p.precision)
+        except VerifyError:  # made by hand, such as one that leaves parts of an output as they are: its table stays
+            return Fitted(p, self.threads, self.blocks)
+        return Fitted(made, self.threads, self.blocks)
+
+    def _kernel(self, choice: Choice) -> RKernel:
+        """Priced for the policy: a round of tasks, one on each vEU. Blocks of one SM share its lanes."""
+        o = choice.operator
+        alone = choice.seconds / max(1, -(-o.task_count // self.veus))
+        share = self.blocks * o.flops / max(o.task_count, 1) / self.gpu.flops
+        return RKernel(o, _unwritten, alone, max(alone, share))
+
+
+def _tiled_as(operator: ROperator, other: ROperator) -> ROperator:
+    """``operator`` with the kernel of an equal one; itself where that is its own."""
+    same = (operator.tile, operator.family, operator.config) == (other.tile, other.family, other.config)
+    return operator if same else replace(operator, tile=other.tile, family=other.family, config=other.config)
+
+
+def _unwritten() -> Written:
+    raise AssertionError("schedules ask for no text")
+
+
+def _policy(program: RProgram) -> Policy:
+    """The policy that made the program; wavefront where that is none of the core's."""
+    try:
+        return parse_policy(program.policy)
+    except BadInput:
+        return Wavefront()

@@ -1,0 +1,198 @@
+"""GPUs that are the host: arrays and streams as far as a part of a model over several asks for them, entries of launches carried
+out one by one, and programs that a simulated chip computes. A launch ends before it returns."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from rammer.device.manifest import Array, Backend
+from rammer.ir.program import RProgram
+
+from rammer_cuda.bound import Places
+from rammer_cuda.peer.entries import FAILURE, PeerEntry, PeerKind
+from rammer_cuda.peer.exchange import End
+from rammer_cuda.peer.layout import PeerLayout
+
+
+class HostArray(np.ndarray[Any, Any]):
+    """A NumPy array that tells its address as CuPy's do."""
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+class HostStream:
+    """Whatever is queued has run."""
+
+    ptr = 0
+
+    def __init__(self, non_blocking: bool = True) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        """It has happened."""
+
+    def synchronize(self) -> None:
+        """Nothing is left."""
+
+    def record(self, stream: Any = None) -> None:
+        """Of an event."""
+
+
+def at_address(shape: tuple[int, ...], dtype: str, place: int) -> Array:
+    """The array that lies there."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    memory = (ctypes.c_uint8 * max(size, 1)).from_address(place)
+    return np.frombuffer(memory, dtype, int(np.prod(shape, dtype=np.int64))).reshape(shape).view(HostArray)
+
+
+def memcpy(to: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+    """At once."""
+    ctypes.memmove(to, source, nbytes)
+
+
+def host_cupy() -> Any:
+    """What stands for CuPy."""
+    runtime = SimpleNamespace(
+        memcpyAsync=memcpy,
+        memcpy=lambda to, s, n, kind: memcpy(to, s, n, kind, 0),
+        deviceSynchronize=lambda: None,
+        CUDARuntimeError=OSError,
+    )
+    cuda = SimpleNamespace(
+        Stream=HostStream,
+        Event=lambda disable_timing=True: HostStream(),
+        UnownedMemory=lambda place, size, owner: place,
+        MemoryPointer=lambda memory, offset: memory + offset,
+        alloc_pinned_memory=bytearray,
+        runtime=runtime,
+    )
+    return SimpleNamespace(cuda=cuda, zeros=lambda s, d: np.zeros(s, d).view(HostArray), ndarray=at_address)
+
+
+class HostMemory:
+    """Bytes that begin at a multiple of 256."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.whole = np.zeros(nbytes + 256, np.uint8)
+        self.address = self.whole.ctypes.data + -self.whole.ctypes.data % 256
+
+
+class HostEnd(End):
+    """The ends of a GPU whose launches are carried out here."""
+
+    def __init__(self, number: int, layout: PeerLayout, addresses: Sequence[int], limit: float) -> None:
+        self.unit: Any = nullcontext()
+        self.number, self.layout, self.addresses, self.limit = number, layout, addresses, limit
+        self.names = {r.name: i for i, r in enumerate(layout.routes)}
+        self.routes = {r.name: r for r in layout.routes}
+        self.failure = np.zeros(len(FAILURE), np.uint32).view(HostArray)
+        self.launches = 0
+
+    def exchange(self, entries: Sequence[PeerEntry]) -> Any:
+        """A launch."""
+        return SimpleNamespace(launch=lambda stream: self.carry_out(entries))
+
+    def check(self, words: Sequence[int] | None = None) -> None:
+        """Of the host's words."""
+        super().check(self.failure.tolist() if words is None else words)
+
+    def carry_out(self, entries: Sequence[PeerEntry]) -> None:
+        """As ``rm_exchange`` does: puts and credits first, since its blocks run side by side."""
+        self.launches += 1
+        for e in sorted(entries, key=lambda e: e.kind in (PeerKind.WAIT, PeerKind.ROOM)):
+            number = word(e.count) + 1
+            wanted = number if e.kind == PeerKind.WAIT else number - e.depth
+            asked = e.flag if e.kind == PeerKind.WAIT else e.credit
+            if self.failure[0] or (asked and not self.reached(asked, wanted, e)):
+                return
+            if e.kind == PeerKind.PUT:
+                ctypes.memmove(e.to, e.source, e.nbytes)
+            if e.kind != PeerKind.ROOM:
+                set_word(e.count, number)
+            if e.kind in (PeerKind.PUT, PeerKind.CREDIT):
+                set_word(e.flag, number)
+
+    def reached(self, place: int, wanted: int, e: PeerEntry) -> bool:
+        """Whether a word reaches a number in time."""
+        begin = time.monotonic()
+        while word(place) < wanted:
+            if time.monotonic() - begin > self.limit:
+                self.failure[:] = 1, e.kind, e.name, wanted, word(place)
+                return False
+            time.sleep(1e-5)
+        return True
+
+
+def word(place: int) -> int:
+    """A word of 32 bits."""
+    return int(ctypes.c_uint32.from_address(place).value)
+
+
+def set_word(place: int, value: int) -> None:
+    """Write it."""
+    ctypes.c_uint32.from_address(place).value = value
+
+
+@dataclass
+class HostResident:
+    """Arrays by the names of ports."""
+
+    arrays: dict[str, Array]
+
+    def with_buffers(self, buffers: Mapping[str, Any]) -> HostResident:
+        """With these."""
+        return HostResident(dict(buffers))
+
+
+class HostProgram:
+    """A program that another device computes, in the place of one on a GPU."""
+
+    def __init__(self, program: RProgram, loaded: Any) -> None:
+        self.program, self.loaded, self.resident = program, loaded, HostResident({})
+
+    def launchable_on(self, there: HostResident) -> Any:
+        """Reads and writes the arrays."""
+
+        def launch(stream: int) -> None:
+            found = self.loaded.run({p.external: np.asarray(there.arrays[p.external]) for p in self.program.inputs}).outputs
+            for name, values in found.items():
+                np.copyto(there.arrays[name], values)
+
+        return SimpleNamespace(launch=launch)
+
+    def turning(self, inner: Any, there: HostResident) -> Any:
+        """Once."""
+        return inner
+
+    def check_finished(self) -> None:
+        """It has."""
+
+    def close(self) -> None:
+        """Free it."""
+        self.loaded.close()
+
+
+@dataclass(frozen=True)
+class HostBackend:
+    """Loads programs on another device."""
+
+    backend: Backend
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> HostProgram:
+        """One that computes on the host."""
+        return HostProgram(program, self.backend.load(program, constants))
+
+
+def host_place(resident: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Places:
+    """Arrays where they are."""
+    return Places(dict(inputs), dict(outputs), {**inputs, **outputs})

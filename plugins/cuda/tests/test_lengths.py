@@ -1,0 +1,211 @@
+"""Programs for a range of lengths: kernels of every family end where a word in device memory says, and leave what lies beyond."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings")
+
+from rammer.device.manifest import OpenOptions
+from rammer.ir.operator import ROperator
+from rammer.ir.shorter import PARTS, ending_axes, part_of, shorter
+from rammer.testing.some import some
+
+from .ranged_on_host import MODELS, RangedSearch, Step, lot_of
+from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.compile import compile_cubin
+from rammer_cuda.emulator.launch import COMPILER
+from rammer_cuda.kernels.ended import ended
+from rammer_cuda.source import task_kernel, translation_unit
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+#: Families by model, precision included, that have reductions with lengths.
+STOPPED = {
+    "products": {"gemm", "gemm_tf32x3", "rowwise", ""},
+    "heads": {"attention", ""},
+    "sums": {"gemv", "gemm", "gemm_tf32x3", ""},
+    "rows": {"rowwise", ""},
+    "deep": {"gemm", "gemm_tf32x3", ""},
+    "products float16": {"gemm_f16", "gemm_wgmma_f16", "rowwise", ""},
+    "heads float16": {"attention", ""},
+    "products tf32": {"gemm_tf32", "gemm", "rowwise", ""},
+    "products bfloat16": {"gemm_bf16", "gemm", "rowwise", ""},
+}
+CASES = [*STOPPED, "attention", "cache", "causal"]
+
+
+def searched(case: str, rng: np.random.Generator) -> RangedSearch:
+    """The search over the candidates of a case."""
+    name, _, precision = case.partition(" ")
+    return RangedSearch(name, rng, precision or "float32")
+
+
+def step_of(case: str, family: str, length: int, rng: np.random.Generator) -> tuple[RangedSearch, Step]:
+    """An operator with stops that the family takes, at a length."""
+    search = searched(case, rng)
+    for step in search.steps({"seq": length}):
+        if step.operator.stops and any(t.family == family for t, _ in search.candidates(step)):
+            return search, step
+    raise AssertionError(f"no {family} in {case}")
+
+
+def points(search: RangedSearch, rng: np.random.Generator) -> list[dict[str, int]]:
+    """The ends of the range, and lengths within."""
+    spans = search.model.spans.items()
+    ends = [{n: span[k] for n, span in spans} for k in (0, 1)]
+    return [{n: int(rng.integers(low, high)) for n, (low, high) in spans}, *ends]
+
+
+@needs_compiler
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("case", CASES)
+def test_a_kernel_of_each_family_ends_at_the_length(case: str, rng: np.random.Generator) -> None:
+    """Where it has nothing to read, operands hold no numbers; tasks beyond leave results as they were."""
+    search = searched(case, rng)
+    found = list(islice(search.problems(points(search, rng)[int(rng.integers(3))], 1), 6))
+    assert found
+    assert [p for _, p in found if p] == []
+
+
+@needs_compiler
+@pytest.mark.large
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_end_at_every_length_that_is_an_edge(case: str, rng: np.random.Generator) -> None:
+    search = searched(case, rng)
+    for point in some(points(search, rng)):
+        assert [p for _, p in search.problems(point, 6) if p] == []
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", STOPPED)
+def test_every_family_that_reduces_stops(case: str, rng: np.random.Generator) -> None:
+    """Each candidate of each family asks for the length (which ``candidates`` asserts), and a static one asks for none."""
+    search, seen = searched(case, rng), set[str]()
+    for step in some(search.steps(points(search, rng)[0])):
+        for tiled, kernel in search.candidates(step) if step.operator.stops else ():
+            seen.add(tiled.family)
+            bare = replace(tiled, stops=(), endings=())
+            static = task_kernel(bare, step.binding)
+            assert static.text != kernel.text
+            assert ended(bare, static, step.binding) is static
+    assert seen >= STOPPED[case]
+
+
+@needs_compiler
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("case", "family"),
+    [("products", "gemm"), ("heads", "attention"), ("sums", "gemv"), ("rows", "rowwise"), ("deep", "gemm_tf32x3")],
+)
+def test_a_kernel_that_stops_elsewhere_is_found(case: str, family: str, rng: np.random.Generator) -> None:
+    """Planted: after an element or two, and at the bound. Of a softmax that may change nothing where one element outweighs all
+    others, so inputs are drawn until it does, four times at most."""
+    wanted = {"early", "at the bound"}
+    for _ in range(4):
+        search, step = step_of(case, family, 29, rng)
+        tiled, kernel = next((t, k) for t, k in search.candidates(step) if t.family == family)
+        lot = lot_of(tiled, step.binding)
+        assert step.problem(kernel, tiled, lot) == ""
+        moved = {s.extent: replace(s.extent, offset=s.extent.offset - 27) for s in tiled.stops}
+        early = replace(
+            tiled,  # with what is stored of whole rows: a kernel whose two ends part goes on to the bound, and is right
+            stops=tuple(replace(s, extent=moved[s.extent]) for s in tiled.stops),
+            endings=tuple(replace(e, extent=moved.get(e.extent, e.extent)) for e in tiled.endings),
+        )
+        for name, wrong in (("early", early), ("at the bound", replace(tiled, stops=()))):
+            if step.problem(task_kernel(wrong, step.binding), tiled, lot):
+                wanted.discard(name)
+        if family == "rowwise":  # its bodies mask what lies beyond: at the bound it is right, and only reads more
+            wanted.discard("at the bound")
+        if not wanted:
+            break
+    assert not wanted
+
+
+def test_tasks_that_do_not_end_are_found(rng: np.random.Generator) -> None:
+    """Planted: a kernel without the test at its beginning."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
+    search, step = step_of("heads", "attention", 20, rng)
+    tiled, kernel = next((t, k) for t, k in search.candidates(step) if t.family == "attention")
+    assert step.problem(kernel, tiled, 1) == ""
+    late = replace(tiled, endings=tuple(replace(e, extent=replace(e.extent, offset=64)) for e in tiled.endings))
+    assert "did not end" in step.problem(kernel, tiled, 1, late)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("case", STOPPED)
+def test_machine_code(case: str, rng: np.random.Generator) -> None:
+    """What the first candidates of each family compile to, clusters included, spills no registers."""
+    search, backend = searched(case, rng), open_backend(OpenOptions(target="sm_90a"))
+    seen = set[tuple[str, bool]]()
+    for step in some(search.steps(points(search, rng)[0])):
+        for tiled in backend.candidates(step.operator, step.binding) if step.operator.stops else ():
+            kernel = ended(tiled, task_kernel(tiled, step.binding), step.binding)
+            if (tiled.family, kernel.blocks > 1) not in seen:
+                seen.add((tiled.family, kernel.blocks > 1))
+                compile_cubin(translation_unit([kernel]), "sm_90a")
+    assert seen
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", CASES)
+def test_choices_are_priced_over_the_range(case: str, rng: np.random.Generator) -> None:
+    """A price is the mean over lengths: at most that of the longest, and where most tasks end less. What is offered first is no
+    worse over the range than what would be at the bound."""
+    search = searched(case, rng)
+    backend, cheaper = search.backend, 0
+    operators = [replace(o, tile=(), family="", config=()) for o in search.program.operators if o.lengths]
+    for operator in some(o for o in operators if ending_axes(o)):
+        static = replace(operator, endings=(), stops=())
+        for family in some(backend.usable):
+            listed, bound = (list(family.candidates(o, search.binding, backend.gpu)) for o in (operator, static))
+            priced = {(c.operator.tile, c.operator.config): c.seconds for c in listed}
+            pairs = ((c.seconds, priced.get((c.operator.tile, c.operator.config))) for c in bound)
+            known = [(alone, mean) for alone, mean in pairs if mean is not None]
+            assert all(mean <= alone * 1.05 for alone, mean in known), family.name  # models are not quite monotone
+            assert not known or not priced or min(priced.values()) <= known[0][1] * (1 + 1e-9)
+            cheaper += sum(mean < alone * 0.999 for alone, mean in known)
+    assert cheaper or case in ("cache", "attention")
+
+
+def test_an_operator_is_shorter_where_all_that_reads_it_ends() -> None:
+    """Of attention the scores have fewer keys and rows, since all that reads them stops or ends there."""
+    search = searched("heads", np.random.default_rng(0))
+    (operator,) = search.program.operators
+    first, *_, last = shorter(operator)
+    assert [c.shape for c in last.computes] == [c.shape for c in operator.computes]
+    keys, scores = part_of(90, PARTS[0]), first.computes[0]
+    assert scores.shape == (2, keys, keys)
+    assert first.computes[-1].shape == (2, keys, 16)
+    assert [r.extent for r in first.computes[-1].reduce] == [keys]
+    assert not first.lengths
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", CASES)
+def test_candidates_end_at_the_length_on_a_gpu(case: str, rng: np.random.Generator) -> None:
+    """Clusters and warpgroups, too, which share a sum whose part may have nothing in a run: two of each kind at each edge."""
+    backend, search = open_backend(OpenOptions()), searched(case, rng)
+    assert isinstance(backend, CudaBackend)
+    for point in some(points(search, rng)):
+        for step in (s for s in search.steps(point) if s.operator.lengths):
+            kinds: dict[tuple[str, bool], list[ROperator]] = {}
+            for tiled in some(backend.offered(step.operator, step.binding)):
+                if backend.fits(tiled, step.binding):
+                    blocks = task_kernel(tiled, step.binding).blocks
+                    kinds.setdefault((tiled.family, blocks > 1), []).append(tiled)
+            for tiled in some(k[int(i)] for k in kinds.values() for i in rng.permutation(len(k))[:2]):
+                loaded = backend.load(*step.program(tiled))
+                given = step.spoilt(lot_of(tiled, step.binding))
+                have = loaded.run({n: v for n, v in given.items() if n not in step.constants}).outputs
+                loaded.close()
+                assert step.judged(tiled, have, left=False) == "", tiled.head()
+
+
+def test_all_models_have_lengths(rng: np.random.Generator) -> None:
+    assert {c.partition(" ")[0] for c in CASES} == set(MODELS)

@@ -1,0 +1,226 @@
+"""Kernels as functions that a block of the persistent kernel calls for a task, and the block that calls them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from zoo import find
+
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
+from rammer.compiler import Compiler
+from rammer.device.manifest import Binding, OpenOptions
+from rammer.errors import DeviceFailure
+from rammer.frontend.reader import read_model
+from rammer.ir.operator import ROperator
+from rammer.profile.store import KernelStore
+from rammer.testing.cases import KINDS, NetCase, Sampler
+from rammer.testing.single import Trial, subjects, trial_of
+from rammer.testing.some import some
+
+from rammer_cuda.emulator.launch import COMPILER
+
+pytest.importorskip("cuda.bindings")
+
+from .cuda_on_host import HostSearch, planted, problem_of, run_cases
+from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.compile import compile_cubin
+from rammer_cuda.device import source
+from rammer_cuda.kernels.part import dynamic_bytes, with_statics_at
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.persistent.bodies import callable_part, operator_bodies, pointed
+from rammer_cuda.persistent.dataflow import plan_words
+from rammer_cuda.persistent.shape import SHAPES, fitted
+from rammer_cuda.persistent.table import KERNEL_BITS, EntryForm, make_table
+from rammer_cuda.persistent.text import Body, kernel_text, part_function
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+#: What stands here for the waits of the persistent kernel: a task's are those of a launch.
+WAITS = """
+struct rm_turn {};
+template <int METHOD, int THREADS> static bool rm_ready(const rm_turn &) { rm_after(); return true; }
+template <int THREADS> static void rm_turn_meet() { __syncthreads(); }
+"""
+#: Rows of several warps, whose sums meet in static shared memory.
+LONG = "rows b=3 m=2 depth=700 t=1 off=1 @float32 seed=105275"
+
+
+def as_called(kernel: TaskKernel) -> TaskKernel:
+    """A kernel that calls ``kernel`` as a block of more threads would: a barrier of its own, shared memory in the block's."""
+    function = part_function(kernel, kernel.threads + 32).replace("__forceinline__", "")
+    names = "".join(f"p{k}, " for k in range(len(kernel.parameters)))
+    call = f"rm_part_{kernel.entry}({names}order, first, RmPart{{(int)blockIdx.x}}, rm_turn(), memory);\n"
+    body = f"extern __shared__ __align__(16) char memory[];\n{call}"
+    return replace(kernel, device=source("part") + WAITS + kernel.device + function, body=body, dynamic=dynamic_bytes(kernel))
+
+
+class Called(HostSearch):
+    """The search over kernels, each called as a part."""
+
+    def check(self, tiled: ROperator, trial: Trial) -> str:
+        """What is wrong with ``tiled``; "" if nothing, or if it is none that can be called."""
+        kernel = callable_part(tiled, trial.subject.binding)
+        return "" if kernel is None else problem_of(as_called(kernel), tiled, trial)
+
+
+def test_a_called_kernel_computes_what_its_launch_does(seed: int) -> None:
+    """A small fresh case, one candidate of each family: its own barrier, its own shared memory, its wait."""
+    search, random = Called("sm_90a"), Random(seed)
+    kinds = (random.choice(("matmul", "gemv", "rows", "pool")),)
+    case = Sampler(random, 1_000, ("float32", "tf32", "float16"), kinds).next()
+    count, problems = run_cases(search, case, random)
+    assert count and problems == []
+
+
+@pytest.mark.parametrize("fault", ["", "no barrier", "no wait"])
+def test_faults_in_calling_are_found(fault: str) -> None:
+    """Rows whose warps meet are wrong without their barrier, and without the wait."""
+    search, case = Called("sm_90a"), NetCase.parse(LONG)
+    subject = next(iter(subjects(case, search.backend)))
+    kernels = ((o, callable_part(o, subject.binding)) for o in search.backend.offered(subject.operator, subject.binding))
+    tiled, kernel = next((o, k) for o, k in kernels if k is not None and "__shared__" in k.body and k.threads <= 256)
+    assert search.possible(tiled, subject) and "rm_turn_meet<" in as_called(kernel).text
+    edits = {
+        "": lambda text: text,
+        "no barrier": lambda text: text.replace("{ rm_turn_meet<", "{ if (0) rm_turn_meet<"),
+        "no wait": lambda text: text.replace("if (!rm_ready", "if (0 && !rm_ready"),
+    }
+    called = as_called(kernel)
+    made = called if not fault else planted(called, edits[fault])
+    try:
+        problem = problem_of(made, tiled, trial_of(subject, case.seed))
+    except AssertionError as stuck:
+        problem = str(stuck)
+    assert bool(problem) == bool(fault), problem
+
+
+def test_static_shared_memory_moves_into_the_block() -> None:
+    """Every declaration has a member, and the structure is no larger than what is asked for."""
+    made = TaskKernel(
+        "k", "", (), "__shared__ float a[2][3];\n__shared__ __align__(16) char b[5];\n__shared__ int c;\n", (), 32, 33
+    )
+    moved = with_statics_at(made, "Held", "block")
+    assert moved.members == ("float a[2][3];", "__align__(16) char b[5];", "int c;")
+    assert moved.body.splitlines() == [f"auto &{n} = ((Held *)block)->{n};" for n in "abc"]
+    assert moved.most >= 33 and "static_assert(sizeof(Held)" in moved.text
+
+
+def segment_of(key: str) -> tuple[CudaBackend, ProgramSegment]:
+    """A zoo model's program."""
+    backend = open_backend(OpenOptions(target="sm_90a"))
+    assert isinstance(backend, CudaBackend)
+    (segment,) = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(find(key).build()), {}).segments
+    assert isinstance(segment, ProgramSegment)
+    return backend, segment
+
+
+@pytest.mark.parametrize("key", ["resnext29_branches:small", pytest.param("nasnet_cifar", marks=pytest.mark.large)])
+def test_rows_call_kernels_of_their_families(key: str) -> None:
+    """No operator is left to the core's emitter where a block can call a kernel of its family, and all blocks fit on the SMs."""
+    backend, segment = segment_of(key)
+    shape = fitted(segment.program, Binding.of(segment.program, segment.constants), backend.gpu)
+    assert (shape.threads, shape.blocks) in SHAPES and shape.program.veus == backend.gpu.sms * shape.blocks
+    binding = Binding.of(shape.program, segment.constants)
+    flow = plan_words(shape.program, binding)
+    parts = operator_bodies(flow, binding, shape.threads)
+    assert all(b.part or b.held for b in some(parts.bodies)) and parts.threads <= shape.threads
+    table = make_table(flow.program, parts.number, {n: range(len(a)) for n, a in parts.arguments.items()}, parts.held())
+    text = kernel_text(parts.bodies, table.form, parts.threads, blocks=shape.blocks)
+    found = compile_cubin(text, backend.gpu.architecture).resources["rm_persistent"]
+    assert found.registers * parts.threads * shape.blocks <= backend.gpu.registers and found.spills <= 1024
+    assert (found.shared + parts.shared + 1024) * shape.blocks <= backend.gpu.shared + 1024
+
+
+def test_entries_tell_where_runs_begin() -> None:
+    """The word of an entry that begins a run has its kernel and how many entries follow; that of others is 0."""
+    _, segment = segment_of("seq2seq:small")
+    binding = Binding.of(segment.program, segment.constants)
+    flow = plan_words(segment.program, binding)
+    parts = operator_bodies(flow, binding)
+    places = {n: range(len(a) + len(parts.words[n])) for n, a in parts.arguments.items()}
+    table = make_table(flow.program, parts.number, places, parts.held())
+    begun = {int(first): int(kernel) | int(count) << KERNEL_BITS for kernel, first, count in table.runs}
+    assert [int(w) for w in table.entries[:, 3]] == [begun.get(i, 0) for i in range(len(table.entries))]
+    assert table.rows.tolist() == [sum(map(len, flow.program.rows[:v])) for v in range(flow.program.veus + 1)]
+
+
+class Fake:
+    """An executor whose runs take so many ``seconds``."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def run(self, inputs: object) -> None: ...
+
+    def replay(self) -> float:
+        return self.seconds
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("graph, persistent, chosen", [(1.0, 0.5, "persistent"), (1.0, 2.0, "graph"), (0.0, 0.0, "graph")])
+def test_auto_tries_programs_without_cells(graph: float, persistent: float, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the graph takes longer than the rows are predicted to take, both are measured; else the rows are not built."""
+    from rammer_cuda import select
+
+    built, written = [], []
+    monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(graph))
+    monkeypatch.setattr(select, "PersistentProgram", lambda *given: built.append(given[-1]) or Fake(persistent))
+    monkeypatch.setattr(select.Cached, "read", lambda self: None)
+    monkeypatch.setattr(select.Cached, "write", lambda self, value: written.append(value))
+    backend, segment = segment_of("resnext29_branches:small")
+    assert not select.keeps_constants(segment.program) and select.could_call(segment.program, segment.constants)
+    opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
+    assert isinstance(opened, Fake) and opened.seconds == (persistent if chosen == "persistent" else graph)
+    assert written == [chosen] and [s.program.veus for s in built] == ([backend.gpu.sms * built[0].blocks] if graph else [])
+
+
+def test_auto_keeps_the_graph_where_a_wait_of_the_rows_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rammer_cuda import select
+
+    class Stuck(Fake):
+        def run(self, inputs: object) -> None:
+            raise DeviceFailure("vEU 3 waited 2 s for counter c")
+
+    monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(1.0))
+    monkeypatch.setattr(select, "PersistentProgram", lambda *given: Stuck(0.5))
+    monkeypatch.setattr(select.Cached, "read", lambda self: None)
+    backend, segment = segment_of("resnext29_branches:small")
+    opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
+    assert opened.notes == ("executor graph, since the persistent one cannot: vEU 3 waited 2 s for counter c",)
+
+
+def test_programs_of_many_kernels_or_of_untried_families_stay_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rammer_cuda import select
+
+    _, segment = segment_of("resnext29_branches:small")
+    monkeypatch.setattr(select, "MOST_KERNELS", 3)
+    assert not select.could_call(segment.program, segment.constants)
+    monkeypatch.undo()
+    monkeypatch.setattr(select, "CALLED", tuple(f for f in select.CALLED if f.name != "window"))
+    assert not select.could_call(segment.program, segment.constants)
+
+
+def alone(operator: ROperator, binding: Binding) -> str:
+    """The persistent kernel of one operator's kernel; "" where it cannot be called."""
+    kernel = callable_part(operator, binding)
+    if kernel is None:
+        return ""
+    body = Body(kernel.entry, kernel.device, pointed(kernel), part=kernel)
+    return kernel_text([body], EntryForm(2, 1, len(kernel.arguments)), 512)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_of_every_kind_compiles_as_called(kind: str, seed: int) -> None:
+    """A fresh case, one candidate of each family: what is called is what NVRTC takes."""
+    search, random = Called("sm_90a"), Random(seed)
+    case = Sampler(random, 100_000, ("float32", "tf32", "float16", "bfloat16"), (kind,)).next()
+    for subject in some(subjects(case, search.backend)):
+        for tiled in search.candidates(subject, random):
+            if text := alone(tiled, subject.binding):
+                assert compile_cubin(text, "sm_90a").resources["rm_persistent"].registers <= 128, f"{case} {tiled.family}"

@@ -1,0 +1,164 @@
+"""A GPU's part of a model over several: what is queued, in which order, on which memory, with GPUs that are the host."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from rammer.compiled.options import CompileOptions
+from rammer.compiler import Compiler
+from rammer.device.loader import Registry
+from rammer.errors import DeviceFailure, DeviceUnavailable
+from rammer.frontend.reader import read_model
+from rammer.ir.spread import Spread
+from rammer.place.spreading import compile_spread
+from rammer.profile.store import KernelStore
+from rammer.runtime.spread_part import Runs
+from rammer.testing.some import some
+from rammer.transport.counters import Counters
+from rammer.transport.protocol import Endpoint, RunsParts, Site
+
+from .fake_gpus import HostBackend, HostEnd, HostMemory, host_cupy, host_place
+from rammer_cuda.peer import fabric
+from rammer_cuda.peer import part as module
+from rammer_cuda.peer.fabric import PeerEndpoint, check_apart, connects, heard, told
+from rammer_cuda.peer.layout import PeerLayout, Route
+from rammer_cuda.peer.memory import Offer
+
+SHAPE = (4, 32)
+
+
+def stack(count: int) -> onnx.ModelProto:
+    """Dense layers one behind the other, with a residual over all."""
+    rng = np.random.default_rng(count)
+    lines = [f"m{k} = MatMul({'x' if not k else f'h{k - 1}'}, w{k})\n h{k} = Tanh(m{k})" for k in range(count)]
+    text = '<ir_version: 8, opset_import: ["" : 17]>\nstack (float[4,32] x) => (float[4,32] y, float[4,32] h0) {\n'
+    model = onnx.parser.parse_model(text + "\n".join(lines) + f"\n y = Add(h{count - 1}, h0)\n}}")
+    weights = {f"w{k}": rng.standard_normal((32, 32)).astype(np.float32) / 6 for k in range(count)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in weights.items())
+    return model
+
+
+def spread_over(devices: int, layers: int) -> tuple[Spread, Any]:
+    registry = Registry()
+    backend = registry.open("ipu_sim", options={"tiles": "8"})
+    made = Compiler(backend, CompileOptions(), KernelStore(None), registry, device="ipu_sim")
+    return compile_spread([(f"cuda:{k}", made) for k in range(devices)], read_model(stack(layers)), {"x": SHAPE}), backend
+
+
+def parts_of(spread: Spread, backend: Any, depth: int, limit: float, monkeypatch: pytest.MonkeyPatch) -> list[module.CudaPart]:
+    cupy = host_cupy()
+    monkeypatch.setattr(module, "cupy", lambda: cupy)
+    monkeypatch.setattr(module, "place", host_place)
+    routes = tuple(Route(t.name, t.nbytes, t.source, t.target) for t in spread.transfers)
+    layout = PeerLayout(routes, len(spread.parts), depth)
+    memory = [HostMemory(layout.nbytes(d)) for d in range(len(spread.parts))]
+    monkeypatch.setattr(module, "HELD", memory, raising=False)  # lives as long as the test
+    ends = [HostEnd(d, layout, [m.address for m in memory], limit) for d in range(len(memory))]
+    return [module.CudaPart(spread, d, HostBackend(backend), end, Counters()) for d, end in enumerate(ends)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("devices", "depth"), [(2, 1), (2, 3), (3, 2)])
+def test_runs_in_flight_give_what_one_device_gives(
+    devices: int, depth: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spread, backend = spread_over(devices, 7)
+    parts = parts_of(spread, backend, depth, 20.0, monkeypatch)
+    given = [{"x": rng.standard_normal(SHAPE).astype(np.float32)} for _ in range(9)]
+    found: dict[int, dict[str, np.ndarray]] = {}
+
+    def deliver(run: int, outputs: dict[str, np.ndarray]) -> None:
+        found[run] = outputs
+
+    for first, count in ((0, 4), (4, 5)):
+        runs = Runs(first, count, lambda run: given[run], deliver)
+        threads = [threading.Thread(target=part.go, args=(runs,)) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert sorted(found) == list(range(9))
+    model = ReferenceEvaluator(stack(7))
+    for run, outputs in found.items():
+        for name, want in zip(("y", "h0"), model.run(None, given[run]), strict=True):
+            np.testing.assert_allclose(outputs[name], want, rtol=1e-5, atol=1e-6)
+    sent = [sum(t.source == d for t in spread.transfers) for d in range(devices)]
+    assert [p.counters.payload_writes for p in parts] == [9 * n for n in sent]
+    assert [p.counters.allocations + p.counters.serialisations + p.counters.copies for p in parts] == [0] * devices
+    for part in parts:
+        part.close()
+
+
+def test_what_the_host_asks_of_an_endpoint(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As links are measured: there and back, by host threads, and slots that are given back."""
+    cupy = host_cupy()
+    monkeypatch.setattr(fabric, "cupy", lambda: cupy)
+    layout = PeerLayout((Route("there", 40, 0, 1), Route("back", 40, 1, 0)), 2, 2)
+    memory = [HostMemory(layout.nbytes(d)) for d in range(2)]
+    ends = [HostEnd(d, layout, [m.address for m in memory], 10.0) for d in range(2)]
+    here, there = (PeerEndpoint(end, None, 10.0) for end in ends)  # type: ignore[arg-type]
+    sent = [rng.integers(0, 256, 40).astype(np.uint8) for _ in range(7)]
+
+    def echo() -> None:
+        for run in range(7):
+            there.wait("there", run)
+            there.put("back", run, there.slot("there", run))
+            there.release("there", run)
+
+    thread = threading.Thread(target=echo)
+    thread.start()
+    for run, values in some(list(enumerate(sent))):
+        assert here.free("there", run) or run >= 2
+        here.put("there", run, values)
+        here.wait("back", run)
+        assert here.arrived("back", run) and not here.arrived("back", run + 1)
+        np.testing.assert_array_equal(here.slot("back", run), values)
+        here.release("back", run)
+    thread.join(20)
+    assert here.counters.payload_writes == there.counters.payload_writes == 7 and here.counters.nbytes == 280
+    assert here.counters.flag_writes == there.counters.flag_writes == 14
+
+
+def test_a_device_that_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    spread, backend = spread_over(2, 4)
+    parts = parts_of(spread, backend, 2, 0.2, monkeypatch)
+    with pytest.raises(DeviceFailure, match=r"device 1 waited 0\.2 s for device 0 to send"):
+        parts[1].go(Runs(0, 1, lambda run: {}, lambda run, outputs: None))
+    with pytest.raises(DeviceFailure, match=r"device 0 waited 0\.2 s for device 1 to send"):
+        parts[0].go(Runs(0, 1, lambda run: {"x": np.zeros(SHAPE, np.float32)}, lambda run, outputs: None))
+
+
+def test_gpus_that_cannot_be_joined_are_told_why() -> None:
+    gpu = Site("cuda:0", "gpu", 0)
+    assert "twice" in (connects(gpu, Site("cuda:0", "gpu", 0)) or "")
+    assert "rocm is no GPU of cuda" in (connects(gpu, Site("rocm", "cpu", 0)) or "")
+    assert connects(gpu, Site("cuda:1", "gpu", 1)) is None
+    assert connects(gpu, Site("cuda:1", "gpu", 0))  # there is no driver here, or it says what it allows
+
+
+def test_offers_are_told_as_text() -> None:
+    offer = Offer(17, 1 << 40, bytes(range(64)), "0000:3b:00.0")
+    assert heard(told(offer)) == offer
+    for text in ("", "{}", "[1]", '{"process": 1, "address": 2, "handle": "zz", "bus": ""}'):
+        with pytest.raises(DeviceFailure, match="offers no memory"):
+            heard(text)
+
+
+def test_one_gpu_is_not_two_devices() -> None:
+    offers = [Offer(process, 0, b"", "0000:3b:00.0") for process in (1, 2)]
+    with pytest.raises(DeviceUnavailable, match=r"devices 0 \(cuda\) and 1 \(cuda\) are one GPU"):
+        check_apart(["cuda", "cuda"], offers)
+    check_apart(["cuda:0", "cuda:1"], [offers[0], replace(offers[1], bus="0000:5e:00.0")])
+
+
+def test_a_plugin_brings_the_transport() -> None:
+    found: Mapping[str, Any] = {t.name: t for t in Registry().transports()}
+    assert found["cuda-peer"].rank > 0
+    assert issubclass(PeerEndpoint, RunsParts) and Endpoint is not None

@@ -1,0 +1,101 @@
+"""What a CPU core is expected to take for maps and reductions: it ranks tiles, and says which operators are stitched."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import rammer
+from rammer.device.manifest import Binding
+from rammer.ir.compute import Compute
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.operator import Connection, ROperator
+from rammer.ir.types import TensorType
+from rammer.testing.net import Net
+
+from rammer_rocm.kernels.generic import generic_choices
+from rammer_rocm.kernels.plain import plain, task_seconds
+from rammer_rocm.offline import CARDS
+
+CPU = VDevice(
+    "cpu",
+    "for tests",
+    2,
+    (
+        MemoryLayer("dram", "device", 1 << 40, 47e9, 64),
+        MemoryLayer("cache", "veu", 1 << 20, 166e9, 64),
+        MemoryLayer("register", "thread", 2048, 332e9, 64),
+    ),
+    83e9,
+    2e-6,
+    vector=16,
+)
+
+
+def operator(*lines: str, outputs: tuple[str, ...] = (), layer: str = "veu") -> tuple[ROperator, Binding]:
+    """Computes in a row, each of which reads those before it on chip."""
+    computes = tuple(map(Compute.parse, lines))
+    types = {c.name: c.type for c in computes} | {
+        "x": TensorType("float32", (8, 64, 56, 56)),
+        "z": TensorType("float32", (768, 64)),
+    }
+    links = tuple(Connection(a.name, b.name, layer) for a, b in pairwise(computes) if a.name in b.reads)  # type: ignore[arg-type]
+    return ROperator(computes[-1].name, computes, links, outputs or (computes[-1].name,)), Binding(types, {})
+
+
+MAP = "y: f32[a:8, b:64, c:56, d:56] = tanh(x[a, b, c, d])"
+
+
+def seconds(made: tuple[ROperator, Binding], tile: tuple[int, ...]) -> float:
+    """Of all tasks of a tile on one core."""
+    tiled = made[0].tiled(tile)
+    return task_seconds(tiled, made[1], CPU) * tiled.task_count
+
+
+def test_rows_that_fill_no_vector_are_computed_element_by_element() -> None:
+    """The core calls the two alike; measured, the narrow one took ten times as long."""
+    made = operator(MAP)
+    assert seconds(made, (8, 64, 56, 14)) > 5 * seconds(made, (4, 64, 56, 56))
+    first = next(iter(generic_choices(*made, CPU)))
+    assert first.operator.tile[-1] == 56
+
+
+def test_rows_that_end_within_a_vector_cost_the_whole_vector() -> None:
+    made = operator(MAP)
+    assert seconds(made, (8, 64, 28, 28)) > 1.1 * seconds(made, (8, 64, 28, 56))
+
+
+def test_what_a_task_keeps_costs_and_a_result_that_it_reads_again_does_not() -> None:
+    lines = ("s: f32[a:768, b:64] = z[a, b] + 1.0", "m: f32[a:768] = max[k:64] s[a, k]")
+    held, written = (operator(*lines, "y: f32[a:768, b:64] = s[a, b] - m[a]", outputs=o) for o in (("y",), ("s", "y")))
+    assert seconds(written, (8, 64)) > seconds(held, (8, 64)) > seconds(operator(lines[0]), (8, 64))
+
+
+def test_products_and_gpus_are_priced_by_the_core() -> None:
+    product = operator("p: f32[a:768, b:768] = sum[k:64] z[a, k] * z[b, k]")
+    assert not plain(product[0])
+    card = CARDS["gfx90a"].vdevice("gfx90a")
+    assert card.threads > 1
+    ordered = [c.seconds for c in generic_choices(*operator(MAP), card)]
+    assert ordered == sorted(ordered)
+
+
+@pytest.mark.parametrize("tile", [(1, 64, 56, 56), (8, 64, 56, 56)])
+def test_twice_the_tasks_take_about_as_long(tile: tuple[int, ...]) -> None:
+    made = operator(MAP)
+    assert seconds(made, tile) == pytest.approx(seconds(made, (2, 64, 56, 56)), rel=0.05)
+
+
+def test_a_softmax_of_rows_longer_than_a_cache_is_one_kernel(rng: np.random.Generator) -> None:
+    net = Net((), rng)
+    x = net.input(4, 262_144)
+    exe = rammer.compile(net.model(net.node("Softmax", x, axis=-1)), "rocm")
+    values = rng.standard_normal((4, 262_144)).astype(np.float32)
+    (found,) = exe.run({x: values}).values()
+    powers = np.exp(values.astype(np.float64))
+    expected = powers / powers.sum(-1, keepdims=True)
+    assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
+    (special,) = exe.cache.values()
+    assert [len(s.program.operators) for s in special.compiled.segments] == [1]

@@ -1,0 +1,165 @@
+"""``rammer run`` and ``rammer bench`` over several devices: one process with some, or processes with one each."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from command import Command
+
+from rammer.ir.program import RProgram
+from rammer.ir.verify import verify
+from rammer.runtime.inputs import load_npz
+from rammer.testing import walkthrough
+from rammer.testing.some import some
+from rammer.transport import mpi
+
+needs_mpi = pytest.mark.skipif(
+    shutil.which("mpirun") is None or find_spec("mpi4py") is None, reason="needs mpirun (openmpi-bin) and mpi4py"
+)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.onnx"
+    onnx.save(walkthrough.model(), path)
+    return path
+
+
+def launched(count: int, *arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """``rammer`` in processes of MPI."""
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    line = ["mpirun", "-n", str(count), "--oversubscribe", sys.executable, "-m", "rammer.cli.main", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, env={**os.environ, **root, **(env or {})})
+
+
+def same(one: Path, other: Path) -> None:
+    a, b = load_npz(one), load_npz(other)
+    assert a.keys() == b.keys()
+    for name in some(a):
+        np.testing.assert_allclose(a[name], b[name], rtol=1e-5, atol=1e-6)
+
+
+def test_several_devices_of_one_process(rammer: Command, tiny: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    seed, one, two = int(rng.integers(1000)), tmp_path / "one.npz", tmp_path / "two.npz"
+    assert rammer("run", tiny, "--device", "rocm", "--seed", seed, "--save-outputs", one).code == 0
+    asked = ("--device", "rocm:0,ipu_sim", "--option", "ipu_sim.tiles=8", "--seed", seed, "--json", "-", "--expected", one)
+    done = rammer("run", tiny, *asked, "--save-outputs", two, "--iterations", 2)
+    assert done.code == 0, done.err
+    same(one, two)
+    report = json.loads(done.out)
+    assert report["transport"] == "local" and [d.partition(":")[0] for d in report["devices"]] == ["rocm", "ipu_sim"]
+    assert sum(c["payload_writes"] for c in report["counters"]) == len(report["transfers"])
+    assert sum(c["nbytes"] for c in report["counters"]) == sum(t["bytes"] for t in report["transfers"])
+    for counters in some(report["counters"]):
+        assert [counters[n] for n in ("allocations", "serialisations", "copies", "host_copies")] == [0] * 4
+
+
+def test_runs_in_flight_are_measured(rammer: Command, tiny: Path) -> None:
+    asked = ("--device", "ipu_sim,ipu_sim", "--option", "tiles=8", "--iterations", 2, "--duration", 0, "--in-flight", 3)
+    done = rammer("bench", tiny, *asked)
+    assert done.code == 0 and "between results" in done.out and "ipu_sim, ipu_sim" in done.out, done.err
+
+
+@pytest.mark.parametrize(
+    ("device", "code", "said"),
+    [
+        ("rocm,rocm:0", 3, "device rocm:0 is named 2 times"),
+        ("cuda:0,cuda:0", 3, "device cuda:0 is named 2 times"),
+        ("rocm,", 2, "has an empty name"),
+        ("rocm,nothing", 2, "unknown device 'nothing'"),
+        ("rocm,ipu_sim:7", 3, "there is no ipu_sim:7"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused(rammer: Command, tiny: Path, device: str, code: int, said: str) -> None:
+    done = rammer("run", tiny, "--device", device)
+    assert (done.code, done.out) == (code, "") and said in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--place", "nowhere"), "cannot read nowhere"),
+        (("--trace", "t.json"), "not traced"),
+        (("--tune", "quick"), "not measured for several devices"),
+        (("--shape", "seq=1..4"), "ranges of lengths run on one device"),
+    ],
+)
+def test_what_one_device_alone_can_do(rammer: Command, tiny: Path, options: tuple[str, str], said: str) -> None:
+    done = rammer("run", tiny, "--device", "rocm,ipu_sim", *options)
+    assert done.code == 2 and said in done.err
+
+
+def test_a_transport_that_is_not_there(rammer: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = rammer("run", tiny, "--device", "rocm,ipu_sim", "--transport", "mpi")
+    assert done.code == 3 and "no transport joins rocm, ipu_sim" in done.err and "in one process" in done.err
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    done = rammer("run", tiny, "--device", "rocm")
+    assert done.code == 3 and "needs mpi4py" in done.err
+    assert mpi.launched() == 2
+
+
+@needs_mpi
+def test_a_process_a_device(rammer: Command, tiny: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    seed, one, two = int(rng.integers(1000)), tmp_path / "one.npz", tmp_path / "two.npz"
+    assert rammer("run", tiny, "--device", "rocm", "--seed", seed, "--save-outputs", one).code == 0
+    done = launched(2, "run", tiny, "--device", "rocm", "--seed", seed, "--save-outputs", two, "--timeout", 60)
+    assert done.returncode == 0 and done.stdout.count("model     tiny") == 1, done.stderr
+    same(one, two)
+
+
+@needs_mpi
+def test_other_counts_of_processes_are_refused(tiny: Path) -> None:
+    done = launched(3, "run", tiny, "--device", "rocm,ipu_sim")
+    assert done.returncode == 3 and "2 devices for 3 processes" in done.stderr
+
+
+def test_devices_reach_each_other(rammer: Command) -> None:
+    rows = {r["device"]: r for r in json.loads(rammer("devices", "--json").out)}
+    (way,) = [w for w in rows["ipu_sim:0"]["reaches"] if w["to"] == "rocm:0"]
+    assert way["by"] == "local" and 0 < way["latency"] < 0.1 and way["bandwidth"] > 1e6
+    printed = rammer("devices").out.splitlines()
+    assert any(line.split()[:3] == ["ipu_sim:0", "rocm:0", "local"] for line in printed)
+
+
+@needs_mpi
+@pytest.mark.large
+def test_processes_reach_each_other() -> None:
+    done = launched(3, "devices")
+    assert done.returncode == 0, done.stderr
+    found = [line.split()[:5] for line in done.stdout.splitlines() if line.startswith("process")]
+    assert found == [["process", str(a), "process", str(b), "mpi"] for a, b in ((0, 1), (0, 2), (1, 2))]
+
+
+def test_inspect_prints_the_cut_and_the_whole_table(rammer: Command, tiny: Path, tmp_path: Path) -> None:
+    asked = ("inspect", tiny, "--device", "ipu_sim,ipu_sim", "--option", "tiles=4")
+    done = rammer(*asked)
+    assert done.code == 0, done.err
+    head, program = done.out.split("program tiny policy joined", 1)
+    assert head.startswith("spread tiny over 2 devices: a pipeline over layers\n  predicted ")
+    assert "device 1 ipu_sim: rows v" in head and "reads input x" in head and ": 512 B, " in head
+    assert verify(RProgram.parse(f"program tiny policy joined{program}")).tasks
+    assert rammer(*asked).out == done.out
+    hand = tmp_path / "hand.txt"
+    hand.write_text("relu 0\npool 1\ndown 0\n")
+    by_hand = rammer(*asked, "--place", hand)
+    assert by_hand.code == 0 and "over 2 devices: by hand" in by_hand.out, by_hand.err
+    hand.write_text("relu 0\nnowhere 1\n")
+    wrong = [
+        (("--place", hand), "computes no 'nowhere'"),
+        (("--stage", "tile"), "only the program is printed"),
+        (("--shape", "n=1..4"), "ranges of lengths run on one device"),
+        (("--place", tmp_path / "no"), "cannot read"),
+    ]
+    for more, said in wrong:
+        refused = rammer(*asked, *more)
+        assert refused.code == 2 and said in refused.err and not refused.out

@@ -1,0 +1,221 @@
+"""Memory that tensors arrive in, and flags behind them: nothing is seen early, overwritten unread, or waited for without end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from rammer.device.hooks import hookimpl
+from rammer.device.loader import Registry
+from rammer.errors import DeviceFailure, DeviceUnavailable, MissingDependency
+from rammer.ir.spread import Transfer
+from rammer.ir.types import TensorType
+from rammer.testing.some import some
+from rammer.transport import find, mpi
+from rammer.transport.counters import Counters
+from rammer.transport.endpoint import MemoryEndpoint
+from rammer.transport.exposed import Exposed
+from rammer.transport.handshake import agree, collected, said_by_all
+from rammer.transport.local import LOCAL, LocalFabric
+from rammer.transport.protocol import Endpoint, Fabric, Party, Site, Transport
+
+THERE = Transfer("a_to_1", "a", TensorType("float32", (33,)), 0, 1)
+BACK = Transfer("b_to_0", "b", TensorType("int64", (2, 3)), 1, 0)
+NOTHING = Transfer("c_to_1", "c", TensorType("float32", (0, 4)), 0, 1)
+
+
+def joined(*transfers: Transfer, depth: int = 2, timeout: float = 5.0) -> tuple[Endpoint, Endpoint]:
+    """Two devices of this process."""
+    party = Party((Site("one"), Site("two")), timeout)
+    ends = LOCAL.open(party).expose(Exposed(("one", "two"), transfers, depth))
+    return ends[0], ends[1]
+
+
+def test_places_are_apart_and_aligned(rng: np.random.Generator) -> None:
+    types = [TensorType(str(rng.choice(["float32", "int8", "float64"])), (int(rng.integers(0, 300)),)) for _ in range(12)]
+    ways = [tuple(int(n) for n in rng.permutation(3)[:2]) for _ in types]
+    transfers = tuple(Transfer(f"t{i}", f"t{i}", t, *w) for i, (t, w) in enumerate(zip(types, ways, strict=True)))
+    depth = int(rng.integers(1, 5))
+    exposed = Exposed(("a", "b", "c"), transfers, depth)
+    used: dict[int, list[tuple[int, int]]] = {d: [(0, 512 * 3)] for d in range(3)}
+    for t in some(transfers):
+        place = exposed.places[t.name]
+        assert place.slots % 256 == place.stride % 256 == place.flags % 8 == place.credits % 8 == 0
+        used[t.target] += [(place.slots + n * place.stride, t.nbytes) for n in range(depth)] + [(place.flags, 8 * depth)]
+        used[t.source].append((place.credits, 8 * depth))
+    for device, parts in some(used.items()):
+        parts = sorted(p for p in parts if p[1])
+        assert all(a + n <= b for (a, n), (b, _) in pairwise(parts))
+        assert parts[-1][0] + parts[-1][1] <= exposed.sizes[device]
+
+
+def test_a_tensor_crosses_by_one_write_and_one_flag(rng: np.random.Generator) -> None:
+    one, two = joined(THERE, BACK, NOTHING)
+    for run in range(7):
+        values = rng.random(33, np.float32)
+        assert not two.arrived("a_to_1", run)
+        one.put("a_to_1", run, values)
+        one.put("c_to_1", run, np.zeros((0, 4), np.float32))
+        two.wait("a_to_1", run)
+        two.wait("c_to_1", run)
+        assert np.array_equal(two.slot("a_to_1", run), values) and two.slot("c_to_1", run).shape == (0, 4)
+        for name in ("a_to_1", "c_to_1"):
+            two.release(name, run)
+    assert (one.counters.payload_writes, one.counters.flag_writes, one.counters.nbytes) == (7, 14, 7 * 132)
+    assert (two.counters.payload_writes, two.counters.flag_writes) == (0, 14)
+    assert one.counters.copies == one.counters.allocations == one.counters.serialisations == 0
+    one.put("a_to_1", 7, rng.random((33, 2), np.float32)[:, 0])
+    assert (one.counters.copies, one.counters.allocations) == (1, 1)
+
+
+def test_a_slot_is_not_written_before_it_is_read() -> None:
+    one, two = joined(THERE, depth=2, timeout=0.2)
+    for run in (0, 1):
+        assert one.free("a_to_1", run)
+        one.put("a_to_1", run, np.full(33, run, np.float32))
+    assert not one.free("a_to_1", 2)
+    with pytest.raises(DeviceFailure, match=r"0 \(one\) waits for device 1 \(two\): a free slot of transfer a_to_1 of run 2"):
+        one.put("a_to_1", 2, np.zeros(33, np.float32))
+    assert two.slot("a_to_1", 0)[0] == 0 and two.slot("a_to_1", 1)[0] == 1
+    two.release("a_to_1", 0)
+    assert one.free("a_to_1", 2) and not one.free("a_to_1", 3)
+    assert one.counters.waited >= 0.2
+
+
+def test_a_wait_ends_in_time_and_says_who_waits_for_whom() -> None:
+    _, two = joined(THERE, timeout=0.2)
+    begin = time.perf_counter()
+    with pytest.raises(DeviceFailure, match=r"device 1 \(two\) waits for device 0 \(one\): transfer a_to_1 of run 3") as told:
+        two.wait("a_to_1", 3)
+    assert 0.15 < time.perf_counter() - begin < 2 and "0.2 s" in str(told.value)
+
+
+def test_a_device_that_ends_tells_all_who_wait() -> None:
+    one, two = joined(THERE, timeout=30)
+    later = threading.Timer(0.05, lambda: one.fail("a kernel broke\nhere é"))
+    later.start()
+    with pytest.raises(DeviceFailure, match=r"device 0 \(one\) ended: a kernel broke") as told:
+        two.wait("a_to_1", 0)
+    assert "transfer a_to_1 of run 0" in told.value.where
+    one.fail("x" * 5000)  # as much of it as there is room for
+
+
+class Early(MemoryEndpoint):
+    """A planted fault: the flag goes before the data."""
+
+    def put(self, name: str, run: int, values: np.ndarray) -> None:
+        place, transfer = self.exposed.places[name], self.exposed.transfer[name]
+        self.flag(transfer.target, place.flags + 8 * (run % self.exposed.depth), run + 1)
+        time.sleep(0.001)
+        super().put(name, run, values)
+
+
+class Unread(MemoryEndpoint):
+    """A planted fault: nobody asks whether a slot is free."""
+
+    def free(self, name: str, run: int) -> bool:
+        return True
+
+
+def exchange(source: Callable[..., MemoryEndpoint], runs: int) -> bool:
+    """Whether all that one thread sends is what the other, which is slower now and then, reads."""
+    exposed = Exposed(("one", "two"), (THERE,), 2)
+    fabric = LOCAL.open(Party((Site("one"), Site("two")), 5.0))
+    assert isinstance(fabric, LocalFabric)
+    ends = fabric.expose(exposed)
+    one, two = source(0, exposed, ends[0].reach, 5.0), ends[1]  # type: ignore[attr-defined]
+    sender = threading.Thread(target=lambda: [one.put("a_to_1", r, np.full(33, r, np.float32)) for r in range(runs)])
+    sender.start()
+    right = True
+    for run in range(runs):
+        two.wait("a_to_1", run)
+        if run % 7 == 0:
+            time.sleep(0.002)
+        right &= bool((two.slot("a_to_1", run) == run).all())
+        two.release("a_to_1", run)
+    sender.join()
+    return right
+
+
+def test_planted_faults_are_seen() -> None:
+    assert exchange(MemoryEndpoint, 100)
+    assert not exchange(Early, 30)
+    assert not exchange(Unread, 100)
+
+
+class Several:
+    """A fabric whose devices say different things."""
+
+    mine = (0,)
+
+    def __init__(self, *others: str) -> None:
+        self.others = others
+
+    def meet(self, words: dict[int, str], seconds: float) -> list[str]:
+        return [words[0], *self.others]
+
+
+def test_who_differs_is_named() -> None:
+    def refused(other: str) -> str:
+        fabric: Fabric = Several('{"program": "abc"}', other)  # type: ignore[assignment]
+        with pytest.raises(DeviceUnavailable) as told:
+            agree(fabric, {"program": "abc"}, ["a", "b", "c"], 1.0)
+        return str(told.value)
+
+    said = refused('{"program": "def"}')
+    assert "device 2 (c) has another program than device 0 (a)" in said and "def and abc" in said
+    assert "another NumPy" in refused('{"program": "abc", "NumPy": "1"}')
+    fabric = LOCAL.open(Party((Site("a"), Site("b"))))
+    agree(fabric, {"program": "abc"}, ["a", "b"], 1.0)
+    assert said_by_all(fabric, {0: {"n": 1}, 1: [2]}, 1.0) == [{"n": 1}, [2]]
+    counted = {0: Counters(payload_writes=3, waited=0.5), 1: Counters(nbytes=7)}
+    assert collected(fabric, counted, 1.0) == [*counted.values()]
+
+
+def test_counters_know_what_was_since() -> None:
+    counters = Counters(payload_writes=2, waited=0.25)
+    before = counters.copy()
+    counters.payload_writes += 3
+    assert counters.minus(before) == Counters(payload_writes=3) and "5 payload writes" in str(counters)
+
+
+def test_the_transport_that_joins_all_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking() -> None:
+        raise MissingDependency("a network", "plug it in")
+
+    def gpus_only(a: Site, b: Site) -> str | None:
+        return None if a.kind == b.kind == "gpu" else "no GPU"
+
+    class Plugin:
+        @hookimpl
+        def rammer_transports(self) -> list[Transport]:
+            fast = Transport("fast", "", lambda: None, gpus_only, LOCAL.open, 5)
+            return [fast, Transport("lame", "", lacking, lambda a, b: None, LOCAL.open, 9)]
+
+    class Point:
+        name = "several"
+
+        def load(self) -> Plugin:
+            return Plugin()
+
+    registry = Registry([Point()])
+    gpus, cpus = [Site("g:0", "gpu"), Site("g:1", "gpu")], [Site("c"), Site("g:0", "gpu")]
+    assert find.choose(registry, gpus).name == "fast" and find.choose(registry, cpus).name == "local"
+    assert find.choose(registry, gpus, "local").name == "local"
+    with pytest.raises(DeviceUnavailable, match="no transport joins c, g:0") as told:
+        find.choose(registry, cpus, "fast")
+    assert "no GPU" in str(told.value)
+    with pytest.raises(DeviceUnavailable, match="plug it in"):
+        find.choose(registry, gpus, "lame")
+    with pytest.raises(DeviceUnavailable, match="no transport 'none'"):
+        find.choose(registry, gpus, "none")
+    for name in mpi.SIZES:
+        monkeypatch.delenv(name, raising=False)
+    assert mpi.launched() == 1
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    assert mpi.launched() == 3

@@ -1,0 +1,135 @@
+"""Random models cut at random, and in shares, compute what one device does; and all processes make the same of a model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from random import Random
+
+import numpy as np
+import pytest
+
+from rammer.compiled.options import CompileOptions
+from rammer.compiler import Compiler
+from rammer.device.loader import Registry
+from rammer.errors import RammerError
+from rammer.frontend.bind import bind_until
+from rammer.frontend.lower import lower
+from rammer.frontend.lowering import CannotLower
+from rammer.frontend.reader import read_model
+from rammer.ir.compute import ComputeGraph
+from rammer.ir.program import RProgram
+from rammer.ir.spread import Spread
+from rammer.place.by_hand import staged
+from rammer.place.cost import costs_of, on_its_own
+from rammer.place.shares import shared_out
+from rammer.place.spreading import Spreading
+from rammer.profile.store import KernelStore
+from rammer.testing.graphs.generate import graph
+from rammer.testing.spreads import run_steps, run_whole
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def compiler() -> Compiler:
+    registry = Registry()
+    return Compiler(registry.open("ipu_sim", options={"tiles": "4"}), CompileOptions(), KernelStore(None), registry)
+
+
+def drawn(seed: int, made: Compiler) -> Iterator[tuple[ComputeGraph, dict[str, np.ndarray]]]:
+    """Tensor expressions of random models of one program, and inputs by the models' names."""
+    for index in range(10**6):
+        case = graph(seed, index, longest=12)
+        if case is None or not all(isinstance(v, np.ndarray) for v in case.inputs.values()):
+            continue
+        try:
+            bound, rest = bind_until(read_model(case.model()), {n: v.shape for n, v in case.inputs.items()}, made.lowerings)
+            if rest is None:
+                found = lower(made.rewritten(bound, made.passes)[0], made.lowerings)
+                if len(found.computes) > 1 and {c.name for c in found.computes}.issuperset(found.outputs):
+                    on_its_own(made, found)
+                    yield found, {**case.inputs}
+        except (RammerError, CannotLower):
+            continue  # not on this device, or not all of it
+
+
+def spots(found: ComputeGraph, random: Random, devices: int) -> dict[str, int]:
+    """Mostly where the operands are."""
+    where: dict[str, int] = {}
+    for c in found.computes:
+        near = [where[n] for n in c.reads if n in where]
+        where[c.name] = near[-1] if near and random.random() < 0.6 else random.randrange(devices)
+    return where
+
+
+def check(spread: Spread, found: ComputeGraph, inputs: Arrays, made: Compiler) -> None:
+    assert RProgram.parse(str(spread.whole)) == spread.whole
+    one = on_its_own(made, found)
+    loaded = made.backend.load(one.program, one.constants)
+    want = loaded.run({n: inputs[found.aliases.get(n, n)] for n in found.inputs}).outputs
+    loaded.close()
+    large = Registry().open("ipu_sim", options={"tiles": str(max(8, spread.whole.veus))})
+    results = [run_steps(spread, inputs, [made.backend] * len(spread.parts)), run_whole(spread, inputs, large)]
+    assert found.outputs
+    for name in found.outputs:
+        for got in results:
+            np.testing.assert_allclose(got[found.aliases.get(name, name)], want[name], rtol=1e-3, atol=1e-4)
+
+
+def search(seed: int, count: int) -> tuple[int, int, int]:
+    """Cuts, of them in shares, and transfers."""
+    made, cuts, shares, moves = compiler(), 0, 0, 0
+    for number, (found, inputs) in zip(range(count), drawn(seed, made), strict=False):
+        random = Random(seed + number)
+        devices = random.randint(2, 4)
+        spreading = Spreading(found, [made] * devices, ("ipu_sim",) * devices, {})
+        asked = [(found, staged(found, spots(found, random, devices)))]
+        shared = shared_out(found, costs_of(made, found), devices, -1.0)
+        shares += shared is not None
+        for part, where in (*asked, *([shared] if shared else [])):
+            spread = spreading.spread(part, where, "at random")
+            assert spread is not None
+            check(spread, found, inputs, made)
+            cuts, moves = cuts + 1, moves + len(spread.transfers)
+    return cuts, shares, moves
+
+
+def test_random_models_cut_at_random(seed: int) -> None:
+    cuts, _, moves = search(seed, 5)
+    assert cuts >= 5 and moves
+
+
+@pytest.mark.large
+def test_many_random_models_cut_at_random(seed: int) -> None:
+    cuts, shares, moves = search(seed, 150)
+    assert cuts >= 150 and shares and moves >= 300
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = [{folder!r}]
+from test_cuts_random import digests
+print(*digests())
+"""
+
+
+def digests() -> list[str]:
+    """Of a pipeline, a wavefront and shares."""
+    from test_place import layers, lstms, spread_of
+    from test_shares import model_of
+    from test_shares import spread_of as shared
+
+    wave = spread_of(lstms(2, 4, 4), 2, goal="latency")
+    return [s.digest for s in (spread_of(layers(4), 3), wave, shared(model_of("two layers", 0), 2))]
+
+
+def test_every_process_makes_the_same() -> None:
+    """Whatever order sets have there."""
+    here = digests()
+    env = {**os.environ, "PYTHONHASHSEED": "1"}
+    code = PROGRAM.format(folder=os.path.dirname(__file__))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == here and len(set(here)) == 3

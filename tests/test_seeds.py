@@ -126,3 +126,34 @@ def test_a_sample_is_drawn_by_the_seed(pytester: pytest.Pytester) -> None:
         assert [sum(n.startswith("test_few") for n in names), len(names)] == [2, 6]
         assert [sum(f"-{device}]" in n for n in names) for device in ("one", "two")] == [2, 2]
     assert len(ran("--seed", "1")) == 14
+
+
+def test_examples_of_hypothesis_are_the_seeds_and_may_be_slow(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import time
+        from hypothesis import HealthCheck, given, settings, strategies as st
+
+        drawn = []
+
+        @settings(max_examples=20)
+        @given(st.integers())
+        def test_it(n):
+            time.sleep(0.25 * (not drawn))  # more than hypothesis' own deadline
+            drawn.append(n)
+
+        def test_told():
+            print("drew", *drawn)
+            assert settings().deadline is settings().database is None
+            assert settings().suppress_health_check == (HealthCheck.too_slow,)
+        """
+    )
+
+    def drawn(*words: str) -> str:
+        done = pytester.runpytest_subprocess("-p", "rammer.testing.seeds", "-p", "no:cacheprovider", "-rA", *words)
+        done.assert_outcomes(passed=2)
+        (found,) = re.findall(r"^drew (.*)$", done.stdout.str(), re.MULTILINE)
+        return found
+
+    first, second = drawn("--seed", "1", "-p", "no:xdist"), drawn("--seed", "2", "-n", "1")
+    assert first != second == drawn("--seed", "1", "--hypothesis-seed", "2")

@@ -12,7 +12,7 @@ from rammer.codegen.dialects import C99
 from rammer.testing.host_c import THREADED, case, check
 
 DIALECTS = (C99, replace(C99, name="c99_scalar", vectors=()), THREADED)
-SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=12, suppress_health_check=list(HealthCheck))
 
 
 def values(seed: int, **shapes: tuple[int, ...]) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from rammer.ir.pieces import concat_body, pieces
 from rammer.ir.types import TensorType
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 4), min_size=1, max_size=9).filter(any),
     st.integers(0, 2),

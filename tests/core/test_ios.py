@@ -151,7 +151,7 @@ def brute_force(graph: OperatorGraph, r: int, s: int, veus: int, crossing: bool 
     return best(frozenset())
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3), st.integers(1, 8))
 def test_equals_brute_force(seed: int, operators: int, r: int, s: int, veus: int) -> None:
     graph = random_graph(seed, operators)
@@ -160,7 +160,7 @@ def test_equals_brute_force(seed: int, operators: int, r: int, s: int, veus: int
     assert result.seconds == pytest.approx(brute_force(graph, r, s, veus), rel=1e-9)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 8))
 def test_unpruned_it_equals_brute_force_over_the_whole_graph(seed: int, operators: int, veus: int) -> None:
     graph = random_graph(seed, operators)
@@ -174,7 +174,7 @@ def test_equals_brute_force_on_eight_operators(seed: int) -> None:
     assert IOS(3, 8).search(graph, device(5)).seconds == pytest.approx(brute_force(graph, 3, 8, 5), rel=1e-9)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 9))
 def test_stages_are_legal_and_cost_what_is_predicted(seed: int, operators: int) -> None:
     graph, unit = random_graph(seed, operators), device(4)
@@ -191,7 +191,7 @@ def test_stages_are_legal_and_cost_what_is_predicted(seed: int, operators: int) 
     assert schedule.predicted == pytest.approx(latency, rel=1e-9)
 
 
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(st.integers(0, 10**6))
 def test_less_pruning_never_costs_more(seed: int) -> None:
     graph, unit = random_graph(seed, 8), device(6)
@@ -209,7 +209,7 @@ def test_blocks_end_where_all_that_follows_waits_for_all_before() -> None:
     assert [list(b) for b in blocks(list(after), after)] == [[0], [1, 2], [3], [4, 5, 6, 7]]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 10), st.sampled_from([0.2, 0.5, 0.8]))
 def test_blocks_end_at_every_such_place_and_nowhere_else(seed: int, operators: int, dense: float) -> None:
     random = Random(seed)
@@ -217,7 +217,7 @@ def test_blocks_end_at_every_such_place_and_nowhere_else(seed: int, operators: i
     assert [b.start for b in blocks(list(after), after)] == [0, *series_cuts(after)]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 8))
 def test_cutting_into_blocks_loses_nothing_without_pruning(seed: int, operators: int) -> None:
     graph, unit = random_graph(seed, operators), device(3)
@@ -360,7 +360,7 @@ def test_random_wired_networks_are_searched_exactly(seed: int, nodes: int) -> No
     assert found[0].transitions < found[1].transitions < found[2].transitions
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 3), st.integers(1, 4), st.integers(1, 8))
 def test_measured_stages_count_and_beat_every_schedule_that_was_run(seed: int, operators: int, r: int, s: int, veus: int) -> None:
     graph, unit = random_graph(seed, operators), device(veus)

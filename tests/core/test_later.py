@@ -126,7 +126,7 @@ def test_outputs_that_nothing_computes(rng: np.random.Generator) -> None:
     agree(proto, exe, {"x": x})
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(st.lists(st.sampled_from(["slice", "nonzero", "tile", "reshape", "relu", "sum"]), min_size=1, max_size=6), st.data())
 def test_chains(kinds: list[str], data: st.DataObject) -> None:
     """Any chain of operators that wait and that do not."""

@@ -74,7 +74,7 @@ def parts(draw: st.DrawFn, shape: tuple[int, ...]) -> Storage:
     return Storage("part", "b", offset, tuple(extents[d] for d in order), tuple(strides[d] for d in order))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_parts_of_a_moved_tensor_have_the_same_elements(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
@@ -146,7 +146,7 @@ def moved_in(storages: Mapping[str, Storage]) -> frozenset[str]:
     return frozenset(n for n, s in storages.items() if not s.row_major)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(length=st.integers(1, 5), data=st.data())
 def test_auto_costs_no_more_than_none_all_or_one_change(length: int, data: st.DataObject) -> None:
     """As far as one change must save LEAST_GAIN of its neighbours' time; what stands alone is decided as brute force does."""

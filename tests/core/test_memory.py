@@ -47,7 +47,7 @@ def ordered(a: BufferUse, b: BufferUse, before: dict[str, set[str]]) -> bool:
     return all(x in before[w] for w in b.writers for x in (*a.writers, *a.readers))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(plans())
 def test_buffers_overlap_only_when_ordered(case: tuple[list[BufferUse], Order, dict[str, set[str]]]) -> None:
     uses, order, before = case
@@ -60,7 +60,6 @@ def test_buffers_overlap_only_when_ordered(case: tuple[list[BufferUse], Order, d
     assert max(plan.offsets[u.buffer] + u.nbytes for u in uses) <= plan.peak <= plan.total
 
 
-@settings(deadline=None)
 @given(plans())
 def test_conflicts_are_symmetric_and_exact(case: tuple[list[BufferUse], Order, dict[str, set[str]]]) -> None:
     uses, order, before = case

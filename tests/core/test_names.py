@@ -41,7 +41,6 @@ ODD = st.one_of(st.text(), st.sampled_from(WORDS))
 
 
 @given(st.lists(ODD, max_size=30))
-@settings(deadline=None)
 def test_identifiers_are_unique_and_always_the_same(names: list[str]) -> None:
     made = [[identifier(n, taken) for n in names] for taken in (Names(), Names(), set[str]())]
     assert made[0] == made[1] == made[2] and len(set(made[0])) == len(names)
@@ -63,7 +62,6 @@ def test_long_names_stay_apart() -> None:
 
 
 @given(ODD)
-@settings(deadline=None)
 def test_quoted_strings_are_one_line_and_read_back(text: str) -> None:
     line = quoted(text)
     assert line.isprintable() and line == line.strip() and unquoted(line) == text
@@ -77,7 +75,7 @@ def test_what_was_not_quoted_so_is_refused(text: str) -> None:
 
 
 @given(ODD, ODD, ODD, st.integers(0, 10**6))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_program_with_foreign_strings_reads_back(policy: str, origin: str, external: str, seed: int) -> None:
     program = random_net(Random(seed), 4).program(Wavefront(), 2)
     operators = tuple(replace(o, computes=tuple(replace(c, origin=origin) for c in o.computes)) for o in program.operators)

@@ -37,7 +37,7 @@ expressions = st.recursive(leaves, _larger, max_leaves=12)
 
 
 @given(expressions, st.permutations(NAMES))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_text_reads_back_whatever_its_tensors_are_called(e: Expr, names: list[str]) -> None:
     for one in (e, ex.rename_tensors(e, dict(zip(NAMES, names, strict=True)))):
         found = parse(str(one))

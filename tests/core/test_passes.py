@@ -267,7 +267,7 @@ def random_graphs(draw: st.DrawFn) -> Graph:
     return graph_of(nodes, (2, 3, 4, 4), constants, outputs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(before=random_graphs(), rng=st.integers(0, 2**32 - 1).map(np.random.default_rng))
 def test_pipeline_keeps_the_values_of_random_graphs(before: Graph, rng: np.random.Generator) -> None:
     after, reports = Pipeline(default_passes()).run(before)

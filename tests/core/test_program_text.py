@@ -20,7 +20,7 @@ from rammer.testing.programs import TaskNet, adding, random_net, recurrent_net, 
 from rammer.testing.some import some
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 12),
@@ -79,7 +79,7 @@ def test_a_wrong_line_is_named() -> None:
         RProgram.parse(lines[0] + "\nnonsense here\n")
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 10), st.integers(1, 8))
 def test_waves_hold_every_task_once_and_in_order(seed: int, operators: int, veus: int) -> None:
     program = random_net(Random(seed), operators).program(Wavefront(), veus)

@@ -33,7 +33,7 @@ def reads(g: ComputeGraph) -> int:
     return sum(c.points for c in g.computes)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     n=st.integers(1, 300),
     combiner=st.sampled_from(["sum", "max", "min", "prod"]),

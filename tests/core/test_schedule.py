@@ -42,7 +42,7 @@ def loads(schedule: Schedule, seconds: dict[str, float]) -> list[float]:
     return [sum(seconds[name] for name, _ in row) for row in schedule.rows]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 40), st.sampled_from(sorted(policies())))
 def test_every_policy_places_every_task_once(seed: int, operators: int, veus: int, policy: str) -> None:
     net = random_net(Random(seed), operators)
@@ -143,7 +143,7 @@ def test_operators_with_the_same_weights_run_where_they_were() -> None:
     assert [{(name[1], i) for name, i in row} for row in rows if row] == [{(str(v // 3), v % 3)} for v in range(6)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(2, 8), st.integers(1, 12), st.sampled_from(sorted(policies())))
 def test_every_policy_places_every_task_once_where_operators_of_other_sizes_share_constants(
     seed: int, operators: int, veus: int, policy: str

@@ -31,7 +31,7 @@ def staged(capacity: int) -> VDevice:
 GENERATORS = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     parts=st.sampled_from([2, 3, 4, 6, 12]),
     combiner=st.sampled_from(["sum", "max", "min", "prod"]),

@@ -361,7 +361,7 @@ def _concat(draw: st.DrawFn, b: Builder, pool: list[str], x: str) -> list[str]:
     return [b.concat([x, *others], dim)]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(graph=chains(), rng=st.integers(0, 2**32 - 1).map(np.random.default_rng))
 def test_random_chains_keep_their_results(graph: ComputeGraph, rng: np.random.Generator) -> None:
     check(rng, graph)

@@ -38,7 +38,7 @@ def gathering_net(seed: int, operators: int) -> TaskNet:
 # --- the oracle and the verifier ------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 4), st.sampled_from(sorted(policies())))
 def test_planned_programs_are_legal_by_brute_force(seed: int, operators: int, veus: int, policy: str) -> None:
     program = random_net(Random(seed), operators, length=16).program(parse_policy(policy), veus)

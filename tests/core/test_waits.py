@@ -126,7 +126,7 @@ def test_stages_must_list_every_operator() -> None:
         plan_waits(schedule, net.storages)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 6))
 def test_order_is_the_closure_of_the_dependences(seed: int, operators: int, veus: int) -> None:
     net = random_net(Random(seed), operators)
@@ -142,7 +142,7 @@ def test_order_is_the_closure_of_the_dependences(seed: int, operators: int, veus
         assert not implied & {order.names[p] for p in order.needs[place[name]]}
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 10), st.integers(1, 5))
 def test_no_wait_can_be_spared(seed: int, operators: int, veus: int) -> None:
     """Without any one of them, some task may start before an operator that it needs has finished."""

@@ -2,7 +2,9 @@
 
 A run draws one number, its seed, and says it in the end and with every failure; ``--seed N`` takes N instead. A test's fixtures
 ``rng`` and ``seed`` depend on that number and the test's own name alone: it gets the same values whatever ran before it, and in
-whichever process. Of a test with the mark ``sampled(n)`` the run's seed draws n cases; the others get the mark ``large``.
+whichever process. Of a test with the mark ``sampled(n)`` the run's seed draws n cases; the others get the mark ``large``. Where
+there is hypothesis, its examples are the seed's, too: none is kept from an earlier run, and none may be too slow, since how long
+one takes is the machine's load as much as the code's.
 """
 
 from __future__ import annotations
@@ -46,6 +48,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sampled(n, of=PARAMETER): n cases, of every value of a parameter, are not `large`")
     told = getattr(config, "workerinput", {}).get("seed", config.option.seed)
     config.option.seed = int(np.random.SeedSequence().generate_state(1)[0]) if told is None else told
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        _seed_hypothesis(config.option)
+
+
+def _seed_hypothesis(option: Any) -> None:
+    """The examples of ``given`` from the run's seed; options of hypothesis itself go before. Its plugin is configured after."""
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "seeds", deadline=None, database=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow]
+    )
+    option.hypothesis_profile = option.hypothesis_profile or "seeds"
+    if option.hypothesis_seed is None:
+        option.hypothesis_seed = option.seed
 
 
 @pytest.hookimpl(tryfirst=True)

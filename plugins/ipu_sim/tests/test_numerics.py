@@ -60,7 +60,7 @@ def test_convolution_with_padding_and_a_pool_in_any_tiling(rng: np.random.Genera
     assert error(have, reference(operators, {**inputs, **constants})["z"]) <= 1e-5
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tile=st.tuples(st.just(1), st.integers(1, 6), st.integers(1, 9), st.integers(1, 7)),
     pool=st.tuples(st.just(1), st.integers(1, 6), st.integers(1, 9), st.integers(1, 7)),

@@ -84,7 +84,7 @@ def test_split(rng: np.random.Generator) -> None:
     _one_load(check_random("Split", {"x": x}, outputs=3, num_outputs=3, rtol=0, atol=0))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_slice_as_specified(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
@@ -129,7 +129,7 @@ def reshapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return _factors(draw, size), _factors(draw, size)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(reshapes())
 def test_reshape_indices_are_right(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     source, target = shapes
@@ -143,7 +143,7 @@ def test_reshape_indices_are_right(shapes: tuple[tuple[int, ...], tuple[int, ...
         assert span is not None and 0 <= span[0] <= span[1] < extent
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
 def test_splits_merges_and_unit_axes_are_minimal(extents: list[int], data: st.DataObject) -> None:
     """Splitting is affine; merging gives one quotient and one remainder, each of a single axis."""

@@ -63,6 +63,17 @@ def test_several_devices_of_one_process(rammer: Command, tiny: Path, tmp_path: P
         assert [counters[n] for n in ("allocations", "serialisations", "copies", "host_copies")] == [0] * 4
 
 
+def test_a_trace_has_all_devices(rammer: Command, tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    asked = ("--device", "rocm,ipu_sim", "--option", "ipu_sim.tiles=8", "--iterations", 3, "--trace", file)
+    done = rammer("run", tiny, *asked)
+    assert done.code == 0 and "by the clock of device 0" in done.out, done.err
+    assert "device 1 (ipu_sim) is simulated" in done.out and "device 0 (rocm) is simulated" not in done.out
+    spans = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert {e["pid"] for e in spans} == {0, 1} and len({e["args"]["run"] for e in spans}) == 3
+    assert {e["args"]["by"] for e in spans if (e["pid"], e["cat"]) == (1, "step")} == {"simulated cycles"}
+
+
 def test_runs_in_flight_are_measured(rammer: Command, tiny: Path) -> None:
     asked = ("--device", "ipu_sim,ipu_sim", "--option", "tiles=8", "--iterations", 2, "--duration", 0, "--in-flight", 3)
     done = rammer("bench", tiny, *asked)
@@ -88,7 +99,6 @@ def test_what_cannot_be_joined_is_refused(rammer: Command, tiny: Path, device: s
     ("options", "said"),
     [
         (("--place", "nowhere"), "cannot read nowhere"),
-        (("--trace", "t.json"), "not traced"),
         (("--tune", "quick"), "not measured for several devices"),
         (("--shape", "seq=1..4"), "ranges of lengths run on one device"),
     ],

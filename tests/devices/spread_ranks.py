@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sys
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,10 @@ from rammer.errors import RammerError
 from rammer.ir.program import Port, RProgram
 from rammer.ir.spread import DevicePart, DeviceStep, Spread, SpreadInput, SpreadOutput, Transfer
 from rammer.ir.types import TensorType
+from rammer.report.spread_trace import SpreadTrace
 from rammer.runtime.spread_part import BoundPart, BoundStep
 from rammer.runtime.spread_run import Joined, SpreadRuns
+from rammer.runtime.spread_trace import traced_runs
 from rammer.schedule.wavefront import Wavefront
 from rammer.testing.programs import TaskNet, adding
 from rammer.transport import mpi
@@ -33,8 +35,11 @@ from rammer.transport.protocol import Site
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run, and what goes wrong in it: device ``victim`` does ``fault`` (kill, stop, raise) ``after`` seconds, and each step
-    takes up to ``delay`` seconds more."""
+    """A run, and what goes wrong in it ``after`` seconds: device ``victim`` raises, gets slow (each step takes ``pause`` seconds
+    more), or its process gets a signal from who started it: kill, stop, or pause, a stop for ``pause`` seconds. That counts from
+    the process's begin where it is ``early``, else from the first run; ``told`` is a folder where processes then write who they
+    are. Each step takes up to ``delay`` seconds more. Where a ``trace`` is wanted, of some runs more, each process's clock is
+    ``ahead`` of that of the one before by so many seconds."""
 
     device: str = "rocm"
     devices: int = 2
@@ -47,7 +52,12 @@ class Wanted:
     victim: int = -1
     fault: str = ""
     after: float = 0.0
+    pause: float = 0.0
+    early: bool = False
+    told: str = ""
     lie: bool = False
+    ahead: float = 0.0
+    trace: bool = False
 
 
 def adds(reads: str, makes: str, length: int) -> RProgram:
@@ -73,28 +83,33 @@ def chain(devices: int, length: int) -> Spread:
 
 
 def troubled(part: BoundPart, wanted: Wanted) -> None:
-    """Steps take longer, at random, and one device ends badly."""
+    """Steps take longer, at random, and one device does what it should not."""
     chance, whole, until = random.Random(f"{wanted.seed} {part.device}"), part.compute, time.monotonic() + wanted.after
 
-    def compute(bound: BoundStep) -> None:
+    def compute(bound: BoundStep) -> float:
         time.sleep(chance.random() * wanted.delay)
-        if wanted.fault == "raise" and part.device == wanted.victim and time.monotonic() > until:
+        late = part.device == wanted.victim and time.monotonic() > until
+        if late and wanted.fault == "raise":
             raise RammerError("a planted fault")
-        whole(bound)
+        time.sleep(wanted.pause if late and wanted.fault == "slow" else 0)
+        return whole(bound)
 
     part.compute = compute  # type: ignore[method-assign]
-    if wanted.fault in ("kill", "stop") and part.device == wanted.victim:
-        number = signal.SIGKILL if wanted.fault == "kill" else signal.SIGSTOP
-        signal.signal(signal.SIGALRM, lambda *_: None)
-        if os.fork() == 0:  # a process that outlives nothing: it sends one signal
-            time.sleep(wanted.after)
-            os.kill(os.getppid(), number)
-            os._exit(0)
+
+
+def present(wanted: Wanted, rank: int) -> None:
+    """Tell who started this process which one it is."""
+    if wanted.told:
+        made = Path(wanted.told, f"making {rank}")
+        made.write_text(str(os.getpid()))
+        made.rename(made.with_name(str(rank)))
 
 
 def main(wanted: Wanted) -> dict[str, Any]:
     """Counters and times, where device 0 is; raises where outputs are not what one device makes."""
     registry, count = Registry(), wanted.devices
+    if wanted.early:
+        present(wanted, int(os.environ["OMPI_COMM_WORLD_RANK"]))
     rank, size = mpi.world() if mpi.launched() > 1 else (0, 1)
     sites = tuple(Site(wanted.device, "cpu", n % size) for n in range(count))
     spread = chain(count, wanted.length + (rank if wanted.lie else 0))
@@ -105,15 +120,19 @@ def main(wanted: Wanted) -> dict[str, Any]:
         troubled(part, wanted)
     rng = np.random.default_rng(wanted.seed)
     inputs = [{"x": rng.random(wanted.length, np.float32)} for _ in range(wanted.runs)]
+    if not wanted.early:
+        present(wanted, rank)
     if 0 in runs.mine:
         print("begun", flush=True)
     outputs, timed = runs.run_all(inputs)
     counters = runs.counters()
+    marks = traced_runs(runs, inputs, lambda: time.perf_counter() + rank * wanted.ahead) if wanted.trace else None
     runs.close()
     for given, made in zip(inputs, outputs, strict=False):
         if not np.array_equal(made["y"], given["x"] * np.float32(2 ** (count + 1))):
             raise AssertionError("another result than one device has")
-    return {"runs": len(outputs), "counters": [c.values() for c in counters], "whole": timed.whole}
+    traced = SpreadTrace(spread, marks).chrome() if marks is not None else ""
+    return {"runs": len(outputs), "counters": [c.values() for c in counters], "whole": timed.whole, "trace": traced}
 
 
 if __name__ == "__main__":

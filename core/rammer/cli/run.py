@@ -19,7 +19,7 @@ from rammer.cli.options import (
     input_options,
     tolerance_options,
 )
-from rammer.cli.several import joining_options, opened_spread, prepared, run_report, show_spread, timed_runs
+from rammer.cli.several import joining_options, opened_spread, prepared, run_report, show_spread, timed_runs, trace_spread
 from rammer.commands import gathered
 from rammer.compiled.options import Request
 from rammer.compiled.segments import ProgramSegment
@@ -73,7 +73,8 @@ class Wanted:
     "--trace",
     "trace_file",
     type=click.Path(path_type=Path),
-    help="Measure when and where every task runs, on devices that record it: a Chrome trace in this file, a summary here.",
+    help="Measure when and where every task runs, on devices that record it: a Chrome trace in this file, a summary here. "
+    "Of several devices: what each does, step by step, on one clock.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON ('-': stdout).")
 @joining_options
@@ -126,8 +127,6 @@ def run_spread(
     request: Request,
 ) -> None:
     """The same over several devices; the process of device 0 prints, saves and compares."""
-    if wanted.trace_file is not None:
-        raise BadInput("runs over several devices are not traced", "--trace", "run on one device")
     found = opened_spread(model, names, request, wanted.joining)
     runs, inputs = prepared(found, choice)
     outputs, times = timed_runs(found, runs, inputs, wanted.iterations)
@@ -136,6 +135,12 @@ def run_spread(
         show_spread(report, quiet=wanted.quiet)
         save(wanted.save_inputs, inputs)
         save(wanted.save_outputs, outputs)
+    if wanted.trace_file is not None:
+        traced = trace_spread(found, runs, inputs, wanted.iterations)
+        if traced is not None:
+            write_text(wanted.trace_file, traced.chrome())
+            click.echo(printable(f"\n{traced}"), err=wanted.quiet)
+    if 0 in runs.mine:
         want, tolerance = judged
         finish(report, wanted, outputs, want, tolerance.of(request.chosen.precision))
 

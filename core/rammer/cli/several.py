@@ -14,9 +14,11 @@ from rammer.cli.options import InputChoice
 from rammer.commands import gathered
 from rammer.compiled.options import Request
 from rammer.errors import printable
+from rammer.report.spread_trace import SpreadTrace
 from rammer.report.table import duration, plain, size
 from rammer.runtime.spread_run import SpreadRuns, Timed
 from rammer.runtime.spread_session import Joining, SpreadModel, open_spread
+from rammer.runtime.spread_trace import traced_runs
 from rammer.transport.counters import Counters
 from rammer.transport.protocol import TIMEOUT
 
@@ -92,6 +94,12 @@ def stream(found: SpreadModel, runs: SpreadRuns, inputs: dict[str, Array], count
     feeds = found.feeds(inputs)
     runs.run_all([feeds] * min(count, 2 * runs.joined.depth))
     return runs.run_all([feeds] * count)[1]
+
+
+def trace_spread(found: SpreadModel, runs: SpreadRuns, inputs: dict[str, Array], count: int) -> SpreadTrace | None:
+    """So many runs more, in flight, with what each device does and when; where device 0 is."""
+    marks = traced_runs(runs, [found.feeds(inputs)] * count)
+    return SpreadTrace(runs.spread, marks, found.simulated) if marks is not None else None
 
 
 def run_report(found: SpreadModel, runs: SpreadRuns, outputs: dict[str, Array], times: list[float], of: int) -> dict[str, Any]:

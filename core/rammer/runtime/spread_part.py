@@ -11,6 +11,7 @@ import numpy as np
 from rammer.device.arrays import Array
 from rammer.device.manifest import Backend, Bound, Loaded
 from rammer.ir.spread import DeviceStep, Spread
+from rammer.transport.log import Log
 from rammer.transport.protocol import Endpoint
 
 #: Bytes; arrays of a part begin at multiples of it.
@@ -51,6 +52,7 @@ class BoundPart:
     def __init__(self, spread: Spread, device: int, backend: Backend, endpoint: Endpoint, depth: int) -> None:
         self.spread, self.device, self.endpoint, self.depth = spread, device, endpoint, depth
         self.results = spread.results(device)
+        self.log: Log | None = None
         self.loaded: list[Loaded] = []
         self.slots: list[list[BoundStep]] = []
         self.arrays: list[dict[str, Array]] = []
@@ -129,7 +131,11 @@ class BoundPart:
         bound = steps[number]
         for name in bound.step.arrivals:
             end.wait(name, run)
-        self.compute(bound)
+        log = self.log
+        begin = log.now() if log is not None else 0.0
+        seconds = self.compute(bound)
+        if log is not None:
+            log.add("step", str(number), run, begin, seconds=seconds, clock=bound.call.clock)
         arrays = self.arrays[run % self.depth]
         for name in bound.step.departures:
             end.put(name, run, arrays[self.spread.transfer[name].tensor])
@@ -137,25 +143,33 @@ class BoundPart:
             end.release(name, run)
         return True
 
-    def compute(self, bound: BoundStep) -> None:
-        """The step's program, to its end."""
+    def compute(self, bound: BoundStep) -> float:
+        """The step's program, to its end; seconds on the device, where a log asks for them."""
         if bound.fetched:
             bound.call.write(bound.fetched)
             self.endpoint.counters.host_copies += len(bound.fetched)
-        bound.call.run()
-        bound.call.synchronize()
+        seconds = 0.0
+        if self.log is not None:
+            seconds = bound.call.seconds()
+        else:
+            bound.call.run()
+            bound.call.synchronize()
         if bound.sent:
             for name, values in bound.call.to_host(*bound.sent).items():
                 np.copyto(bound.sent[name], values)
             self.endpoint.counters.host_copies += len(bound.sent)
+        return seconds
 
     def _finish(self, run: int, deliver: Deliver) -> None:
         """The outputs are copied for the user, on device 0; what brought them is given back."""
         for name in self.results:
             self.endpoint.wait(name, run)
         if self.device == 0:
-            arrays = self.arrays[run % self.depth]
+            arrays, log = self.arrays[run % self.depth], self.log
+            begin = log.now() if log is not None else 0.0
             deliver(run, {o.name: arrays[o.tensor].copy() for o in self.spread.outputs})
+            if log is not None:
+                log.add("outputs", "", run, begin)
         for name in self.results:
             self.endpoint.release(name, run)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +16,7 @@ from rammer.runtime.spread_part import BoundPart, Runs
 from rammer.transport.counters import Counters
 from rammer.transport.exposed import Exposed
 from rammer.transport.handshake import agree, collected, versions
+from rammer.transport.log import Log, Logs
 from rammer.transport.measure import in_parallel
 from rammer.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, RunsParts, Site, Transport
 
@@ -55,16 +57,14 @@ class SpreadRuns:
         self.fabric = fabric or joined.transport.open(Party(joined.sites, joined.timeout))
         self.parts: dict[int, BoundPart] = {}
         self.endpoints: Mapping[int, Endpoint] = {}
+        self.logs: dict[int, Log] = {}
         names = tuple(site.device for site in joined.sites)
-        try:
+        with self.ending():
             agree(self.fabric, versions() | {"program": spread.digest}, names, joined.timeout + patience)
             self.endpoints = self.fabric.expose(Exposed(names, spread.transfers, joined.depth))
             for device, endpoint in self.endpoints.items():
                 self.parts[device] = self._part(device, backends[device], endpoint)
             self.fabric.meet(dict.fromkeys(self.mine, "ready"), joined.timeout + patience)  # runs begin when all are loaded
-        except BaseException as problem:
-            self._failed(problem)
-            raise
 
     def _part(self, device: int, backend: Backend, endpoint: Endpoint) -> BoundPart:
         if isinstance(endpoint, RunsParts):
@@ -112,10 +112,43 @@ class SpreadRuns:
 
     def _all(self, runs: Mapping[int, Runs]) -> None:
         """Each of this process's devices in a thread, the first in this one. Raises what went wrong first."""
+        with self.ending():
+            in_parallel({d: partial(self._go, d, runs[d]) for d in self.mine}, self._tell)
+
+    def _go(self, device: int, runs: Runs) -> None:
+        part, log = self.parts[device], self.logs.get(device)
+        begin = log.now() if log is not None else 0.0
+        part.go(runs)
+        if log is not None and not isinstance(part, Logs):
+            log.add("whole", str(runs.count), runs.first, begin)
+
+    @contextmanager
+    def logging(self, now: Callable[[], float]) -> Iterator[Mapping[int, Log]]:
+        """Meanwhile this process's devices log what they do, by the clock ``now``."""
+        self.logs = {d: Log(now) for d in self.mine}
+        self._log(self.logs)
         try:
-            in_parallel({d: partial(self.parts[d].go, runs[d]) for d in self.mine}, self._tell)
-        except BaseException as problem:
-            self._failed(problem)
+            yield self.logs
+        finally:
+            self.logs = {}
+            self._log({})
+
+    def _log(self, logs: Mapping[int, Log]) -> None:
+        for device in self.parts:
+            for one in (self.parts[device], self.endpoints[device]):
+                if isinstance(one, Logs):
+                    one.log = logs.get(device)
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """After an error here, nobody is waited for."""
+        try:
+            yield
+        except BaseException:
+            if not self.closed:
+                self.closed = True
+                self._free()
+                self.fabric.close(failed=True)
             raise
 
     def _tell(self, device: int, problem: BaseException) -> None:
@@ -125,14 +158,8 @@ class SpreadRuns:
 
     def counters(self) -> list[Counters]:
         """All devices', in order; asked in every process."""
-        return collected(self.fabric, {d: e.counters for d, e in self.endpoints.items()}, self.joined.timeout)
-
-    def _failed(self, problem: BaseException) -> None:
-        """Nobody is waited for any more."""
-        if not self.closed:
-            self.closed = True
-            self._free()
-            self.fabric.close(failed=True)
+        with self.ending():
+            return collected(self.fabric, {d: e.counters for d, e in self.endpoints.items()}, self.joined.timeout)
 
     def _free(self) -> None:
         for part in self.parts.values():

@@ -140,6 +140,12 @@ class SpreadModel:
         return {n: carried(a) for n, a in inputs.items()}
 
     @property
+    def simulated(self) -> frozenset[int]:
+        """The devices that are simulated."""
+        manifests = [self.registry.status(n.partition(":")[0]).device for n in self.names]
+        return frozenset(n for n, m in enumerate(manifests) if m is not None and m.simulated)
+
+    @property
     def chosen(self) -> Any:
         """The transport."""
         return choose(self.registry, self.sites, self.joining.transport)

@@ -13,6 +13,7 @@ from rammer.errors import DeviceFailure
 from rammer.ir.spread import Transfer
 from rammer.transport.counters import Counters
 from rammer.transport.exposed import LAST_WORDS, WORD, Exposed
+from rammer.transport.log import Log
 
 __all__ = ["Array", "MemoryEndpoint", "Reach", "bytes_of"]
 
@@ -52,6 +53,7 @@ class MemoryEndpoint:
     def __init__(self, device: int, exposed: Exposed, writer: Reach, timeout: float) -> None:
         self.device, self.exposed, self.timeout = device, exposed, timeout
         self.counters, self.reach, self._memory = Counters(), writer, writer.memory
+        self.log: Log | None = None
         self._word = np.zeros(1, np.int64)
         self._slots: dict[tuple[str, int], Array] = {}
         self._flags = {t.name: self._words(exposed.places[t.name].flags) for t in exposed.arriving(device)}
@@ -93,12 +95,17 @@ class MemoryEndpoint:
             self.counters.allocations += 1
             self.counters.copies += 1
         self.reach.watched(self._said(transfer, run, transfer.target, " the write of"))
+        log = self.log
+        begin = log.now() if log is not None else 0.0
         if transfer.nbytes:
             self.reach.write(transfer.target, place.slots + number * place.stride, bytes_of(values))
             self.counters.payload_writes += 1
             self.counters.nbytes += transfer.nbytes
+        behind = log.now() if log is not None else 0.0
         self.flag(transfer.target, place.flags + WORD * number, run + 1)
         self.reach.watched("")
+        if log is not None:
+            log.add("write", name, run, begin, flag=behind)
 
     def release(self, name: str, run: int) -> None:
         """One flag, to the sender."""
@@ -135,8 +142,11 @@ class MemoryEndpoint:
         """Wait, counted. DeviceFailure where ``other`` ends or takes too long."""
         begin, said = time.perf_counter(), self._said(transfer, run, other, what)
         self.reach.watched(said)
+        since = self.log.now() if self.log is not None else 0.0
         self.reach.until(ready, lambda: self._ended() is not None, self.timeout)
         self.reach.watched("")
+        if self.log is not None:
+            self.log.add("room" if other == transfer.target else "wait", transfer.name, run, since)
         self.counters.waited += time.perf_counter() - begin
         if ready():
             return

@@ -90,15 +90,17 @@ class MpiFabric:
         return [whole[a:b].tobytes().decode() for a, b in pairwise(starts)]
 
     def _finished(self, request: Any, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+        deadline, polls = time.monotonic() + seconds, 0
         while not request.Test():
+            polls += 1
             if time.monotonic() > deadline:
                 sites = ", ".join(s.device for s in self.party.sites)
                 raise DeviceFailure(
                     f"device {self.comm.rank} waits for the other processes ({sites}), which have not met within {seconds:g} s",
                     hint="one of them hangs or has died",
                 )
-            time.sleep(NAP)
+            if polls > EAGER:
+                time.sleep(NAP if polls > PATIENT else 0)
 
     def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
         """MPI allocates the window: of processes of one host it is memory that they share."""

@@ -1,0 +1,105 @@
+"""Runs of ``spread_ranks`` in processes of MPI, some of which are killed, stopped or held."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from spread_ranks import Wanted
+
+RANKS = Path(__file__).with_name("spread_ranks.py")
+#: Seconds that processes may take to start and to end, on a machine that does other things.
+STARTING = 60.0
+#: What processes get that shall fail, by fault.
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "pause": signal.SIGSTOP}
+needs_mpi = pytest.mark.skipif(
+    shutil.which("mpirun") is None or find_spec("mpi4py") is None, reason="needs mpirun (openmpi-bin) and mpi4py"
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How processes ended; ``seconds`` from the fault on, or from their begin, and ``files`` of shared memory
+    that they leave."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    faulty: bool
+    files: tuple[str, ...]
+
+
+def launched(wanted: Wanted) -> Ended:
+    """A run in processes, with shared memory in a folder of its own, and the fault that is wanted."""
+    shared = Path("/dev/shm")
+    with TemporaryDirectory(dir=shared if shared.exists() else None) as memory, TemporaryDirectory() as told:
+        line = ["mpirun", "-n", str(wanted.devices), "--oversubscribe", sys.executable, str(RANKS)]
+        line.append(json.dumps(asdict(replace(wanted, told=told))))
+        with subprocess.Popen(
+            line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=surroundings(memory), start_new_session=True
+        ) as process:
+            try:
+                begin = time.monotonic()
+                faulty = wanted.fault in SIGNALS and faulted(process, wanted, Path(told))
+                begin = time.monotonic() if faulty else begin
+                out, err = process.communicate(timeout=2 * STARTING + wanted.timeout)
+                seconds = time.monotonic() - begin
+            finally:
+                until = time.monotonic() + 2.0  # what was told to end may still be ending
+                while (left := members(process.pid)) and time.monotonic() < until:
+                    time.sleep(0.05)
+                if left:
+                    os.killpg(process.pid, signal.SIGKILL)
+        assert not left, f"processes are left: {left}"
+        files = tuple(sorted(str(f) for f in Path(memory).rglob("*")))
+    return Ended(process.returncode, out, err, seconds, faulty, files)
+
+
+def surroundings(memory: str) -> dict[str, str]:
+    """Variables of processes whose shared memory is in a folder."""
+    places = {f"OMPI_MCA_{n}_backing_directory": memory for n in ("btl_vader", "osc_sm", "osc_rdma")}
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return os.environ | places | root
+
+
+def faulted(process: subprocess.Popen[str], wanted: Wanted, told: Path) -> bool:
+    """Wait for all processes, and then give one its signal; False where it had ended."""
+    until, files = time.monotonic() + STARTING, [told / str(n) for n in range(wanted.devices)]
+    while not all(f.exists() for f in files) and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.005)
+    time.sleep(wanted.after)
+    if process.poll() is not None or not files[wanted.victim].exists():
+        return False
+    try:
+        pid = int(files[wanted.victim].read_text())
+        os.kill(pid, SIGNALS[wanted.fault])
+        if wanted.fault == "pause":
+            time.sleep(wanted.pause)
+            os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def members(group: int) -> list[str]:
+    """Command lines of the processes in a session that are alive."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(session) == group and state != "Z":
+                found.append(stat.with_name("cmdline").read_text())
+        except (OSError, ValueError):
+            continue
+    return found

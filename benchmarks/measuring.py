@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +40,8 @@ ONCE: Final = Effort(0, 1, 0.0)
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for on the command line. ``say`` shows progress."""
+    """What was asked for on the command line. ``say`` shows progress; no model is begun once ``budget`` seconds have passed since
+    ``begun``, and ``skipped`` are then those that were left out."""
 
     devices: tuple[str, ...]
     models: tuple[str, ...]
@@ -49,6 +51,9 @@ class Settings:
     rounds: int = ROUNDS
     options: Mapping[str, str] = field(default_factory=dict)
     say: Callable[[str], None] = print
+    budget: float = math.inf
+    begun: float = field(default_factory=time.perf_counter)
+    skipped: list[str] = field(default_factory=list)
 
     @property
     def device(self) -> str:
@@ -242,5 +247,9 @@ def measured(
 def each(settings: Settings, checked: bool = True) -> Iterator[Subject]:
     """The models asked for, one after another, said aloud."""
     for number, key in enumerate(settings.models, 1):
+        if time.perf_counter() - settings.begun > settings.budget:
+            settings.skipped.append(key)
+            settings.say(f"[{number}/{len(settings.models)}] {key}: not begun, {settings.budget:g} s have passed")
+            continue
         settings.say(f"[{number}/{len(settings.models)}] {key}")
         yield subject(key, settings.seed, checked)

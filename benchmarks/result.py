@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from facts import section
 
+from rammer.errors import BadInput
 from rammer.report.table import markdown
 
 #: The page that shows every table of a folder.
@@ -32,6 +33,22 @@ class Result:
         for heading, (headers, rows) in self.parts.items():
             pieces += [f"## {heading}", markdown(rows, headers)]
         return "\n\n".join((*pieces, section(dict(facts))))
+
+
+def joined(result: Result, command: str, kept: str, facts: Mapping[str, str]) -> tuple[Result, str]:
+    """``result`` and its command, with what the document ``kept`` says of other models (its first column) before them.
+
+    BadInput where the two cannot stand in one table: other columns, another environment, or more than one table."""
+    table = re.search(r"^\|.*\n\|[-|: ]+\|\n((?:\|.*\n)*)", kept, re.MULTILINE)
+    commands = re.findall(r"^`(.*)`$", kept.partition("\n|")[0], re.MULTILINE)
+    cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table[0].splitlines()] if table else [[]]
+    if cells[0] != list(result.headers) or result.parts or not kept.endswith(section(dict(facts))):
+        hint = "they have other columns, several tables, or another environment: leave out --keep, or name another folder"
+        raise BadInput(f"the rows of {kept.partition(chr(10))[0].strip('# ')!r} cannot be kept", hint=hint)
+    measured = {row[0] for row in result.rows}
+    rows = [row for row in cells[2:] if row[0] not in measured]
+    words = "`\n\n`".join(dict.fromkeys((*commands, command)) if rows else (command,))
+    return replace(result, rows=[*rows, *result.rows]), words
 
 
 def write(path: Path, text: str) -> None:

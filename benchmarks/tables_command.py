@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +16,7 @@ import click
 from facts import environment_of
 from measuring import ROUNDS, Settings
 from registry import TABLES, Table, table
-from result import PAGE, page, write
+from result import PAGE, joined, page, write
 from zoo import SEED, SMALL
 
 import rammer
@@ -99,6 +101,8 @@ def _say(begin: float) -> Any:
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="For the device. Repeatable.")
 @click.option("--rounds", type=click.IntRange(1), help=f"Turns of each program ({ROUNDS}).")
 @click.option("--seed", type=int, help=f"Of weights and inputs ({SEED}).")
+@click.option("--keep", is_flag=True, help="Rows of other models that the file in --out has stay.")
+@click.option("--budget", type=click.FloatRange(0), metavar="SECONDS", help="Begin no model after so long.")
 def main(
     name: str | None,
     rest: tuple[str, ...],
@@ -112,6 +116,8 @@ def main(
     options: tuple[str, ...],
     rounds: int | None,
     seed: int | None,
+    keep: bool,
+    budget: float | None,
 ) -> None:
     """Measure TABLE and print it; with --out write it there as Markdown, too."""
     if show or not name:
@@ -125,7 +131,7 @@ def main(
         keys = ",".join(_keys(chosen, models, small)) if models else ""
         named = devices or (chosen.devices[:1] if "device" in chosen.spelled else ())
         asked: dict[str, Any] = {"device": ",".join(named), "models": keys, "tune": tune, "precision": precision}
-        asked |= {"rounds": rounds, "seed": seed}
+        asked |= {"rounds": rounds, "seed": seed, "budget": budget, "keep": "rows" if keep else None}
         code = _script(chosen, out, asked, (*(w for o in options for w in ("--option", o)), *rest))
         if out is not None and not code:
             _page(out)
@@ -141,23 +147,33 @@ def main(
         rounds or ROUNDS,
         parse_options(options),
         _say(time.perf_counter()),
+        math.inf if budget is None else budget,
     )
-    _measure(chosen, settings, out)
+    _measure(chosen, settings, out, keep)
 
 
-def _measure(chosen: Table, settings: Settings, out: Path | None) -> None:
+def _measure(chosen: Table, settings: Settings, out: Path | None, keep: bool) -> None:
     prefix = "_".join(dict.fromkeys(short(d) for d in settings.devices))
+    gpu = any(d.partition(":")[0] == "cuda" for d in settings.devices)
+    facts = environment_of(gpu)
+    path = (out or Path()) / f"{prefix}_{chosen.name.replace('-', '_')}.md"
+    before = path.read_text() if keep and out is not None and path.is_file() else ""
     result = chosen.call(settings)
+    if settings.skipped:
+        note = f"Not begun within {settings.budget:g} s: {', '.join(settings.skipped)}."
+        result = replace(result, notes=[note, *result.notes])
     click.echo(markdown(result.rows, result.headers))
     for note in result.notes:
         click.echo(f"\n{note}")
     if out is not None:
         words = ["python -m benchmarks", chosen.name, *(f"--device {d}" for d in settings.devices)]
-        words += [f"--models {','.join(settings.models)}", f"--tune {settings.tune}", f"--precision {settings.precision}"]
+        measured = [m for m in settings.models if m not in settings.skipped]
+        words += [f"--models {','.join(measured)}", f"--tune {settings.tune}", f"--precision {settings.precision}"]
         words += [f"--seed {settings.seed}", *(f"--option {k}={v}" for k, v in settings.options.items())]
-        gpu = any(d.partition(":")[0] == "cuda" for d in settings.devices)
-        path = out / f"{prefix}_{chosen.name.replace('-', '_')}.md"
-        write(path, result.document(" ".join(words), environment_of(gpu)))
+        command = " ".join(words)
+        if before:
+            result, command = joined(result, command, before, facts)
+        write(path, result.document(command, facts))
         click.echo(f"wrote {path}", err=True)
         _page(out)
     if chosen.fails(result):

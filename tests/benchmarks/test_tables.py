@@ -73,6 +73,33 @@ def test_a_table_is_measured_written_and_on_the_page(name: str, tmp_path: Path) 
     assert text.partition("\n")[0] in (tmp_path / "tables.md").read_text().replace("## ", "# ")
 
 
+def test_a_table_grows_model_by_model(tmp_path: Path) -> None:
+    """Rows of other models stay with --keep, those of one that is measured again are replaced, and wrong ones stay wrong."""
+    words = ("matrix", *TINY, "--small", "--out", str(tmp_path), "--keep")
+    path = tmp_path / "ipu_sim_matrix.md"
+    assert called(*words, "--models", "alexnet").exit_code == 0
+    first = path.read_text()
+    assert called(*words, "--models", "lstm_tc").exit_code == 0
+    both = path.read_text()
+    rows = [line for line in both.splitlines() if line.startswith("| ")]
+    assert [r.split()[1] for r in rows] == ["model", "alexnet:small", "lstm_tc:small"]
+    assert rows[1].split() == next(r for r in first.splitlines() if r.startswith("| alexnet")).split()
+    assert both.count("`python -m benchmarks matrix") == 2
+    spoiled = both.replace(rows[1], re.sub(r"\d\.\de-\d\d", "3.0e-04", rows[1], count=1))
+    path.write_text(spoiled)
+    assert called(*words, "--models", "lstm_tc").exit_code == 1
+    assert called(*words, "--models", "alexnet").exit_code == 0
+    path.write_text(both.replace("- python:", "- another: one\n- python:"))
+    done = called(*words, "--models", "lstm_tc")
+    assert isinstance(done.exception, BadInput) and "cannot be kept" in str(done.exception)
+
+
+def test_no_model_is_begun_when_time_is_over(tmp_path: Path) -> None:
+    done = called("policies", *TINY, "--small", "--models", "nerf_mlp", "--budget", "0", "--out", str(tmp_path))
+    assert done.exit_code == 0 and "Not begun within 0 s: nerf_mlp:small." in done.output
+    assert "nerf_mlp:small |" not in (tmp_path / "ipu_sim_policies.md").read_text()
+
+
 def test_the_command_is_a_program(tmp_path: Path) -> None:
     """From the repository's root; a mistake is one message and exit code 2."""
     for words, said in ((["polices"], "unknown table 'polices'"), (["policies", "--models", "alexnt"], "unknown model 'alexnt'")):
@@ -84,6 +111,7 @@ def test_the_command_is_a_program(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (("oclgrind", "--precision", "float32"), "table oclgrind takes no --precision"),
+        (("oclgrind", "--keep"), "table oclgrind takes no --keep"),
         (("ios-batch", *TINY, "--models", "nerf_mlp:small"), "nerf_mlp:small has no form for a batch of 1"),
         (("policies", "more"), "table policies takes no 'more'"),
         (("ios-device", *TINY, "--models", "nerf_mlp:small"), "ios-device compares devices"),
@@ -98,7 +126,7 @@ def test_what_a_table_cannot_do_is_said(words: tuple[str, ...], said: str) -> No
 def test_a_wrong_result_fails_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("matrix", *TINY, "--models", "nerf_mlp:small")
     good = called(*words)
-    assert good.exit_code == 0 and "None failed." in good.output
+    assert good.exit_code == 0 and "none failed." in good.output
     for wrong in (2e-4, float("nan"), float("inf")):
         monkeypatch.setattr(matrices, "relative_error", lambda have, want, wrong=wrong: wrong)
         monkeypatch.setattr(matrices, "POLICIES", ("sequential",))

@@ -58,6 +58,7 @@ class Wanted:
     lie: bool = False
     ahead: float = 0.0
     trace: bool = False
+    transport: str = ""
 
 
 def adds(reads: str, makes: str, length: int) -> RProgram:
@@ -114,7 +115,7 @@ def main(wanted: Wanted) -> dict[str, Any]:
     sites = tuple(Site(wanted.device, "cpu", n % size) for n in range(count))
     spread = chain(count, wanted.length + (rank if wanted.lie else 0))
     mine = [rank] if size > 1 else range(count)
-    joined = Joined(sites, choose(registry, sites), wanted.depth, wanted.timeout)
+    joined = Joined(sites, choose(registry, sites, wanted.transport), wanted.depth, wanted.timeout)
     runs = SpreadRuns(spread, {d: registry.open(wanted.device) for d in mine}, joined)
     for part in runs.parts.values():
         troubled(part, wanted)

@@ -15,6 +15,9 @@ from rammer.errors import DeviceFailure, RammerError
 from rammer.testing.some import some
 from rammer.transport.counters import Counters
 
+#: Transports that join processes.
+PROCESSES = ["mpi", "tcp"]
+
 
 def check_counters(found: dict[str, Any], wanted: Wanted) -> None:
     """Of each tensor and run one payload and nothing else; one flag behind it, and one to give the slot back."""
@@ -47,18 +50,20 @@ def test_who_waits_for_too_long_ends_all() -> None:
 
 
 @needs_mpi
-def test_devices_of_several_processes(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_devices_of_several_processes(transport: str, rng: np.random.Generator) -> None:
     devices, seed = int(rng.integers(2, 4)), int(rng.integers(2**31))
     wanted = Wanted("rocm", devices, 60, seed, int(rng.integers(1, 4)), int(rng.integers(1, 5000)), delay=0.002, timeout=30)
-    check_right(launched(wanted), wanted)
+    check_right(launched(wanted := replace(wanted, transport=transport)), wanted)
 
 
 @needs_mpi
+@pytest.mark.parametrize("transport", PROCESSES)
 @pytest.mark.parametrize("fault", ["kill", "stop"])
-def test_a_process_that_ends_ends_all(fault: str, rng: np.random.Generator) -> None:
+def test_a_process_that_ends_ends_all(fault: str, transport: str, rng: np.random.Generator) -> None:
     victim = int(rng.integers(2))
     wanted = Wanted("rocm", 2, 3000, delay=0.01, timeout=2.0, victim=victim, fault=fault, after=float(rng.random() * 0.3))
-    check_fault(wanted)
+    check_fault(replace(wanted, transport=transport))
 
 
 def check_right(ended: Ended, wanted: Wanted) -> None:
@@ -95,10 +100,11 @@ def test_sixty_faults(number: int, rng: np.random.Generator) -> None:
     devices, depth = int(rng.integers(2, 4)), int(rng.integers(1, 4))
     early, runs = bool(number % 3 == 0), int(rng.choice([60, 20000]))
     after = float(rng.random() * (3.0 if early else 0.7))
-    victim = int(rng.integers(devices))
-    check_fault(
-        Wanted(device, devices, runs, depth=depth, length=64, timeout=2.0, victim=victim, fault=fault, after=after, early=early)
+    victim, transport = int(rng.integers(devices)), PROCESSES[number % 2]
+    wanted = Wanted(
+        device, devices, runs, depth=depth, length=64, timeout=2.0, victim=victim, fault=fault, after=after, early=early
     )
+    check_fault(replace(wanted, transport=transport))
 
 
 @needs_mpi
@@ -125,8 +131,9 @@ def test_a_process_that_is_too_slow_ends_all(rng: np.random.Generator) -> None:
 
 @needs_mpi
 @pytest.mark.large
+@pytest.mark.parametrize("transport", PROCESSES)
 @pytest.mark.parametrize("devices", [2, 3])
-def test_a_thousand_runs_of_late_processes(devices: int, rng: np.random.Generator) -> None:
+def test_a_thousand_runs_of_late_processes(devices: int, transport: str, rng: np.random.Generator) -> None:
     depth, seed = int(rng.integers(1, 5)), int(rng.integers(2**31))
-    wanted = Wanted("rocm", devices, 1000, seed, depth, 3000, delay=0.005, timeout=30)
+    wanted = Wanted("rocm", devices, 1000, seed, depth, 3000, delay=0.005, timeout=30, transport=transport)
     check_right(launched(wanted), wanted)

@@ -23,7 +23,7 @@ def reached(registry: Registry, statuses: list[DeviceStatus]) -> list[dict[str, 
     """Every two units of this process that work; under a launcher of MPI, every two processes."""
     if mpi.launched() > 1:
         names = [f"process {n}" for n in range(mpi.launched())]
-        return _measured(registry, [Site(name, "cpu", n) for n, name in enumerate(names)])
+        return _measured(registry, [Site(name, "cpu", n, mpi.apart()) for n, name in enumerate(names)])
     units = [(f"{s.name}:{u.index}", u.kind) for s in statuses if s.state == "ok" for u in s.hardware][:MOST]
     return [row for pair in combinations(units, 2) for row in _measured(registry, [Site(*unit) for unit in pair])]
 

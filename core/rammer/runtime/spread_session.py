@@ -180,7 +180,9 @@ def open_spread(
     source = open_source(model, registry.operators)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
     check_apart(registry, names)
-    sites = tuple(Site(name, kind_of(registry, name), n if mpi.launched() > 1 else 0) for n, name in enumerate(names))
+    sites = tuple(
+        Site(name, kind_of(registry, name), n if mpi.launched() > 1 else 0, mpi.apart()) for n, name in enumerate(names)
+    )
     transport = choose(registry, sites, joining.transport)
     fabric = transport.open(Party(sites, joining.timeout))
     return SpreadModel(source, names, joining, replace(request), registry, fabric, sites, progress)

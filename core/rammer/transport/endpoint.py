@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ from rammer.transport.counters import Counters
 from rammer.transport.exposed import LAST_WORDS, WORD, Exposed
 from rammer.transport.log import Log
 
-__all__ = ["Array", "MemoryEndpoint", "Reach", "bytes_of"]
+__all__ = ["Array", "MemoryEndpoint", "Reach", "bytes_of", "last_words"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Of a run's number where a device tells why it ended.
@@ -94,32 +94,27 @@ class MemoryEndpoint:
             values = np.ascontiguousarray(values)
             self.counters.allocations += 1
             self.counters.copies += 1
-        self.reach.watched(self._said(transfer, run, transfer.target, " the write of"))
         log = self.log
-        begin = log.now() if log is not None else 0.0
-        if transfer.nbytes:
-            self.reach.write(transfer.target, place.slots + number * place.stride, bytes_of(values))
-            self.counters.payload_writes += 1
-            self.counters.nbytes += transfer.nbytes
-        behind = log.now() if log is not None else 0.0
-        self.flag(transfer.target, place.flags + WORD * number, run + 1)
-        self.reach.watched("")
+        with self._writing(self._said(transfer, run, transfer.target, " the write of")):
+            begin = log.now() if log is not None else 0.0
+            if transfer.nbytes:
+                self.reach.write(transfer.target, place.slots + number * place.stride, bytes_of(values))
+                self.counters.payload_writes += 1
+                self.counters.nbytes += transfer.nbytes
+            behind = log.now() if log is not None else 0.0
+            self.flag(transfer.target, place.flags + WORD * number, run + 1)
         if log is not None:
             log.add("write", name, run, begin, flag=behind)
 
     def release(self, name: str, run: int) -> None:
         """One flag, to the sender."""
         transfer, place = self.exposed.transfer[name], self.exposed.places[name]
-        self.reach.watched(self._said(transfer, run, transfer.source, " giving back the slot of"))
-        self.flag(transfer.source, place.credits + WORD * (run % self.exposed.depth), run + 1)
-        self.reach.watched("")
+        with self._writing(self._said(transfer, run, transfer.source, " giving back the slot of")):
+            self.flag(transfer.source, place.credits + WORD * (run % self.exposed.depth), run + 1)
 
     def fail(self, why: str) -> None:
         """Others see it where they wait."""
-        text = why.encode()[: LAST_WORDS - 2 * WORD]
-        words = np.zeros(LAST_WORDS, np.uint8)
-        words[: 2 * WORD].view(np.int64)[:] = ENDED, len(text)
-        words[2 * WORD : 2 * WORD + len(text)] = np.frombuffer(text, np.uint8)
+        words = last_words(why)
         self.reach.watched("telling the other devices", why)
         place = self.exposed.last_words(self.device)
         for other in range(len(self.exposed.devices)):
@@ -159,6 +154,18 @@ class MemoryEndpoint:
             hint="the other process is slow, hangs or has died; --timeout SECONDS lets it take longer",
         )
 
+    @contextmanager
+    def _writing(self, said: str) -> Iterator[None]:
+        """Something is written, watched. What fails in it says what that was, and why the device ended that told so before."""
+        self.reach.watched(said)
+        try:
+            yield
+        except DeviceFailure as problem:
+            ended = self._ended()
+            what = problem.what if ended is None else f"{self.exposed.called(ended[0])} ended: {ended[1]}"
+            raise DeviceFailure(what, where=said, hint=problem.hint if ended is None else "") from problem
+        self.reach.watched("")
+
     def _said(self, transfer: Transfer, run: int, other: int, what: str) -> str:
         """Who waits for whom, and what for."""
         called = self.exposed.called
@@ -173,6 +180,15 @@ class MemoryEndpoint:
                 text = self._memory[place + 2 * WORD : place + 2 * WORD + int(words[1])].tobytes()
                 return other, text.decode(errors="replace")
         return None
+
+
+def last_words(why: str) -> Array:
+    """What a device leaves in others' memory when it ends: ``LAST_WORDS`` bytes, the first of which are to be written last."""
+    text = why.encode()[: LAST_WORDS - 2 * WORD]
+    words = np.zeros(LAST_WORDS, np.uint8)
+    words[: 2 * WORD].view(np.int64)[:] = ENDED, len(text)
+    words[2 * WORD : 2 * WORD + len(text)] = np.frombuffer(text, np.uint8)
+    return words
 
 
 def bytes_of(values: Array) -> Array:

@@ -9,19 +9,20 @@ from rammer.errors import DeviceUnavailable, MissingDependency
 from rammer.transport.local import LOCAL
 from rammer.transport.mpi import MPI
 from rammer.transport.protocol import Site, Transport
+from rammer.transport.tcp import TCP
 
-BUILT_IN = (LOCAL, MPI)
+BUILT_IN = (LOCAL, MPI, TCP)
 
 
-def transports(registry: Registry) -> list[Transport]:
-    """All there are, the best first."""
-    return sorted((*BUILT_IN, *registry.transports()), key=lambda t: (-t.rank, t.name))
+def transports(registry: Registry, apart: bool = False) -> list[Transport]:
+    """All there are, the best first; the best between hosts where devices are ``apart``."""
+    return sorted((*BUILT_IN, *registry.transports()), key=lambda t: (-(t.far if apart else t.rank), t.name))
 
 
 def choose(registry: Registry, sites: Sequence[Site], name: str = "") -> Transport:
     """The best one, or that of this ``name``, that joins all ``sites`` and works here. DeviceUnavailable says what each lacks."""
     why = dict[str, str]()
-    known = transports(registry)
+    known = transports(registry, any(s.apart for s in sites))
     for transport in known:
         if name and transport.name != name:
             continue

@@ -26,6 +26,8 @@ from rammer.transport.watch import Watch
 
 #: Variables by which launchers tell a process how many there are: Open MPI, MPICH and Intel MPI, Slurm's PMIx.
 SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+#: How many of them are on this host.
+NEAR: Final = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 #: Polls before a waiting process offers its core to others, and before it sleeps between polls.
 EAGER, PATIENT = 300, 3000
 #: Seconds between polls of one that has waited for long.
@@ -38,6 +40,12 @@ def launched() -> int:
     """How many processes a launcher of MPI has started; 1 where none did."""
     said = [os.environ[name] for name in SIZES if name in os.environ]
     return max([1, *(int(s) for s in said if s.isdigit())])
+
+
+def apart() -> bool:
+    """Whether the launcher says that the processes are of several hosts."""
+    said = [os.environ[name] for name in NEAR if name in os.environ]
+    return any(int(s) < launched() for s in said if s.isdigit())
 
 
 def module() -> Any:

@@ -26,11 +26,13 @@ TIMEOUT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a device's memory is: the device's name, what its hardware is, and the process that drives it."""
+    """Where a device's memory is: the device's name, what its hardware is, the process that drives it, and whether the processes
+    are of several hosts."""
 
     device: str
     kind: str = "cpu"
     process: int = 0
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,8 @@ class Fabric(Protocol):
 @dataclass(frozen=True, slots=True)
 class Transport:
     """A manifest. ``probe`` raises MissingDependency where it cannot work here; ``connects`` says why two sites cannot reach each
-    other by it, and None where they can; of several that can, the one with the highest ``rank`` is taken."""
+    other by it, and None where they can; of several that can, the one with the highest ``rank`` is taken, and between hosts
+    the one with the highest ``far``."""
 
     name: str
     summary: str
@@ -115,6 +118,7 @@ class Transport:
     connects: Callable[[Site, Site], str | None]
     open: Callable[[Party], Fabric]
     rank: int = 0
+    far: int = 0
 
     def __post_init__(self) -> None:
         if not self.name.replace("-", "_").isidentifier():

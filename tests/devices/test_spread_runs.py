@@ -20,12 +20,15 @@ PROCESSES = ["mpi", "tcp"]
 
 
 def check_counters(found: dict[str, Any], wanted: Wanted) -> None:
-    """Of each tensor and run one payload and nothing else; one flag behind it, and one to give the slot back."""
-    for values in some(found["counters"]):
-        counters = Counters.of(values)
+    """Of each tensor and run one payload and nothing else; one flag behind it, and one to give the slot back. A program of a
+    device that computes in the host's memory finds its tensors where they arrive; a simulated chip has memory of its own."""
+    simulated = wanted.device == "ipu_sim"
+    for number, values in some(list(enumerate(found["counters"]))):
+        counters, steps = Counters.of(values), 1 if number else 2
         assert counters.payload_writes == wanted.runs and counters.flag_writes == 2 * wanted.runs
         assert counters.nbytes == wanted.runs * 4 * wanted.length
-        assert counters.allocations == counters.serialisations == counters.copies == counters.host_copies == counters.reads == 0
+        assert counters.allocations == counters.serialisations == counters.copies == counters.reads == 0
+        assert counters.host_copies == (2 * steps * wanted.runs if simulated else 0)
 
 
 @pytest.mark.sampled(1)

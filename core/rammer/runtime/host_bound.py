@@ -28,6 +28,8 @@ class HostBound:
     """
 
     stream = None
+    #: A program's run takes arrays and gives new ones, so all are copied.
+    copied: tuple[tuple[str, ...], tuple[str, ...]]
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class HostBound:
         if stream is not None:
             raise BadInput("runs of this device end before they return: there is no stream to queue them on")
         self.clock, self.notes = clock, tuple[str, ...]()
+        self.copied = tuple(self.inputs), tuple(self.outputs)
         self._run: Callable[[Mapping[str, Array]], RunResult] | None = run
 
     def run(self) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from rammer.device.arrays import Array
+from rammer.device.in_place import HostRoom, copied_by, room_of
 from rammer.device.manifest import Backend, Bound, Loaded
 from rammer.ir.spread import DeviceStep, Spread
 from rammer.transport.log import Log
 from rammer.transport.protocol import Endpoint
 
-#: Bytes; arrays of a part begin at multiples of it.
-ALIGNED = 256
+#: What arrays of a part have on any device.
+ROOM: Final = HostRoom(256, 256)
 #: What is asked of a run when its turn comes: the model's inputs by name, and who takes the outputs.
 Feed: TypeAlias = Callable[[int], Mapping[str, Array]]
 Deliver: TypeAlias = Callable[[int, dict[str, Array]], None]
@@ -34,12 +35,13 @@ class Runs:
 @dataclass(frozen=True)
 class BoundStep:
     """A step for one slot. ``fetched`` and ``sent`` are arrays of the host that the device, which has memory of its own, copies
-    from before a run and into after it."""
+    from before a run and into after it, ``copied`` how many others the program copies itself."""
 
     step: DeviceStep
     call: Bound
     fetched: Mapping[str, Array]
     sent: Mapping[str, Array]
+    copied: int
 
 
 class BoundPart:
@@ -51,7 +53,7 @@ class BoundPart:
 
     def __init__(self, spread: Spread, device: int, backend: Backend, endpoint: Endpoint, depth: int) -> None:
         self.spread, self.device, self.endpoint, self.depth = spread, device, endpoint, depth
-        self.results = spread.results(device)
+        self.results, self.room = spread.results(device), ROOM.with_that_of(room_of(backend))
         self.log: Log | None = None
         self.loaded: list[Loaded] = []
         self.slots: list[list[BoundStep]] = []
@@ -77,7 +79,7 @@ class BoundPart:
 
     def _arrived(self, slot: int) -> dict[str, Any]:
         """Tensors that are there before any step has run."""
-        arrays = {i.tensor: aligned(i.type.shape, i.type.dtype) for i in self.spread.inputs if self.device in i.devices}
+        arrays = {i.tensor: self.room.zeros(i.type.shape, i.type.dtype) for i in self.spread.inputs if self.device in i.devices}
         for transfer in self.spread.transfers:
             if transfer.target == self.device:
                 arrays[transfer.tensor] = self.endpoint.slot(transfer.name, slot)
@@ -86,13 +88,16 @@ class BoundPart:
     def _bound(self, step: DeviceStep, program: Loaded, arrays: dict[str, Any]) -> BoundStep:
         """Inputs are where others write them, outputs where they depart from; a device with memory of its own has its own."""
         for name, kind in step.outputs.items():
-            arrays[name] = aligned(kind.shape, kind.dtype)
+            arrays[name] = self.room.zeros(kind.shape, kind.dtype)
         given = {n: arrays[n] for n in step.inputs}
         outputs: dict[str, Any] = {n: arrays[n] for n in step.outputs}
         call = program.bind(given, outputs)
         fetched = {n: a for n, a in given.items() if not same(call.inputs[n], a)}
         sent = {n: a for n, a in outputs.items() if n in self._needed and not same(call.outputs[n], a)}
-        return BoundStep(step, call, fetched, sent)
+        taken, made = copied_by(call)
+        here = [n for n, a in given.items() if n in taken and a.size and same(call.inputs[n], a)]
+        here += [n for n, a in outputs.items() if n in made and a.size and same(call.outputs[n], a)]
+        return BoundStep(step, call, fetched, sent, len(here))
 
     def go(self, runs: Runs) -> None:
         """All ``runs``. Raises what a step or a transfer raises."""
@@ -154,6 +159,7 @@ class BoundPart:
         else:
             bound.call.run()
             bound.call.synchronize()
+        self.endpoint.counters.host_copies += bound.copied
         if bound.sent:
             for name, values in bound.call.to_host(*bound.sent).items():
                 np.copyto(bound.sent[name], values)
@@ -181,14 +187,6 @@ class BoundPart:
         for program in self.loaded:
             program.close()
         self.slots, self.loaded, self.arrays = [], [], []
-
-
-def aligned(shape: tuple[int, ...], dtype: str) -> Array:
-    """Zeros that begin at a multiple of ``ALIGNED`` bytes, with as many behind them that belong to nobody."""
-    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    whole = np.zeros(size + 2 * ALIGNED, np.uint8)
-    start = -whole.ctypes.data % ALIGNED
-    return whole[start : start + size].view(dtype).reshape(shape)
 
 
 def same(ours: Any, given: Array) -> bool:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 
 from rammer.device.arrays import Array
+from rammer.device.in_place import HostRoom, room_of
 from rammer.device.manifest import Backend
 from rammer.errors import DeviceFailure, RammerError
 from rammer.ir.spread import Spread
 from rammer.runtime.spread_part import BoundPart, Runs
 from rammer.transport.counters import Counters
 from rammer.transport.exposed import Exposed
-from rammer.transport.handshake import agree, collected, versions
+from rammer.transport.handshake import agree, collected, said_by_all, versions
 from rammer.transport.log import Log, Logs
 from rammer.transport.measure import in_parallel
 from rammer.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, RunsParts, Site, Transport
@@ -61,7 +62,9 @@ class SpreadRuns:
         names = tuple(site.device for site in joined.sites)
         with self.ending():
             agree(self.fabric, versions() | {"program": spread.digest}, names, joined.timeout + patience)
-            self.endpoints = self.fabric.expose(Exposed(names, spread.transfers, joined.depth))
+            asked = {d: astuple(room_of(backends[d])) for d in self.mine}
+            rooms = tuple(HostRoom(*said) for said in said_by_all(self.fabric, asked, joined.timeout + patience))
+            self.endpoints = self.fabric.expose(Exposed(names, spread.transfers, joined.depth, rooms))
             for device, endpoint in self.endpoints.items():
                 self.parts[device] = self._part(device, backends[device], endpoint)
             self.fabric.meet(dict.fromkeys(self.mine, "ready"), joined.timeout + patience)  # runs begin when all are loaded

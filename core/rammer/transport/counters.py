@@ -23,7 +23,9 @@ class Counters:
     allocations: int = 0  #: After the exchange of addresses.
     serialisations: int = 0
     copies: int = 0  #: Of a payload, besides the write that brings it.
-    host_copies: int = 0  #: Between a device's own memory and the host's.
+    #: Of a step's inputs and outputs, between the host's memory that they arrive in, depart from or are given in, and another
+    #: one that its program computes in: a device's own, or the program's part of the host's.
+    host_copies: int = 0
     waited: float = 0.0
 
     def minus(self, before: Counters) -> Counters:

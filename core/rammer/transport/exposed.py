@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+import numpy as np
+
+from rammer.device.in_place import ANY, HostRoom
 from rammer.ir.spread import Transfer
 
 __all__ = ["Exposed", "Slots"]
@@ -35,15 +38,20 @@ class Slots:
 @dataclass(frozen=True)
 class Exposed:
     """Everything that crosses between ``devices`` (their names), in ``depth`` slots each: so many runs may be in flight. All
-    devices derive the same one, so that only the addresses where their memory begins are exchanged."""
+    devices derive the same one, so that only the addresses where their memory begins are exchanged. ``rooms`` are what each
+    device asks of arrays that its programs read where they are, and slots have: they begin there, and behind the last one are
+    the bytes that may be read."""
 
     devices: tuple[str, ...]
     transfers: tuple[Transfer, ...]
     depth: int = 1
+    rooms: tuple[HostRoom, ...] = ()
 
     def __post_init__(self) -> None:
         if self.depth < 1:
             raise ValueError(f"{self.depth} slots")
+        if self.rooms and len(self.rooms) != len(self.devices):
+            raise ValueError(f"{len(self.rooms)} rooms for {len(self.devices)} devices")
 
     @cached_property
     def transfer(self) -> dict[str, Transfer]:
@@ -61,11 +69,17 @@ class Exposed:
             tops[t.target] += words
             tops[t.source] += words
         for t in self.transfers:
-            start = rounded(tops[t.target], ALIGNED)
-            stride = rounded(t.nbytes + SLACK, ALIGNED)
+            start = rounded(tops[t.target], self.aligned)
+            stride = rounded(t.nbytes + SLACK, self.aligned)
             places[t.name] = Slots(start, stride, flags[t.name], credits[t.name])
             tops[t.target] = start + stride * self.depth
-        return places, tuple(rounded(top, ALIGNED) for top in tops)
+        rooms = self.rooms or (ANY,) * len(self.devices)
+        return places, tuple(rounded(top + room.beyond, self.aligned) for top, room in zip(tops, rooms, strict=True))
+
+    @property
+    def aligned(self) -> int:
+        """What each device's memory, and slots in it, begin at a multiple of."""
+        return int(np.lcm.reduce([ALIGNED, *(room.aligned for room in self.rooms)]))
 
     @property
     def places(self) -> dict[str, Slots]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rammer.errors import DeviceFailure
 from rammer.transport.endpoint import Array, MemoryEndpoint
-from rammer.transport.exposed import ALIGNED, Exposed
+from rammer.transport.exposed import Exposed
 from rammer.transport.protocol import Endpoint, Fabric, Party, Site, Transport
 
 
@@ -26,7 +26,7 @@ class LocalFabric:
 
     def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
         """One allocation a device."""
-        memories = [zeros(n) for n in exposed.sizes]
+        memories = [zeros(n, exposed.aligned) for n in exposed.sizes]
         timeout = self.party.timeout
         return {d: MemoryEndpoint(d, exposed, LocalWriter(memories, d, self._changed), timeout) for d in self.mine}
 
@@ -55,10 +55,10 @@ class LocalWriter:
         """Threads of one process end with it."""
 
 
-def zeros(nbytes: int) -> Array:
-    """Bytes that begin at a multiple of ``ALIGNED``."""
-    whole = np.zeros(nbytes + ALIGNED, np.uint8)
-    start = -whole.ctypes.data % ALIGNED
+def zeros(nbytes: int, aligned: int) -> Array:
+    """Bytes that begin at a multiple of ``aligned``."""
+    whole = np.zeros(nbytes + aligned, np.uint8)
+    start = -whole.ctypes.data % aligned
     return whole[start : start + nbytes]
 
 

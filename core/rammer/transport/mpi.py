@@ -20,7 +20,7 @@ import numpy as np
 
 from rammer.errors import DeviceFailure, MissingDependency, of_system
 from rammer.transport.endpoint import Array, MemoryEndpoint
-from rammer.transport.exposed import ALIGNED, Exposed
+from rammer.transport.exposed import Exposed
 from rammer.transport.protocol import Endpoint, Fabric, Party, Site, Transport
 from rammer.transport.watch import Watch
 
@@ -116,12 +116,12 @@ class MpiFabric:
         info = mpi.Info.Create()
         info.Set("alloc_shared_noncontig", "true")
         self.watch.doing("allocating windows")
-        window = mpi.Win.Allocate(exposed.sizes[rank] + ALIGNED, 1, info, self.comm)
+        window = mpi.Win.Allocate(exposed.sizes[rank] + exposed.aligned, 1, info, self.comm)
         info.Free()
         self._windows.append(window)
         whole = np.frombuffer(window.tomemory(), np.uint8)
         whole[:] = 0
-        start = -whole.ctypes.data % ALIGNED
+        start = -whole.ctypes.data % exposed.aligned
         window.Lock_all()
         self.watch.doing("")
         starts = [int(s) for s in self.meet({rank: str(start)}, self.party.timeout)]

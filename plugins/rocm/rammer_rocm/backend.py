@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from rammer.codegen.generators import generator_hash
+from rammer.device.in_place import HostRoom
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.operator import Resources, ROperator
@@ -16,6 +17,7 @@ from rammer_rocm.build import Builder, standard, version
 from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.placement import ROOM
 from rammer_rocm.profiler import OpenClProfiler
 from rammer_rocm.resources import resources
 from rammer_rocm.trace import TracedProgram, trace
@@ -77,6 +79,11 @@ class OpenClBackend(OpenClKernels):
     def repeats(self) -> bool:
         """Turns are queued one behind the other."""
         return True
+
+    @property
+    def host_room(self) -> HostRoom:
+        """Of arrays that kernels use where they are, on a CPU."""
+        return ROOM
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """The program, compiled and resident."""

@@ -15,6 +15,7 @@ from rammer.ir.program import Port, RProgram
 from rammer.ir.standing import state_ports
 from rammer.runtime.host_bound import WHOLE, check_apart, check_values
 
+from rammer_rocm.placement import ROOM, Placement
 from rammer_rocm.units import opencl
 
 
@@ -43,7 +44,11 @@ class Queued(Protocol):
         """A tensor's elements in the device's memory, where the host sees it, between runs."""
         ...
 
-    def queue_run(self) -> None:
+    def placement(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Placement:
+        """Where buffers are for a call with these arrays, by port."""
+        ...
+
+    def queue_run(self, at: Placement | None = None) -> None:
         """Queue one run."""
         ...
 
@@ -56,8 +61,8 @@ class OpenClBound:
     """Fixed arrays of a program (``rammer.device.manifest.Bound``).
 
     A program's tensors are parts of one OpenCL buffer, so every run copies its inputs there and its outputs out of it,
-    in the device's memory. On a CPU that memory is the host's, and the arrays are NumPy's. On a GPU they are
-    ``pyopencl.array.Array``; a host array is copied to one when it is bound.
+    in the device's memory. On a CPU that memory is the host's, the arrays are NumPy's, and kernels use those that have
+    ``placement.ROOM`` where they are. On a GPU they are ``pyopencl.array.Array``; a host array is copied to one when it is bound.
     """
 
     def __init__(self, program: Queued, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> None:
@@ -78,10 +83,18 @@ class OpenClBound:
         self._states = {p.external: p.tensor for p in (*ports[0], *ports[1]) if p.external in {*kept, *kept.values()}}
         for name in kept.values():
             self._copy_in(self._states[name], self.inputs[name])
-        moved = sum(a.nbytes for a in (*copied.values(), *(a for n, a in self.outputs.items() if n not in kept)))
+        self._at = program.placement(self.inputs, self.outputs)
+        self._moved = [[p for p in some if p.external not in self._states and not self._placed(p)] for some in ports]
+        #: Inputs and outputs that are copied in every run.
+        self.copied = tuple(p.external for p in self._moved[0]), tuple(p.external for p in self._moved[1])
+        nbytes = sum(program.program.types[p.tensor].nbytes for some in self._moved for p in some)
         where = "in the host's memory, which is the device's" if self._on_cpu else "on the device"
-        self.notes: tuple[str, ...] = (f"{moved} bytes of inputs and outputs are copied {where} in every run",)
+        self.notes: tuple[str, ...] = (f"{nbytes} bytes of inputs and outputs are copied {where} in every run",) if nbytes else ()
         self.clock = WHOLE if self._on_cpu else "wall, copies on the device"
+
+    def _placed(self, port: Port) -> bool:
+        """Whether kernels use the port's array where it is."""
+        return self._program.program.storage[port.tensor].buffer in self._at.arrays
 
     def _input(self, port: Port, given: Any) -> Any:
         what = f"input {port.external!r}"
@@ -93,7 +106,7 @@ class OpenClBound:
     def _output(self, port: Port, given: Any) -> Any:
         what, kind = f"output {port.external!r}", self._program.program.types[port.tensor]
         if given is None:
-            made: Any = np.zeros(kind.shape, kind.dtype)
+            made: Any = ROOM.zeros(kind.shape, kind.dtype)
             return made if self._on_cpu else _arrays().to_device(self.stream, made)
         if not on_host(given):
             return self._device_array(what, given)
@@ -118,13 +131,11 @@ class OpenClBound:
         self._open()
         program = self._program
         with program.failures():
-            for port in program.program.inputs:
-                if port.external not in self._states:
-                    self._copy_in(port.tensor, self.inputs[port.external])
-            program.queue_run()
-            for port in program.program.outputs:
-                if port.external not in self._states:
-                    self._copy_out(port.tensor, self.outputs[port.external])
+            for port in self._moved[0]:
+                self._copy_in(port.tensor, self.inputs[port.external])
+            program.queue_run(self._at)
+            for port in self._moved[1]:
+                self._copy_out(port.tensor, self.outputs[port.external])
 
     def _copy_in(self, tensor: str, array: Any) -> None:
         if isinstance(array, np.ndarray):
@@ -211,7 +222,7 @@ class OpenClBound:
         if not self._closed and not self._program.closed:
             self.synchronize()
         self._closed = True
-        self.inputs, self.outputs = {}, {}
+        self.inputs, self.outputs, self._at = {}, {}, Placement({}, None)
 
 
 def _arrays() -> Any:

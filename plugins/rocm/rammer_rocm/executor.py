@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import groupby
+from ctypes import memmove
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from rammer.codegen.task import Argument
 from rammer.device.manifest import Array, Binding, Bound, RunResult
 from rammer.device.shared import WantedForm
 from rammer.errors import DeviceFailure
-from rammer.ir.program import RProgram, Task, waves
+from rammer.ir.program import RProgram
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import fills, view
 
@@ -27,56 +26,14 @@ from rammer_rocm.kernels.ended import ended
 from rammer_rocm.kernels.generic import dialect_of
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.memory import lay_out, shared_memory
+from rammer_rocm.placement import Placement, distance, system_wide, table, usable
 from rammer_rocm.repeat import turns
-from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
+from rammer_rocm.source import LINE_WORDS, WalkShape, program_text
+from rammer_rocm.table import make_table
 from rammer_rocm.units import opencl
 
 #: What the printed rows do not promise.
 PLACEMENT = "the OpenCL runtime places rows on compute units"
-
-
-@dataclass(frozen=True)
-class WaveTable:
-    """The rows as data: ``starts[wave * veus + veu]`` indexes ``runs``, ``filled`` counts a wave's busy rows."""
-
-    starts: Array
-    runs: Array
-    filled: Array
-    sets: tuple[tuple[int, ...], ...]
-    kernel_of_wave: tuple[int, ...]
-
-
-def make_table(program: RProgram, function_of: Mapping[str, int], row_of: Mapping[str, int]) -> WaveTable:
-    """Fold every wave's rows into runs of equally spaced tasks of one operator."""
-    starts, runs, filled = [0], list[tuple[int, ...]](), list[int]()
-    members: dict[tuple[int, ...], int] = {}
-    kernel_of_wave = []
-    for wave in waves(program):
-        rows: list[list[Task]] = [[] for _ in range(program.veus)]
-        for placed in wave:
-            rows[placed.veu].append(placed.task)
-        for row in rows:
-            runs += _runs(row, function_of, row_of)
-            starts.append(len(runs))
-        filled.append(sum(1 for row in rows if row))
-        used = tuple(sorted({function_of[t.task.operator] for t in wave}))
-        kernel_of_wave.append(members.setdefault(used, len(members)))
-    flat = np.array(runs or [(0,) * RUN_WORDS], dtype=np.int32)
-    return WaveTable(np.array(starts, np.int32), flat, np.array(filled or [0], np.int32), tuple(members), tuple(kernel_of_wave))
-
-
-def _runs(row: Sequence[Task], function_of: Mapping[str, int], row_of: Mapping[str, int]) -> list[tuple[int, ...]]:
-    result = list[tuple[int, ...]]()
-    for operator, group in groupby(row, key=lambda t: t.operator):
-        indices = [t.index for t in group]
-        while indices:
-            step = indices[1] - indices[0] if len(indices) > 1 else 1
-            count = 1
-            while count < len(indices) and indices[count] == indices[0] + count * step:
-                count += 1
-            result.append((function_of[operator], row_of[operator], indices[0], count, step))
-            del indices[:count]
-    return result
 
 
 class OpenClProgram:
@@ -111,6 +68,7 @@ class OpenClProgram:
         self.groups = min(program.veus, device.veus) if single else program.veus
         self._check_memory(context.devices[0], self.groups * scratch if device.threads == 1 else 0)
         self.constants = self.placed(functions, constants, shared)
+        self.pointers = [a for f in functions.values() for a in f.arguments]
         arguments, row_of = self._arguments(functions)
         self.table = make_table(program, {o: numbers[f.entry] for o, f in functions.items()}, row_of)
         shape = WalkShape(program.veus, device.threads, scratch, len(self.constants.buffers), self.traced)
@@ -146,16 +104,16 @@ class OpenClProgram:
         addresses, row_of = list[tuple[int, int]](), dict[str, int]()
         for name, function in functions.items():
             row_of[name] = 2 * len(addresses)
-            addresses += [self._address(a) for a in function.arguments]
+            addresses += [self._address(a, self.memory.buffers) for a in function.arguments]
         return np.array(addresses or [(0, 0)], np.int64), row_of
 
-    def _address(self, argument: Argument) -> tuple[int, int]:
+    def _address(self, argument: Argument, buffers: Mapping[str, int]) -> tuple[int, int]:
         if argument.packing is not None:
             return self.constants.places[argument.tensor, argument.packing.key]
         storage = self.program.storage[argument.tensor]
         inside = storage.offset * itemsize(self.program.buffer[storage.buffer].dtype)
-        if storage.buffer in self.memory.buffers:
-            return 0, self.memory.buffers[storage.buffer] + inside
+        if storage.buffer in buffers:
+            return 0, buffers[storage.buffer] + inside
         number, start = self.constants.places[storage.buffer, ""]
         return number, start + inside
 
@@ -211,7 +169,7 @@ class OpenClProgram:
             kernel = cl.Kernel(self.binary, "program")
             # Declared types make setting all ten arguments ten times faster than setting one without.
             kernel.set_arg_types([None] * (len(common) + 2) + [np.int32] * 3)
-            self.fixed: tuple[Any, ...] = (*common, filled, self.sync)
+            self.fixed: tuple[Any, ...] = (*common[2:], filled, self.sync)  # the table is the call's
             self.launches.append(kernel)
             return
         for wave, number in enumerate(self.table.kernel_of_wave):
@@ -233,6 +191,15 @@ class OpenClProgram:
         seconds = self.execute()
         return RunResult({p.external: self.read(p.tensor) for p in self.program.outputs}, seconds, (PLACEMENT,))
 
+    def placement(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Placement:
+        """For a call with these arrays by port: those of the host's that its kernels can use are, where the host sees the
+        program's memory."""
+        found = usable(self.program, inputs, outputs) if self.host is not None and system_wide(self.queue.device) else {}
+        if self.host is None or not found:
+            return Placement(self.memory.buffers, self.tables[0])
+        buffers = {**self.memory.buffers, **{name: distance(array, self.host) for name, array in found.items()}}
+        return Placement(buffers, table(self.queue.context, [self._address(a, buffers) for a in self.pointers]), found)
+
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """Fixed arrays: the host's on a CPU, ``pyopencl.array.Array`` on a GPU."""
         return OpenClBound(self, inputs, outputs, stream)
@@ -245,28 +212,35 @@ class OpenClProgram:
             self.queue.finish()
         return time.perf_counter() - start
 
-    def queue_run(self) -> None:
+    def queue_run(self, at: Placement | None = None) -> None:
         """Queue one run on the inputs already there; with ``single`` its last turn has finished when this returns."""
+        at = at or Placement(self.memory.buffers, self.tables[0])
         if self.program.repeat is None:
-            self._queue_turn()
+            self._queue_turn(at)
         else:
-            turns(self.program, self.memory.buffers, self._queue_turn, self._copy, lambda name: int(self.read(name).item()))
+            turns(self.program, at.buffers, lambda: self._queue_turn(at), self._copy, lambda name: self._length(name, at))
+
+    def _length(self, tensor: str, at: Placement) -> int:
+        given = at.arrays.get(self.program.storage[tensor].buffer)
+        return int((self.read(tensor) if given is None else given).item())
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
-        """Queue a copy in the program's memory, between addresses in it; where the host sees that, nothing is queued now."""
+        """Queue a copy between addresses, as distances from the program's memory; where the host sees that, nothing is queued
+        now."""
         if self.host is not None:
-            self.host[target : target + nbytes] = self.host[source : source + nbytes]
+            start = self.host.ctypes.data
+            memmove(start + target, start + source, nbytes)
         else:
             queue, buffer = self.queue, self.buffer
             opencl().enqueue_copy(queue, buffer, buffer, src_offset=source, dst_offset=target, byte_count=nbytes)
 
-    def _queue_turn(self) -> None:
+    def _queue_turn(self, at: Placement) -> None:
         """Queue one turn of the table."""
         if not self.single:
             for kernel in self.launches:
                 self._enqueue(kernel)
             return
-        self._run_single()
+        self._run_single(at.arguments)
         if max(self.epoch * self.program.veus, self.launch) > 2**30:
             self._reset()
 
@@ -283,7 +257,7 @@ class OpenClProgram:
     def _enqueue(self, kernel: Any) -> None:
         opencl().enqueue_nd_range_kernel(self.queue, kernel, (self.groups * self.threads,), (self.threads,))
 
-    def _run_single(self) -> None:
+    def _run_single(self, arguments: Any) -> None:
         """Launch until the last wave is done: once, or again after each early end. Every launch finishes a row."""
         count = len(self.table.kernel_of_wave)
         if not count:
@@ -292,7 +266,7 @@ class OpenClProgram:
         kernel, target = self.launches[0], int(self.table.filled[-1]) * self.epoch
         for _ in range(self.most_launches):
             self.launch += 1
-            kernel.set_args(*self.fixed, self.epoch, self.launch, count)
+            kernel.set_args(self.buffer, arguments, *self.fixed, self.epoch, self.launch, count)
             self._enqueue(kernel)
             if self._finished_rows(count - 1) == target:
                 return

@@ -125,9 +125,9 @@ def _tiled(form: PanelForm, device: VDevice, smallest: int) -> Iterator[PanelFor
     for tile in sorted(plain | set(_short(form, plain, smallest))):
         try:
             product = form.product_of(replace(form.operator, tile=tile), form.binding)
-        except Unsuited:
+            best = _best_register_tile(product, form.binding, device)
+        except Unsuited:  # not a product, or one whose columns have no address
             continue
-        best = _best_register_tile(product, form.binding, device)
         yield replace(form, operator=best, product=replace(product, operator=best))
 
 

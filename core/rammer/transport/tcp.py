@@ -39,7 +39,7 @@ class TcpFabric:
     def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
         """An allocation; all say that theirs is there, so the first write finds one."""
         rank, seconds = self.mine[0], self.party.timeout
-        memory = zeros(exposed.sizes[rank])
+        memory = zeros(exposed.sizes[rank], exposed.aligned)
         number = self._inbox.add(memory, exposed)
         if self._wires is None:
             try:

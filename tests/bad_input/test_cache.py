@@ -8,7 +8,6 @@ import re
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -246,7 +245,7 @@ def slow(self, kernel, binding):
     seen.append(kernel.operator.name)
     if len(set(seen)) == 3:  # two operators are in the store by now
         print("tuning", flush=True)
-        time.sleep(60)
+        time.sleep(1000)
     return real(self, kernel, binding)
 
 rammer_toy.ToyProfiler.task_time = slow
@@ -270,12 +269,10 @@ def test_interrupted_tuning_leaves_the_store_whole(tmp_path: Path, own_cache: Pa
     process = subprocess.Popen([sys.executable, "-c", WAITS, path], stdout=pipe, stderr=pipe, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "tuning\n"
-    begin = time.monotonic()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)  # far less than it sleeps
     assert (process.returncode, out) == (130, "")
     assert err == "\nrammer: interrupted; nothing was written by halves\n"
-    assert time.monotonic() - begin < 10
     left = sorted(p.relative_to(own_cache).as_posix() for p in own_cache.rglob("*") if p.is_file())
     assert [name for name in left if not name.startswith("heads/")] == ["kernels.sqlite"]
     with sqlite3.connect(own_cache / "kernels.sqlite") as db:

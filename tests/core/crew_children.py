@@ -27,7 +27,7 @@ def begin(then: Then, member: Member) -> Work:
 
 
 def sleeps(line: Line) -> None:
-    time.sleep(100)
+    time.sleep(1000)
 
 
 def leaves(line: Line) -> None:
@@ -56,7 +56,7 @@ def hears(line: Line) -> None:
 
 def finds(line: Line) -> None:
     line.tell({"kind": "a float32 x", "failure": "case"})
-    time.sleep(100)
+    time.sleep(1000)
 
 
 def working(member: Member) -> Work:

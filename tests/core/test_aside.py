@@ -86,12 +86,18 @@ def measured(backend: Backend, seconds: float, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("deed", "said"), [("hangs", "not measured within 2 s"), ("dies", "died of signal 11"), ("raises", "an illegal address")]
+    ("deed", "seconds", "said"),
+    [("hangs", 2.0, "not measured within 2 s"), ("dies", 60.0, "died of signal 11"), ("raises", 60.0, "an illegal address")],
 )
 def test_a_candidate_that_breaks_the_device_costs_itself(
-    deed: str, said: str, open_hazard: object, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    deed: str,
+    seconds: float,
+    said: str,
+    open_hazard: object,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    kept, measurer = measured(open_hazard(_1=deed), 2.0, monkeypatch)  # type: ignore[operator]
+    kept, measurer = measured(open_hazard(_1=deed), seconds, monkeypatch)  # type: ignore[operator]
     assert kept and all(k.operator.task_count % 3 != 1 and k.alone != os.getpid() for k in kept)
     told = capfd.readouterr().err
     assert said in told and "candidate left out: operator " in told

@@ -17,8 +17,8 @@ from rammer.testing import crew, workers
 from rammer.testing.families import finish, main
 from rammer.testing.workers import HuntOutcome, failed, hunt
 
-#: Most seconds that a search of these may take; each ends when it has heard what it is for.
-LONG = 60.0
+#: Most seconds that a search of these may take; each ends when it has heard what it is for, long before its children do.
+LONG = 300.0
 
 
 def searched(then: Then, enough: Callable[[HuntOutcome], bool], size: int = 1) -> HuntOutcome:

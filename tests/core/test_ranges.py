@@ -9,65 +9,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ranged_models import RANGED, UNRANGED, RangedModel
+from ranged_programs import program_of, same_at
 
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind_until
-from rammer.frontend.generalise import Generalised, NoRange, generalised
-from rammer.frontend.lower import lower
+from rammer.frontend.generalise import NoRange
 from rammer.frontend.ranges import probes
-from rammer.frontend.reader import read_model
-from rammer.ir.compute import ComputeGraph
-from rammer.ir.evaluate import run_graph
 from rammer.ir.extent import LEAST, AffineExtent
 from rammer.ir.port import InputPort
-from rammer.passes.pipeline import OF_EXTENTS, Pipeline, default_passes
 from rammer.runtime.lengths import BUCKETS, FIXED_LEAST, FIXED_PART, WASTE, Lengths, Span, bounds, bucket
 from rammer.testing.some import some
-
-
-def _lowered(found: RangedModel, point: dict[str, int]) -> ComputeGraph:
-    read = read_model(found.proto)
-    shapes = {p.name: tuple(point[d] if isinstance(d, str) else int(d or 0) for d in p.shape) for p in read.inputs}
-    graph, rest = bind_until(read, shapes, ranged=True)
-    if rest is not None:
-        raise rest.why
-    return lower(Pipeline(tuple(p for p in default_passes() if p.name not in OF_EXTENTS)).run(graph)[0])
-
-
-def _program(found: RangedModel) -> Generalised:
-    points = probes(found.spans)
-    return generalised(points, [_lowered(found, dict(p)) for p in points])
 
 
 @pytest.mark.parametrize("name", RANGED)
 def test_results_do_not_depend_on_what_lies_beyond_the_length(name: str, rng: np.random.Generator) -> None:
     """Inputs hold no numbers there, but for those that zeros are promised of; every length of the range is tried."""
     model = RANGED[name](rng)
-    graph, ranged, _ = _program(model)
-    tried = 0
+    found, tried = program_of(model), 0
     for symbol, (low, high) in some(model.spans.items()):
         for length in range(low, high + 1):
             point = {s: int(rng.integers(least, most + 1)) for s, (least, most) in model.spans.items()} | {symbol: length}
-            inputs = model.inputs(point, rng)
-            alone, wide = _lowered(model, point), dict[str, np.ndarray]()
-            for tensor, array in inputs.items():
-                wide[tensor] = np.zeros(graph.types[tensor].shape, array.dtype)
-                wide[tensor][tuple(map(slice, array.shape))] = array
-            wide |= {tensor: np.array(point[s]) for s, tensor in ranged.lengths.items()}
-            expected, got = run_graph(alone, inputs), run_graph(graph, wide)
-            for output in alone.outputs:
-                shape = ranged.shape(output, point)
-                assert shape == alone.types[output].shape
-                np.testing.assert_allclose(
-                    got[output][tuple(map(slice, shape))], expected[output], 1e-12, 1e-12, err_msg=str(point)
-                )
+            same_at(model, found, point, rng)
             tried += 1
     assert tried > 8
 
 
 def test_attention_reads_zeros_beyond_the_length_and_asks_nowhere_else(rng: np.random.Generator) -> None:
     """The products stay those that kernel families know: lengths stand in the epilogues before them."""
-    graph, ranged, _ = _program(RANGED["attention"](rng))
+    graph, ranged, _ = program_of(RANGED["attention"](rng))
     length = ranged.lengths["seq"]
     asking = {c.name: c.kind for c in graph.computes if length in c.reads}
     # Siblings of the values end as they do, so that the three may still be one product.
@@ -81,7 +49,7 @@ def test_what_is_no_one_program_says_why(name: str) -> None:
     proto = made()
     symbols = {d.dim_param for i in proto.graph.input for d in i.type.tensor_type.shape.dim if d.dim_param}
     with pytest.raises(BadInput, match=why) as raised:
-        _program(RangedModel(proto, dict.fromkeys(sorted(symbols), (1, 9))))
+        program_of(RangedModel(proto, dict.fromkeys(sorted(symbols), (1, 9))))
     assert name == "found" or isinstance(raised.value, NoRange)
 
 

@@ -87,6 +87,7 @@ class _Generalisation:
     promised: Collection[str]
     deep: dict[str, dict[str, Dim]] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)  #: Constants that are computed now, and what holds those of the longest.
+    extents: dict[str, Dim] = field(default_factory=dict)  #: Of the axes of the Compute at hand.
 
     def result(self) -> Generalised:
         """The program."""
@@ -180,9 +181,9 @@ class _Generalisation:
             f"axes of {where}",
             [(c.dtype, c.combiner, tuple(a.name for a in c.axes), tuple(a.name for a in c.reduce)) for c in same],
         )
-        body = self._expr([c.body for c in same], where)
         self.deep[name] = {r.name: self.dim([c.reduce[i].extent for c in same], where) for i, r in enumerate(first.reduce)}
-        return replace(first, body=body)
+        self.extents = {**dict(zip((a.name for a in first.axes), self.shapes[name], strict=True)), **self.deep[name]}
+        return replace(first, body=self._expr([c.body for c in same], where))
 
     @property
     def _dtypes(self) -> dict[str, str]:
@@ -214,9 +215,11 @@ class _Generalisation:
         return Op("div", (Const(1.0, dtype), _cast(dtype, self.value(self.dim(counts, where)))))
 
     def _padded(self, load: Load, where: str) -> Expr:
-        """Padding begins where the tensor ends, which is within its memory."""
-        ends = self.shapes.get(load.tensor, ())
-        tests = [Op("lt", (i, self.value(d))) for i, d in zip(load.indices, ends, strict=False) if isinstance(d, AffineExtent)]
+        """Padding begins where the tensor ends, which is within its memory. Along a batch, say, nothing is padded: no test."""
+        ends = [
+            (i, d) for i, d in zip(load.indices, self.shapes.get(load.tensor, ()), strict=False) if isinstance(d, AffineExtent)
+        ]
+        tests = [Op("lt", (i, self.value(d))) for i, d in ends if not _within(i, self.extents, d)]
         if not tests:
             return load
         inside: Expr = tests[0]
@@ -224,6 +227,23 @@ class _Generalisation:
             inside = Op("and_", (inside, test))
         fill: Number = load.fill if load.fill is not None else 0
         return Op("where", (inside, load, Const(fill, self._dtypes[load.tensor])))
+
+
+def _within(index: Expr, extents: Mapping[str, Dim], end: AffineExtent) -> bool:
+    """Whether ``index`` is below ``end`` at every length while the axes are below their ``extents``; False where that does not
+    follow from one sum of axes."""
+    known = ex.affine(index)
+    if known is None or not known[0].keys() <= extents.keys():
+        return False
+    left, room = dict(end.terms), end.offset - known[1] - 1  # end - 1 less the greatest index
+    for axis, factor in known[0].items():
+        extent = extents[axis]
+        terms, offset = (extent.terms, extent.offset) if isinstance(extent, AffineExtent) else ((), extent)
+        if factor > 0:
+            room -= factor * (offset - 1)
+            for name, times in terms:
+                left[name] = left.get(name, 0) - factor * times
+    return room >= 0 and all(times >= 0 for times in left.values())
 
 
 def _cast(dtype: str, value: Expr) -> Expr:

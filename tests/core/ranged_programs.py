@@ -1,0 +1,50 @@
+"""The program of a model for a range of lengths, and what it gives at one of them against the program of that length alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from ranged_models import RangedModel
+
+from rammer.frontend.bind import bind_until
+from rammer.frontend.generalise import Generalised, generalised
+from rammer.frontend.lower import lower
+from rammer.frontend.ranges import probes
+from rammer.frontend.reader import read_model
+from rammer.ir.compute import ComputeGraph
+from rammer.ir.evaluate import run_graph
+from rammer.passes.pipeline import OF_EXTENTS, Pipeline, default_passes
+from rammer.testing.some import some
+
+
+def lowered(found: RangedModel, point: Mapping[str, int]) -> ComputeGraph:
+    """The model's tensor program at these lengths alone."""
+    read = read_model(found.proto)
+    shapes = {p.name: tuple(point[d] if isinstance(d, str) else int(d or 0) for d in p.shape) for p in read.inputs}
+    graph, rest = bind_until(read, shapes, ranged=True)
+    if rest is not None:
+        raise rest.why
+    return lower(Pipeline(tuple(p for p in default_passes() if p.name not in OF_EXTENTS)).run(graph)[0])
+
+
+def program_of(found: RangedModel) -> Generalised:
+    """That of its ranges. NoRange where there is none."""
+    points = probes(found.spans)
+    return generalised(points, [lowered(found, p) for p in points])
+
+
+def same_at(model: RangedModel, found: Generalised, point: Mapping[str, int], rng: np.random.Generator) -> None:
+    """AssertionError unless ``found`` gives at ``point`` what a program of these lengths gives."""
+    graph, ranged, _ = found
+    inputs = model.inputs(point, rng)
+    alone, wide = lowered(model, point), dict[str, np.ndarray]()
+    for tensor, array in inputs.items():
+        wide[tensor] = np.zeros(graph.types[tensor].shape, array.dtype)
+        wide[tensor][tuple(map(slice, array.shape))] = array
+    wide |= {tensor: np.array(point[s]) for s, tensor in ranged.lengths.items()}
+    expected, got = run_graph(alone, inputs), run_graph(graph, wide)
+    for output in some(alone.outputs):
+        shape = ranged.shape(output, point)
+        assert shape == alone.types[output].shape
+        np.testing.assert_allclose(got[output][tuple(map(slice, shape))], expected[output], 1e-12, 1e-12, err_msg=str(point))

@@ -34,7 +34,7 @@ from rammer.frontend.sections import split_segments as split_segments  # where p
 from rammer.ir.collector import collector_paused
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.extent import NONE, AffineExtent, NoRange, Point
-from rammer.ir.graph import Graph, Value
+from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, RProgram, Storage
 from rammer.ir.verify import verify
@@ -192,11 +192,11 @@ class Compiler:
         debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         segments: list[Segment] = []
         uses = Uses(graph)
-        found, steps = split_segments(graph, self.lowerings), self._turn_steps() if repeats(self.backend) else None
+        found = split_segments(graph, self.lowerings)
         kept = _tensors(graph, kept) if len(found) == 1 else NOTHING
         for number, (nodes, why) in enumerate(found):
             if why:
-                segments.append(hosted(graph, nodes[0], why, steps, self.custom))
+                segments.append(self.apart(graph, nodes[0], why))
             else:
                 segments.append(self._segment(uses.subgraph(nodes, number), kept))
         return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
@@ -209,8 +209,10 @@ class Compiler:
             reports += more
         return graph, reports
 
-    def _turn_steps(self) -> TurnSteps:
-        return TurnSteps(self.lowerings, lambda g: self.rewritten(g, self.passes)[0], lambda g: self._segment(g, NOTHING))
+    def apart(self, graph: Graph, node: Node, why: str) -> Segment:
+        """What has no tensor expression, as ``why`` tells."""
+        steps = TurnSteps(self.lowerings, lambda g: self.rewritten(g, self.passes)[0], lambda g: self._segment(g, NOTHING))
+        return hosted(graph, node, why, steps if repeats(self.backend) else None, self.custom)
 
     def _segment(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
         with self.step("lower"):

@@ -16,14 +16,16 @@ from rammer.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.errors import RammerError
 from rammer.frontend.bind import bind_until
-from rammer.frontend.lower import lower
 from rammer.frontend.lowering import CannotLower
 from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
+from rammer.ir.graph import Graph
 from rammer.ir.program import RProgram
 from rammer.ir.spread import Spread
+from rammer.place.apart import lowered
 from rammer.place.by_hand import staged
 from rammer.place.cost import costs_of, on_its_own
+from rammer.place.hosting import Hosting
 from rammer.place.shares import shared_out
 from rammer.place.spreading import Spreading
 from rammer.profile.store import KernelStore
@@ -38,8 +40,8 @@ def compiler() -> Compiler:
     return Compiler(registry.open("ipu_sim", options={"tiles": "4"}), CompileOptions(), KernelStore(None), registry)
 
 
-def drawn(seed: int, made: Compiler) -> Iterator[tuple[ComputeGraph, dict[str, np.ndarray]]]:
-    """Tensor expressions of random models of one program, and inputs by the models' names."""
+def drawn(seed: int, made: Compiler) -> Iterator[tuple[ComputeGraph, dict[str, np.ndarray], Graph]]:
+    """Tensor expressions of random models of one program, inputs by the models' names, and graphs."""
     for index in range(10**6):
         case = graph(seed, index, longest=12)
         if case is None or not all(isinstance(v, np.ndarray) for v in case.inputs.values()):
@@ -47,10 +49,11 @@ def drawn(seed: int, made: Compiler) -> Iterator[tuple[ComputeGraph, dict[str, n
         try:
             bound, rest = bind_until(read_model(case.model()), {n: v.shape for n, v in case.inputs.items()}, made.lowerings)
             if rest is None:
-                found = lower(made.rewritten(bound, made.passes)[0], made.lowerings)
-                if len(found.computes) > 1 and {c.name for c in found.computes}.issuperset(found.outputs):
+                bound, _ = made.rewritten(bound, made.passes)
+                found, _ = lowered(bound, made.lowerings)
+                if len(found.computes) > 1:
                     on_its_own(made, found)
-                    yield found, {**case.inputs}
+                    yield found, {**case.inputs}, bound
         except (RammerError, CannotLower):
             continue  # not on this device, or not all of it
 
@@ -65,13 +68,16 @@ def spots(found: ComputeGraph, random: Random, devices: int) -> dict[str, int]:
 
 
 def check(spread: Spread, found: ComputeGraph, inputs: Arrays, made: Compiler) -> None:
+    """``found`` is all that the model is, as one device computes it."""
     assert RProgram.parse(str(spread.whole)) == spread.whole
     one = on_its_own(made, found)
     loaded = made.backend.load(one.program, one.constants)
     want = loaded.run({n: inputs[found.aliases.get(n, n)] for n in found.inputs}).outputs
     loaded.close()
     large = Registry().open("ipu_sim", options={"tiles": str(max(8, spread.whole.veus))})
-    results = [run_steps(spread, inputs, [made.backend] * len(spread.parts)), run_whole(spread, inputs, large)]
+    results = [run_steps(spread, inputs, [made.backend] * len(spread.parts))]
+    if all(s.outline is None for p in spread.parts for s in p.steps):
+        results.append(run_whole(spread, inputs, large))
     assert found.outputs
     for name in found.outputs:
         for got in results:
@@ -81,7 +87,7 @@ def check(spread: Spread, found: ComputeGraph, inputs: Arrays, made: Compiler) -
 def search(seed: int, count: int) -> tuple[int, int, int]:
     """Cuts, of them in shares, and transfers."""
     made, cuts, shares, moves = compiler(), 0, 0, 0
-    for number, (found, inputs) in zip(range(count), drawn(seed, made), strict=False):
+    for number, (found, inputs, _) in zip(range(count), drawn(seed, made), strict=False):
         random = Random(seed + number)
         devices = random.randint(2, 4)
         spreading = Spreading(found, [made] * devices, ("ipu_sim",) * devices, {})
@@ -105,6 +111,34 @@ def test_random_models_cut_at_random(seed: int) -> None:
 def test_many_random_models_cut_at_random(seed: int) -> None:
     cuts, shares, moves = search(seed, 150)
     assert cuts >= 150 and shares and moves >= 300
+
+
+def apart(seed: int, count: int) -> int:
+    """Cuts of models of which an operator or two have no lowering, so that the host computes them; how many of these."""
+    made, hosted = compiler(), 0
+    for number, (found, inputs, bound) in zip(range(count), drawn(seed, made), strict=False):
+        random = Random(seed + number)
+        kinds = sorted({(n.domain, n.bare) for n in bound.nodes})
+        missing = set(random.sample(kinds, min(len(kinds), random.randint(1, 2))))
+        part, nodes = lowered(bound, {k: f for k, f in made.lowerings.items() if k not in missing})
+        devices = random.randint(2, 3)
+        spreading = Spreading(part, [made] * devices, ("ipu_sim",) * devices, {}, Hosting(bound, nodes))
+        spread = spreading.spread(part, staged(part, spots(part, random, devices)), "at random")
+        assert spread is not None
+        check(spread, found, inputs, made)
+        steps = [s for p in spread.parts for s in p.steps if s.host is not None]
+        assert len(steps) == len({id(n) for n in nodes.values()})
+        hosted += len(steps)
+    return hosted
+
+
+def test_random_models_with_operators_on_the_host(seed: int) -> None:
+    assert apart(seed, 5)
+
+
+@pytest.mark.large
+def test_many_random_models_with_operators_on_the_host(seed: int) -> None:
+    assert apart(seed, 150) >= 100
 
 
 PROGRAM = """

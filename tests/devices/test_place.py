@@ -110,11 +110,8 @@ def test_what_cannot_be_spread_is_refused() -> None:
     text = '<ir_version: 8, opset_import: ["" : 17]>\ng (float[2] x) => (float[2] y) { y = Tanh(x) }'
     with pytest.raises(BadInput, match="cannot be cut for 3 devices"):
         spread_of(onnx.parser.parse_model(text), 3)
-    hosted = '<ir_version: 8, opset_import: ["" : 17]>\ng (float[65,65] x) => (float y) { a = Tanh(x) y = Det(a) }'
-    with pytest.raises(BadInput, match="no operators on the host: Det"):
-        spread_of(onnx.parser.parse_model(hosted), 2)
     late = '<ir_version: 8, opset_import: ["" : 17]>\ng (float[4] x) => (int64[1,n] y) { a = Tanh(x) y = NonZero(a) }'
-    with pytest.raises(BadInput, match=r"operators on the host|known before it runs"):
+    with pytest.raises(BadInput, match="known before it runs"):
         spread_of(onnx.parser.parse_model(late), 2)
     with pytest.raises(BadInput, match="unknown goal"):
         spread_of(layers(4), 2, goal="speed")

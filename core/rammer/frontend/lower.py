@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -57,13 +57,20 @@ def can_lower(graph: Graph, node: Node, lowerings: Lowerings = REGISTRY) -> str 
     return None
 
 
-def lower(graph: Graph, lowerings: Lowerings = REGISTRY) -> ComputeGraph:
-    """Lower every node of ``graph``, in order, and verify the result. Raises CannotLower, ValueError."""
+def lower(
+    graph: Graph, lowerings: Lowerings = REGISTRY, otherwise: Callable[[Node], Sequence[Compute]] | None = None
+) -> ComputeGraph:
+    """Lower every node of ``graph``, in order, and verify the result; those of which ``otherwise`` says what they compute are not
+    lowered. Raises CannotLower, ValueError."""
     taken = Names(graph.types)
     computes: list[Compute] = []
     types: dict[str, TensorType] = {v.name: v.type for v in graph.inputs}
     constants: dict[str, np.ndarray] = dict(graph.constants)
     for node in graph.nodes:
+        if otherwise is not None and (others := otherwise(node)):
+            computes += others
+            types |= {c.name: c.type for c in others}
+            continue
         context = lower_node(graph, node, taken, lowerings)
         computes += context.computes
         constants |= context.constants

@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from rammer.ir.content import digest
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
 
-__all__ = ["DevicePart", "DeviceStep", "Link", "Prediction", "Spread", "SpreadInput", "SpreadOutput", "Transfer"]
+__all__ = ["DevicePart", "DeviceStep", "Link", "OnHost", "Prediction", "Spread", "SpreadInput", "SpreadOutput", "Transfer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +69,42 @@ class Link:
         return self.latency + nbytes / self.bandwidth
 
 
+class OnHost(Protocol):
+    """An operator that the host computes (``rammer.compiled.segments.HostOperator``)."""
+
+    @property
+    def title(self) -> str:
+        """How messages name it."""
+        ...
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Outputs by tensor."""
+        ...
+
+    def to_bytes(self) -> bytes:
+        """All that it is."""
+        ...
+
+
 @dataclass(frozen=True)
 class DeviceStep:
     """One program of a device. ``arrivals`` are the transfers that it is the first of its device to read, ``departures`` those
     of what it makes, ``frees`` those arrivals, its own or earlier ones, that no later step of the device reads: their memory may
-    be written again."""
+    be written again. ``outline`` is what the table of all devices has of a program that repeats turns, and of what is no program:
+    of that, which ``host`` computes, ``program`` is the outline, too."""
 
     program: RProgram
     constants: Mapping[str, np.ndarray]
     arrivals: tuple[str, ...] = ()
     departures: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
+    outline: RProgram | None = None
+    host: OnHost | None = None
+
+    @property
+    def table(self) -> RProgram:
+        """What the table of all devices has of it."""
+        return self.program if self.outline is None else self.outline
 
     @cached_property
     def inputs(self) -> Mapping[str, TensorType]:
@@ -183,6 +209,7 @@ class Spread:
             for step in part.steps:
                 yield f"step {step.program.digest} {step.arrivals} {step.departures} {step.frees}"
                 yield from (f"constant {n} {digest(v)}" for n, v in sorted(step.constants.items()))
+                yield f"host {hashlib.sha256(step.host.to_bytes()).hexdigest()}" if step.host is not None else "device"
 
     def _check_part(self, device: int) -> None:
         """Every tensor that a step reads is there by then, with its type, and memory is given back once, after its last use."""

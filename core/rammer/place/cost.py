@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
 
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
@@ -11,8 +13,11 @@ from rammer.errors import DeviceFailure
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.program import Port
+from rammer.place.apart import without
 
 __all__ = ["Costs", "costs_of", "on_its_own", "ports"]
+
+NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,16 @@ def on_its_own(compiler: Compiler, graph: ComputeGraph) -> ProgramSegment:
     return compiler.program(graph, ports(graph.inputs), ports(graph.outputs))
 
 
-def costs_of(compiler: Compiler, graph: ComputeGraph) -> Costs:
+def costs_of(compiler: Compiler, graph: ComputeGraph, known: Mapping[str, float] = NOTHING) -> Costs:
     """By prediction, or measured where the compiler measures. What is too large for one device is priced by its operations and
-    bytes."""
-    apart = replace(compiler, options=replace(compiler.options, batching="off"))
+    bytes. ``known`` are the seconds of what has no tensor expression."""
+    if known:
+        rest = without(graph, known)
+        costs = costs_of(compiler, rest) if rest.computes else Costs({}, sum(known.values()), frozenset())
+        return Costs({**costs.seconds, **known}, costs.alone and costs.alone + sum(known.values()), costs.interior)
+    plain = replace(compiler, options=replace(compiler.options, batching="off"))
     try:
-        segment = on_its_own(apart, graph)
+        segment = on_its_own(plain, graph)
     except DeviceFailure:
         return Costs({c.name: _roofline(c, graph, compiler.backend.vdevice) for c in graph.computes}, 0.0, frozenset())
     return Costs(_shared_out(segment, graph, compiler.backend.vdevice), segment.program.predicted, _interior(segment))

@@ -6,7 +6,7 @@ crosses nowhere: every device makes its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rammer.ir import expr as ex
@@ -19,10 +19,14 @@ from rammer.place.cut import Spot
 __all__ = ["packed"]
 
 
-def packed(graph: ComputeGraph, spots: Mapping[str, Spot]) -> tuple[ComputeGraph, Mapping[str, Spot]]:
-    """``graph`` and ``spots`` with one tensor instead of several of one type that one spot makes and the same others read."""
+def packed(
+    graph: ComputeGraph, spots: Mapping[str, Spot], apart: Collection[str] = ()
+) -> tuple[ComputeGraph, Mapping[str, Spot]]:
+    """``graph`` and ``spots`` with one tensor instead of several of one type that one spot makes and the same others read. What
+    those ``apart`` read or make stays as it is, but for what has no elements."""
     graph, spots = _emptied(graph, spots)
-    groups = [g for g in _groups(graph, spots) if len(g) > 1 and g[0].type.size]
+    bare = {n for c in graph.computes if c.name in apart for n in (c.name, *c.reads)}
+    groups = [g for g in _groups(graph, spots, bare) if len(g) > 1 and g[0].type.size]
     packing = _Packing(graph, dict(spots), Names(graph.types))
     for group in groups:
         packing.add(group)
@@ -39,7 +43,7 @@ def _emptied(graph: ComputeGraph, spots: Mapping[str, Spot]) -> tuple[ComputeGra
     return replace(graph, computes=computes), moved
 
 
-def _groups(graph: ComputeGraph, spots: Mapping[str, Spot]) -> list[list[Compute]]:
+def _groups(graph: ComputeGraph, spots: Mapping[str, Spot], bare: Collection[str]) -> list[list[Compute]]:
     """What crosses to another device, by type, maker and readers."""
     readers: dict[str, set[Spot]] = {c.name: set() for c in graph.computes}
     for c in graph.computes:
@@ -49,7 +53,7 @@ def _groups(graph: ComputeGraph, spots: Mapping[str, Spot]) -> list[list[Compute
     groups: dict[object, list[Compute]] = {}
     for c in graph.computes:
         there = {s for s in readers[c.name] if s.device != spots[c.name].device}
-        if there and c.name not in graph.outputs:
+        if there and c.name not in graph.outputs and c.name not in bare:
             groups.setdefault((spots[c.name], c.type, tuple(sorted(there))), []).append(c)
     return list(groups.values())
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rammer.compiler import Compiler
 from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.bind import bind_until
-from rammer.frontend.lower import lower
 from rammer.frontend.reader import Model
-from rammer.frontend.sections import split_segments
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.spread import DevicePart, DeviceStep, Link, Spread
+from rammer.place.apart import lowered, settled
 from rammer.place.by_hand import by_hand
-from rammer.place.cost import Costs, costs_of, on_its_own
+from rammer.place.cost import Costs, costs_of
 from rammer.place.cut import Cut, Spot, cut
+from rammer.place.hosting import Hosting
 from rammer.place.pack import packed
 from rammer.place.pipeline import pipeline
 from rammer.place.predict import link_between, predict, step_times
@@ -45,15 +45,15 @@ def compile_spread(
 
     Of the cuts that fit the model the one with the best prediction for ``goal`` is taken: seconds between results
     (``throughput``) or of one run (``latency``). ``links`` are as measured; others are assumed. ``place``, where given, says it
-    by hand (``place.by_hand``). It is the same in every process that is given the same. BadInput for a model with operators on
-    the host or shapes that are known late, and for one that cannot be cut."""
+    by hand (``place.by_hand``). It is the same in every process that is given the same. What has no tensor expression is a step
+    of its own. BadInput for a model with shapes that are known late, and for one that cannot be cut."""
     if goal not in GOALS:
         raise BadInput(f"unknown goal {goal!r} of a placement", "place", f"one of: {', '.join(GOALS)}")
     if len(devices) < 2:
         raise BadInput(f"a model is spread over at least two devices, not {len(devices)}", "--device")
     names, compilers = tuple(n for n, _ in devices), [c for _, c in devices]
-    graph = _computes(compilers[0], model, shapes)
-    spreading = Spreading(graph, compilers, names, {(k.source, k.target): k for k in links})
+    graph, hosting = _computes(compilers[0], model, shapes)
+    spreading = Spreading(graph, compilers, names, {(k.source, k.target): k for k in links}, hosting)
     proposals = [spreading.spread(graph, by_hand(place, graph, len(names)), "by hand")] if place else spreading.proposals()
     found = [s for s in proposals if s is not None]
     if not found:
@@ -61,24 +61,23 @@ def compile_spread(
     return min(found, key=lambda s: s.predicted.interval if goal == "throughput" else s.predicted.latency)
 
 
-def _computes(compiler: Compiler, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> ComputeGraph:
-    """All of the model as tensor expressions, after all passes."""
+def _computes(compiler: Compiler, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> tuple[ComputeGraph, Hosting]:
+    """All of the model as tensor expressions, after all passes, and what has none."""
     with compiler.step("bind"):
         graph, rest = bind_until(model, shapes, compiler.lowerings)
     if rest is not None:
         raise BadInput(
-            f"a model over several devices needs shapes that are known before it runs: {rest.why.what}", rest.why.where
+            f"a model over several devices needs shapes that are known before it runs: {rest.why.what}",
+            rest.why.where,
+            rest.why.hint or "use one device",
         )
     with compiler.step("passes"):
         graph, _ = compiler.rewritten(graph, compiler.passes)
-    found = split_segments(graph, compiler.lowerings)
-    for nodes, why in found:
-        if why:
-            raise BadInput(
-                f"a model over several devices has no operators on the host: {nodes[0].op} {why}", nodes[0].name, "use one device"
-            )
     with compiler.step("lower"):
-        return lower(graph, compiler.lowerings)
+        found, apart = lowered(graph, compiler.lowerings)
+    if not found.computes:
+        raise BadInput("the model computes nothing that could be shared out", f"model {graph.name}", "use one device")
+    return found, Hosting(graph, apart)
 
 
 @dataclass
@@ -89,20 +88,23 @@ class Spreading:
     compilers: Sequence[Compiler]
     names: tuple[str, ...]
     links: Mapping[tuple[int, int], Link]
+    hosting: Hosting = field(default_factory=Hosting)
     _costs: dict[int, Costs] = field(default_factory=dict)
 
     def proposals(self) -> Iterator[Spread | None]:
         """Each way to cut, at its best."""
         yield self._pipeline()
-        yield self._wavefront()
-        yield from self._shares()
+        if not self.hosting.apart:  # of these each device may have a copy
+            yield self._wavefront()
+            yield from self._shares()
 
     @property
     def costs(self) -> list[Costs]:
         """Of each device."""
         for compiler in self.compilers:
             if id(compiler) not in self._costs:
-                self._costs[id(compiler)] = costs_of(compiler, self.graph)
+                known = self.hosting.seconds(compiler, self.graph)
+                self._costs[id(compiler)] = costs_of(compiler, self.graph, known)
         return [self._costs[id(c)] for c in self.compilers]
 
     def _pipeline(self) -> Spread | None:
@@ -145,7 +147,8 @@ class Spreading:
 
     def spread(self, graph: ComputeGraph, spots: Mapping[str, Spot], how: str) -> Spread | None:
         """``graph`` cut so, compiled and proved; None where a piece has no room on its device."""
-        found = cut(*packed(graph, spots))
+        graph, spots = packed(graph, settled(graph, spots, self.hosting.apart), self.hosting.apart)
+        found = cut(graph, settled(graph, spots, self.hosting.apart))
         try:
             parts = self._parts(found)
         except DeviceFailure:
@@ -161,12 +164,12 @@ class Spreading:
         steps: list[list[DeviceStep]] = [[] for _ in self.names]
         for piece in found.pieces:
             device = piece.spot.device
-            segment = on_its_own(self.compilers[device], piece.graph)
+            step = self.hosting.step(self.compilers[device], piece.graph)
             here = {t.tensor: t.name for t in found.transfers if t.target == device and t.tensor in piece.graph.inputs}
             known = {name for step in steps[device] for name in step.arrivals}
             sends = tuple(t.name for t in found.transfers if t.source == device and t.tensor in piece.graph.outputs)
             arrivals = tuple(n for n in here.values() if n not in known)
-            steps[device].append(DeviceStep(segment.program, segment.constants, arrivals, sends))
+            steps[device].append(replace(step, arrivals=arrivals, departures=sends))
         kept = {o.transfer for o in found.outputs}
         tensors = {t.name: t.tensor for t in found.transfers}
         return tuple(DevicePart(n, _freed(s, tensors, kept)) for n, s in zip(self.names, steps, strict=True))
@@ -177,4 +180,4 @@ def _freed(steps: Sequence[DeviceStep], tensors: Mapping[str, str], kept: set[st
     last = {name: k for k, s in enumerate(steps) for name, tensor in tensors.items() if tensor in s.inputs}
     arrived = {name for s in steps for name in s.arrivals} - kept
     frees = [tuple(n for n in tensors if n in arrived and last[n] == k) for k in range(len(steps))]
-    return tuple(DeviceStep(s.program, s.constants, s.arrivals, s.departures, f) for s, f in zip(steps, frees, strict=True))
+    return tuple(replace(s, frees=f) for s, f in zip(steps, frees, strict=True))

@@ -61,11 +61,11 @@ def join(
 def joined_constants(parts: Sequence[DevicePart]) -> dict[str, np.ndarray]:
     """The constants of the whole program."""
     steps = ((d, k, step) for d, part in enumerate(parts) for k, step in enumerate(part.steps))
-    return {f"{_head(d, k)}{n}": v for d, k, step in steps for n, v in step.constants.items()}
+    return {f"{_head(d, k)}{n}": v for d, k, step in steps if step.outline is None for n, v in step.constants.items()}
 
 
 def _precision(parts: Sequence[DevicePart]) -> str:
-    return next((s.program.precision for part in parts for s in part.steps), RProgram.precision)
+    return next((s.table.precision for part in parts for s in part.steps), RProgram.precision)
 
 
 def _head(device: int, step: int) -> str:
@@ -92,16 +92,16 @@ class _Joined:
     def device(self, device: int, part: DevicePart) -> None:
         """Its steps, in order, and what departs from them."""
         first, sends = len(self.rows), list[tuple[str, Transfer]]()
-        self.rows += [[] for _ in range(max((s.program.veus for s in part.steps), default=0))]
+        self.rows += [[] for _ in range(max((s.table.veus for s in part.steps), default=0))]
         for number, step in enumerate(part.steps):
-            if step.program.repeat is not None or any(b.kind == "state" for b in step.program.buffers):
+            if step.table.repeat is not None or any(b.kind == "state" for b in step.table.buffers):
                 raise ValueError(
                     f"step {number} of device {device} repeats turns or has a state: it cannot be joined with others"
                 )
             for name in step.arrivals:
                 self.makers[self.shared(device, self.transfers[name].tensor, self.transfers[name].type)] = [name]
             _JoinedStep(self, device, number, step, first).add()
-            tensor = {p.external: f"{_head(device, number)}{p.tensor}" for p in step.program.outputs}
+            tensor = {p.external: f"{_head(device, number)}{p.tensor}" for p in step.table.outputs}
             sends += [(tensor[t.tensor], t) for t in (self.transfers[name] for name in step.departures)]
         for source, transfer in sends:
             self._send(source, transfer)
@@ -179,7 +179,7 @@ class _JoinedStep:
     first: int
 
     def __post_init__(self) -> None:
-        program = self.step.program
+        program = self.step.table
         self.head = _head(self.device, self.number)
         ports = {p.tensor: p.external for p in (*program.inputs, *program.outputs)}
         self.port = {program.storage[t].buffer: name for t, name in ports.items()}
@@ -188,7 +188,7 @@ class _JoinedStep:
 
     def add(self) -> None:
         """All of it, into the whole."""
-        whole, program = self.whole, self.step.program
+        whole, program = self.whole, self.step.table
         base, places = whole.allocate(self.device, program.arena_bytes), dict[str, str]()
         for b in program.buffers:
             if b.name in self.port:
@@ -219,7 +219,7 @@ class _JoinedStep:
 
     def _row(self, row: Sequence[Task]) -> Iterator[Task]:
         """Its tasks, the first of which to read what another step made or sent waits for it."""
-        program, waited = self.step.program, set[str]()
+        program, waited = self.step.table, set[str]()
         needs = {o.name: self._makers(o) for o in program.operators}
         for task in row:
             late = [m for m in needs[task.operator] if m not in waited]
@@ -229,6 +229,6 @@ class _JoinedStep:
 
     def _makers(self, o: ROperator) -> tuple[str, ...]:
         """Operators of earlier steps, and transfers, that write what ``o`` reads."""
-        ports = (self.port.get(self.step.program.storage[t].buffer) for t in o.inputs)
+        ports = (self.port.get(self.step.table.storage[t].buffer) for t in o.inputs)
         found = (m for p in ports if p in self.step.inputs for m in self.whole.makers.get(f"d{self.device}_{p}", ()))
         return tuple(dict.fromkeys(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rammer.ir.names import quoted
-from rammer.ir.spread import DevicePart, Spread
+from rammer.ir.spread import DevicePart, DeviceStep, Spread
 from rammer.report.table import duration, size
 
 __all__ = ["describe_spread"]
@@ -41,8 +41,14 @@ def _steps(spread: Spread, device: int, part: DevicePart) -> Iterator[str]:
         reads = [f"input {quoted(given[t])}" for t in step.inputs if t in given] + list(step.arrivals)
         makes = [f"output {quoted(ends[t])}" for t in step.outputs if t in ends] + list(step.departures)
         said = [f"{word} {', '.join(what)}" for word, what in (("reads", reads), ("makes", makes)) if what]
-        count = len(step.program.operators)
-        yield f"    step {number}: {'; '.join([f'{count} operators, {duration(step.program.predicted)}', *said])}"
+        yield f"    step {number}: {'; '.join([f'{_what(step)}, {duration(step.program.predicted)}', *said])}"
+
+
+def _what(step: DeviceStep) -> str:
+    if step.host is not None:
+        return f"{step.host.title} on the host"
+    turns = f" in {step.program.turns} turns" if step.program.repeat is not None else ""
+    return f"{len(step.program.operators)} operators{turns}"
 
 
 def _transfers(spread: Spread) -> Iterator[str]:

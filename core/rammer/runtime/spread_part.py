@@ -12,6 +12,7 @@ from rammer.device.arrays import Array
 from rammer.device.in_place import HostRoom, copied_by, room_of
 from rammer.device.manifest import Backend, Bound, Loaded
 from rammer.ir.spread import DeviceStep, Spread
+from rammer.runtime.hosted_step import load_step
 from rammer.transport.log import Log
 from rammer.transport.protocol import Endpoint
 
@@ -60,10 +61,10 @@ class BoundPart:
         self.arrays: list[dict[str, Array]] = []
         steps = spread.parts[device].steps
         self._needed = {spread.transfer[n].tensor for s in steps for n in s.departures}
-        self._needed |= {o.tensor for o in spread.outputs if o.device == device}
+        self._needed |= {o.tensor for o in spread.outputs if o.device == device} | {n for s in steps for n in s.inputs}
         try:
             for step in steps:
-                self.loaded.append(backend.load(step.program, step.constants))
+                self.loaded.append(load_step(backend, step))
             for slot in range(depth):
                 arrays = self._arrived(slot)
                 self.arrays.append(arrays)

@@ -11,7 +11,7 @@ from functools import partial
 from rammer.device.arrays import Array
 from rammer.device.in_place import HostRoom, room_of
 from rammer.device.manifest import Backend
-from rammer.errors import DeviceFailure, RammerError
+from rammer.errors import BadInput, DeviceFailure, RammerError
 from rammer.ir.spread import Spread
 from rammer.runtime.spread_part import BoundPart, Runs
 from rammer.transport.counters import Counters
@@ -66,11 +66,19 @@ class SpreadRuns:
             rooms = tuple(HostRoom(*said) for said in said_by_all(self.fabric, asked, joined.timeout + patience))
             self.endpoints = self.fabric.expose(Exposed(names, spread.transfers, joined.depth, rooms))
             for device, endpoint in self.endpoints.items():
-                self.parts[device] = self._part(device, backends[device], endpoint)
+                self.parts[device] = self.part(device, backends[device], endpoint)
             self.fabric.meet(dict.fromkeys(self.mine, "ready"), joined.timeout + patience)  # runs begin when all are loaded
 
-    def _part(self, device: int, backend: Backend, endpoint: Endpoint) -> BoundPart:
+    def part(self, device: int, backend: Backend, endpoint: Endpoint) -> BoundPart:
+        """A device's side, run by the host or by the device itself. BadInput for steps on the host where that cannot be."""
         if isinstance(endpoint, RunsParts):
+            hosted = [s.host.title for s in self.spread.parts[device].steps if s.host is not None]
+            if hosted:
+                raise BadInput(
+                    f"{hosted[0]} runs on the host, and transport {self.joined.transport.name} queues all steps of a device",
+                    self.spread.parts[device].device,
+                    "name another with --transport, or use one device",
+                )
             part: BoundPart = endpoint.part(self.spread, device, backend)
             return part
         return BoundPart(self.spread, device, backend, endpoint, self.joined.depth)

@@ -16,6 +16,7 @@ from rammer.ir.owners import strided
 from rammer.ir.program import RProgram, Storage, Task
 from rammer.ir.spread import Spread
 from rammer.plan.join import joined_constants
+from rammer.runtime.hosted_step import load_step
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -50,7 +51,7 @@ def run_steps(spread: Spread, inputs: Arrays, backends: list[Backend]) -> dict[s
         for device, part in enumerate(spread.parts):
             while at[device] < len(part.steps) and gone.issuperset(part.steps[at[device]].arrivals):
                 step, moved = part.steps[at[device]], True
-                loaded = backends[device].load(step.program, step.constants)
+                loaded = load_step(backends[device], step)
                 made = loaded.run({name: held[device][name] for name in step.inputs}).outputs
                 loaded.close()
                 held[device].update(made)

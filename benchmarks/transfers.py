@@ -53,7 +53,8 @@ def ours() -> None:
     from rammer.ir.types import TensorType
     from rammer.transport.endpoint import MemoryEndpoint
     from rammer.transport.exposed import Exposed
-    from rammer.transport.mpi import MPI, world
+    from rammer.transport.launch import world
+    from rammer.transport.mpi import MPI
     from rammer.transport.protocol import Party, Site
 
     rank, _ = world()

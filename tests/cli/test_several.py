@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from rammer.ir.verify import verify
 from rammer.runtime.inputs import load_npz
 from rammer.testing import walkthrough
 from rammer.testing.some import some
-from rammer.transport import mpi
+from rammer.transport import launch
 
 needs_mpi = pytest.mark.skipif(
     shutil.which("mpirun") is None or find_spec("mpi4py") is None, reason="needs mpirun (openmpi-bin) and mpi4py"
@@ -115,7 +116,7 @@ def test_a_transport_that_is_not_there(rammer: Command, tiny: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     done = rammer("run", tiny, "--device", "rocm")
     assert done.code == 3 and "needs mpi4py" in done.err
-    assert mpi.launched() == 2
+    assert launch.launched() == 2
 
 
 @needs_mpi
@@ -125,6 +126,41 @@ def test_a_process_a_device(rammer: Command, tiny: Path, tmp_path: Path, rng: np
     done = launched(2, "run", tiny, "--device", "rocm", "--seed", seed, "--save-outputs", two, "--timeout", 60)
     assert done.returncode == 0 and done.stdout.count("model     tiny") == 1, done.stderr
     same(one, two)
+
+
+PAIR = """
+import sys
+from dataclasses import replace
+from rammer.device.hooks import hookimpl
+from rammer.device.manifest import Device
+from rammer_ipu_sim.plugin import DEVICE
+
+def probe():
+    return [replace(unit, index=n) for unit in DEVICE.probe() for n in range(2)]
+
+def opened(options):
+    print(f"<opened {options.index}>", file=sys.stderr, flush=True)
+    return DEVICE.open(replace(options, index=0, options={"tiles": "8"}))
+
+@hookimpl
+def rammer_devices():
+    return [Device(name="pair", summary="two units", probe=probe, open=opened, simulated=True, api=3)]
+"""
+
+
+@needs_mpi
+def test_processes_of_a_host_have_units_of_their_own(tiny: Path, tmp_path: Path) -> None:
+    """Without numbers: each opens one, and compiles for all on it, since they are alike."""
+    (tmp_path / "pair.py").write_text(PAIR)
+    made = tmp_path / "pair-1.dist-info"
+    made.mkdir()
+    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: pair\nVersion: 1\n")
+    (made / "entry_points.txt").write_text("[rammer.devices]\npair = pair\n")
+    where = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = launched(2, "run", tiny, "--device", "pair", "--timeout", 60, env=where)
+    assert done.returncode == 0, done.stderr
+    assert "device 0  pair:0: " in done.stdout and "device 1  pair:1: " in done.stdout
+    assert sorted(re.findall("<opened .>", done.stderr)) == ["<opened 0>", "<opened 1>"]
 
 
 @needs_mpi

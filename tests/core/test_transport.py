@@ -16,12 +16,13 @@ from rammer.errors import DeviceFailure, DeviceUnavailable, MissingDependency
 from rammer.ir.spread import Transfer
 from rammer.ir.types import TensorType
 from rammer.testing.some import some
-from rammer.transport import find, mpi
+from rammer.transport import find, launch, local
 from rammer.transport.counters import Counters
 from rammer.transport.endpoint import MemoryEndpoint
 from rammer.transport.exposed import Exposed
 from rammer.transport.handshake import agree, collected, said_by_all
 from rammer.transport.local import LOCAL, LocalFabric
+from rammer.transport.measure import measured_links
 from rammer.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, Site, Transport
 
 THERE = Transfer("a_to_1", "a", TensorType("float32", (33,)), 0, 1)
@@ -148,6 +149,32 @@ def test_planted_faults_are_seen() -> None:
     assert not exchange(Unread, 100)
 
 
+class Timing(MemoryEndpoint):
+    """An engine that times by itself: 2 us, and 100 GB/s."""
+
+    def echo(self, out: str, into: str, runs: range, begins: bool) -> float:
+        for run in runs:
+            if begins:
+                self.put(out, run, self.slot(into, run))
+            self.wait(into, run)
+            if not begins:
+                self.put(out, run, self.slot(into, run))
+            self.release(into, run)
+        return 2 * (2e-6 + self.exposed.transfer[out].nbytes / 1e11)
+
+
+def test_an_engine_may_measure_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    party = Party((Site("one"), Site("two"), Site("three")), 20.0)
+    names = [s.device for s in party.sites]
+    by_host = measured_links(LOCAL.open(party), names, 20.0, "by host")
+    assert all(k.latency > 0 and k.bandwidth > 0 and k.origin == "by host" for k in some(by_host))
+    monkeypatch.setattr(local, "MemoryEndpoint", Timing)
+    links = measured_links(LOCAL.open(party), names, 20.0, "by itself")
+    assert {(k.source, k.target) for k in links} == {(k.source, k.target) for k in by_host} and len(links) == 6
+    for link in some(links):
+        assert link.latency == pytest.approx(2e-6 + 8e-11) and link.bandwidth == pytest.approx(1e11)
+
+
 class Several:
     """A fabric whose devices say different things."""
 
@@ -214,8 +241,8 @@ def test_the_transport_that_joins_all_is_taken(monkeypatch: pytest.MonkeyPatch) 
         find.choose(registry, gpus, "lame")
     with pytest.raises(DeviceUnavailable, match="no transport 'none'"):
         find.choose(registry, gpus, "none")
-    for name in mpi.SIZES:
+    for name in launch.SIZES:
         monkeypatch.delenv(name, raising=False)
-    assert mpi.launched() == 1
+    assert launch.launched() == 1
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
-    assert mpi.launched() == 3
+    assert launch.launched() == 3

@@ -28,9 +28,12 @@ from rammer.runtime.spread_run import Joined, SpreadRuns
 from rammer.runtime.spread_trace import traced_runs
 from rammer.schedule.wavefront import Wavefront
 from rammer.testing.programs import TaskNet, adding
-from rammer.transport import mpi
+from rammer.transport import launch
 from rammer.transport.find import choose
 from rammer.transport.protocol import Site
+
+#: Seconds that processes may start one behind the other, at least.
+PATIENCE = 20.0
 
 
 @dataclass(frozen=True)
@@ -111,13 +114,13 @@ def main(wanted: Wanted) -> dict[str, Any]:
     registry, count = Registry(), wanted.devices
     if wanted.early:
         present(wanted, int(os.environ["OMPI_COMM_WORLD_RANK"]))
-    rank, size = mpi.world() if mpi.launched() > 1 else (0, 1)
+    # Who begins late on a loaded machine is no fault, unless faults in the beginning are what is wanted.
+    patience = PATIENCE if wanted.early else 3 * PATIENCE
+    rank, size = launch.world(patience) if launch.launched() > 1 else (0, 1)
     sites = tuple(Site(wanted.device, "cpu", n % size) for n in range(count))
     spread = chain(count, wanted.length + (rank if wanted.lie else 0))
     mine = [rank] if size > 1 else range(count)
     joined = Joined(sites, choose(registry, sites, wanted.transport), wanted.depth, wanted.timeout)
-    # Who begins late on a loaded machine is no fault, unless faults in the beginning are what is wanted.
-    patience = 0.0 if wanted.early else 60.0
     runs = SpreadRuns(spread, {d: registry.open(wanted.device) for d in mine}, joined, patience=patience)
     for part in runs.parts.values():
         troubled(part, wanted)

@@ -23,7 +23,7 @@ from rammer.report.operators import OperatorShare, shares, table_rows
 from rammer.report.table import duration, markdown, plain
 from rammer.runtime.host_bound import WHOLE
 from rammer.runtime.spread_session import Joining, several
-from rammer.transport.mpi import launched, world
+from rammer.transport.launch import launched, world
 
 HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "compile", "kernels", "on host", "ratio"]
 PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "torch-compile-nhwc", "jax")

@@ -12,7 +12,7 @@ import click
 from rammer.cli.reach import reach_table, reached
 from rammer.device.loader import PLUGINS, DeviceStatus, Registry
 from rammer.report.table import plain, size
-from rammer.transport import mpi
+from rammer.transport import launch
 
 
 @click.command()
@@ -26,7 +26,7 @@ def command(as_json: bool, no_test: bool) -> None:
     """
     registry = Registry()
     statuses = list(registry.statuses())
-    others = mpi.launched() > 1 and mpi.world()[0] > 0
+    others = launch.launched() > 1 and launch.world()[0] > 0
     rows = [] if others else [row for status in statuses for row in _rows(registry, status, not no_test)]
     ways = [] if no_test else reached(registry, statuses)
     if others:

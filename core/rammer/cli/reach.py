@@ -8,7 +8,7 @@ from typing import Any, Final
 from rammer.device.loader import DeviceStatus, Registry
 from rammer.errors import RammerError
 from rammer.report.table import duration, plain
-from rammer.transport import mpi
+from rammer.transport import launch
 from rammer.transport.find import choose
 from rammer.transport.measure import measured_links
 from rammer.transport.protocol import Party, Site
@@ -21,9 +21,9 @@ PATIENCE: Final = 10.0
 
 def reached(registry: Registry, statuses: list[DeviceStatus]) -> list[dict[str, Any]]:
     """Every two units of this process that work; under a launcher of MPI, every two processes."""
-    if mpi.launched() > 1:
-        names = [f"process {n}" for n in range(mpi.launched())]
-        return _measured(registry, [Site(name, "cpu", n, mpi.apart()) for n, name in enumerate(names)])
+    if launch.launched() > 1:
+        names = [f"process {n}" for n in range(launch.launched())]
+        return _measured(registry, [Site(name, "cpu", n, launch.apart()) for n, name in enumerate(names)])
     units = [(f"{s.name}:{u.index}", u.kind) for s in statuses if s.state == "ok" for u in s.hardware][:MOST]
     return [row for pair in combinations(units, 2) for row in _measured(registry, [Site(*unit) for unit in pair])]
 

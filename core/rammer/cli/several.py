@@ -105,7 +105,7 @@ def trace_spread(found: SpreadModel, runs: SpreadRuns, inputs: dict[str, Array],
 def run_report(found: SpreadModel, runs: SpreadRuns, outputs: dict[str, Array], times: list[float], of: int) -> dict[str, Any]:
     """As plain data what ``rammer run`` says of several devices; counters are of one run, of ``of`` counted."""
     spread, counters = runs.spread, runs.counters()
-    hardware = [found.backend(n, d if d in runs.mine else None).hardware for d, n in enumerate(found.names)]
+    hardware = [found.backend(n if n in runs.mine else found.alike[n]).hardware for n in range(len(found.names))]
     return {
         "model": found.source.head.name,
         "devices": [f"{n}: {h.name} ({h.kind})" for n, h in zip(found.names, hardware, strict=True)],

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from rammer.compiled.artifact import is_artifact
 from rammer.compiled.options import Progress, Request, check_forms, check_precision, quiet
@@ -20,7 +21,8 @@ from rammer.profile.store import KernelStore
 from rammer.runtime.checks import check_inputs, shapes_of
 from rammer.runtime.source import ModelSource, open_source
 from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.transport import mpi
+from rammer.runtime.units import numbered
+from rammer.transport import launch
 from rammer.transport.find import choose
 from rammer.transport.handshake import agree, versions
 from rammer.transport.measure import measured_links
@@ -28,9 +30,6 @@ from rammer.transport.protocol import TIMEOUT, Fabric, Party, Site
 
 if TYPE_CHECKING:
     from rammer.compiler import Compiler
-
-#: Seconds that processes may start one behind the other, at least: a busy machine, or a disk that is far away.
-STARTING: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def several(device: str) -> tuple[str, ...]:
     """The devices that ``--device`` names for this run, in order; of one alone, in one process, nothing. DeviceUnavailable where
     processes and names do not fit together."""
     names = tuple(n.strip() for n in device.split(",")) if "," in device else (device,)
-    count = mpi.launched()
+    count = launch.launched()
     if not all(names) and len(names) > 1:
         raise BadInput(f"--device {device!r} has an empty name", hint="write NAME[:INDEX],NAME[:INDEX]")
     if count == 1:
@@ -62,7 +61,7 @@ def several(device: str) -> tuple[str, ...]:
         )
     if not device:
         raise BadInput("several processes need a device by name", hint="name one with --device")
-    rank, size = mpi.world()
+    rank, size = launch.world()
     if size != count:
         raise DeviceUnavailable(
             f"the launcher started {count} processes, and MPI knows {size}",
@@ -86,31 +85,46 @@ class SpreadModel:
     sites: tuple[Site, ...]
     progress: Progress = quiet
     compile_seconds: float = 0.0
-    backends: dict[str, Backend] = field(default_factory=dict)  #: By device's name, and number where it is this process's own.
+    backends: dict[int, Backend] = field(default_factory=dict)  #: By the device's number.
     runs: SpreadRuns | None = None
     failed: bool = False
 
-    def backend(self, name: str, number: int | None = None) -> Backend:
-        """An opened device: of this process's own each number has one, others share one to compile for."""
-        key = name if number is None else f"{name} {number}"
-        if key not in self.backends:
+    def backend(self, number: int) -> Backend:
+        """An opened device."""
+        name = self.names[number]
+        if number not in self.backends:
             options = options_for(name, self.request.device_options)
             made = self.registry.open(name, self.request.require, self.request.target, options)
-            self.backends[key] = made
+            self.backends[number] = made
             check_precision(self.request.chosen.precision, name, made.vdevice)
-        return self.backends[key]
+        return self.backends[number]
+
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """Of each device the first that is the same for the compiler, of this process's own where there is one: the same
+        hardware, opened with the same options. One that it does not see is taken for its own: what processes compile is compared.
+        """
+        own = {self.names[n].partition(":")[0]: n for n in reversed(self.fabric.mine)}
+        seen = [self._seen(name) or self._seen(self.names[own.get(name.partition(":")[0], 0)]) or name for name in self.names]
+        order = (*self.fabric.mine, *range(len(seen)))
+        return tuple(next(n for n in order if seen[n] == what) for what in seen)
+
+    def _seen(self, name: str) -> tuple[object, ...] | None:
+        """What a unit is, without its number; None where this process does not see it."""
+        plain, _, index = name.partition(":")
+        options = tuple(sorted(options_for(name, self.request.device_options).items()))
+        units = [u for u in self.registry.status(plain).hardware if str(u.index) == (index or "0")]
+        return (plain, options, replace(units[0], index=0)) if units else None
 
     def compilers(self) -> list[tuple[str, Compiler]]:
-        """Every device's name with its compiler, one for each name."""
+        """Every device's name with its compiler, one for all that are alike."""
         from rammer.compiler import Compiler
 
-        made = dict[str, Compiler]()
-        for number, name in enumerate(self.names):
-            if name not in made:
-                backend = self.backend(name, number if number in self.fabric.mine else None)
-                store, chosen = KernelStore.default(), self.request.chosen
-                made[name] = Compiler(backend, chosen, store, self.registry, self.progress, name.partition(":")[0])
-        return [(n, made[n]) for n in self.names]
+        made = dict[int, Compiler]()
+        for number in dict.fromkeys(self.alike):
+            plain, store, chosen = self.names[number].partition(":")[0], KernelStore.default(), self.request.chosen
+            made[number] = Compiler(self.backend(number), chosen, store, self.registry, self.progress, plain)
+        return [(name, made[n]) for name, n in zip(self.names, self.alike, strict=True)]
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """As ``Executable.checked``."""
@@ -123,14 +137,15 @@ class SpreadModel:
         with self.ending():
             placed(self.joining.place)
             said = versions() | {"device list": ",".join(self.names), "options": str(self.request), "joining": str(self.joining)}
-            agree(self.fabric, said, self.names, max(self.joining.timeout, STARTING))
+            said["transport"] = self.chosen.name
+            agree(self.fabric, said, self.names, max(self.joining.timeout, launch.STARTING))
             links = measured_links(self.fabric, self.names, self.joining.timeout, f"measured by {self.chosen.name}")
             begin = time.perf_counter()
             shapes = shapes_of(self.source.head, inputs)
             goal, place = self.joining.goal, placed(self.joining.place)
             spread = compile_spread(self.compilers(), self.source.model, shapes, links, goal, place)
             self.compile_seconds = time.perf_counter() - begin
-            own = {n: self.backend(self.names[n], n) for n in self.fabric.mine}
+            own = {n: self.backend(n) for n in self.fabric.mine}
             joined = Joined(self.sites, self.chosen, self.joining.depth, self.joining.timeout)
             self.runs = SpreadRuns(spread, own, joined, self.fabric, 4 * self.compile_seconds)
             return self.runs
@@ -180,12 +195,22 @@ def open_spread(
     source = open_source(model, registry.operators)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
     check_apart(registry, names)
+    names = placed_on_hosts(registry, names)
     sites = tuple(
-        Site(name, kind_of(registry, name), n if mpi.launched() > 1 else 0, mpi.apart()) for n, name in enumerate(names)
+        Site(name, kind_of(registry, name), n if launch.launched() > 1 else 0, launch.apart()) for n, name in enumerate(names)
     )
     transport = choose(registry, sites, joining.transport)
     fabric = transport.open(Party(sites, joining.timeout))
     return SpreadModel(source, names, joining, replace(request), registry, fabric, sites, progress)
+
+
+def placed_on_hosts(registry: Registry, names: tuple[str, ...]) -> tuple[str, ...]:
+    """With numbers of units, where processes are given units of one host and name none; all processes ask together."""
+    if launch.launched() == 1:
+        return names
+    own = registry.status(names[launch.world()[0]].partition(":")[0])
+    said = launch.said_by_ranks([launch.first_on_host(), len(own.hardware)])
+    return numbered(names, [host for host, _ in said], [units for _, units in said])
 
 
 def check_spread(model: Path, request: Request) -> None:
@@ -212,7 +237,7 @@ def check_apart(registry: Registry, names: tuple[str, ...]) -> None:
     full = [n if ":" in n else f"{n}:0" for n in names]
     for name in dict.fromkeys(full):
         device = registry.status(name.partition(":")[0]).device
-        if mpi.launched() == 1 and full.count(name) > 1 and not (device is not None and device.simulated):
+        if launch.launched() == 1 and full.count(name) > 1 and not (device is not None and device.simulated):
             raise DeviceUnavailable(
                 f"device {name} is named {full.count(name)} times, and is one unit",
                 where=f"--device {','.join(names)}",

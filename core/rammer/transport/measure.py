@@ -1,4 +1,4 @@
-"""How fast a fabric is: small and large tensors go there and back, between each two devices."""
+"""How fast a fabric is: small and large tensors go there and back, between each two devices, as their engine carries them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rammer.ir.spread import Link, Transfer
 from rammer.ir.types import TensorType
 from rammer.transport.exposed import Exposed
 from rammer.transport.handshake import said_by_all
-from rammer.transport.protocol import Endpoint, Fabric
+from rammer.transport.protocol import Endpoint, Fabric, TimesItself
 
 #: Bytes of the two tensors, and how often each goes there and back: the median counts, and the first few do not.
 SMALL, LARGE, ROUNDS, WARM = 8, 1 << 20, {8: 40, 1 << 20: 8}, 3
@@ -41,28 +41,33 @@ def measured_links(fabric: Fabric, names: Sequence[str], timeout: float, origin:
 
 def _echoes(end: Endpoint, device: int, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[float, ...]]:
     """Seconds of one way, by size, for the pairs that ``device`` begins."""
+    echo = end.echo if isinstance(end, TimesItself) else partial(_by_host, end)
     found = {}
     for a, b in pairs:
-        if device == a:
-            found[a, b] = tuple(_there_and_back(end, b, a, n) / 2 for n in SIZES)
-        elif device == b:
+        if device in (a, b):
+            other, seconds = b if device == a else a, list[float]()
             for n in SIZES:
-                for run in range(ROUNDS[n] + WARM):
-                    end.wait(named(a, b, n), run)
-                    end.put(named(b, a, n), run, end.slot(named(a, b, n), run))
-                    end.release(named(a, b, n), run)
+                ways = named(device, other, n), named(other, device, n)
+                echo(*ways, range(WARM), device == a)
+                seconds.append(echo(*ways, range(WARM, WARM + ROUNDS[n]), device == a) / 2)
+            if device == a:
+                found[a, b] = tuple(seconds)
     return found
 
 
-def _there_and_back(end: Endpoint, other: int, own: int, nbytes: int) -> float:
-    values, times = np.zeros(nbytes, np.uint8), list[float]()
-    for run in range(ROUNDS[nbytes] + WARM):
+def _by_host(end: Endpoint, out: str, into: str, runs: range, begins: bool) -> float:
+    """As ``TimesItself.echo``, from the host's memory: the median."""
+    times, values = list[float](), np.zeros_like(end.slot(into, 0)) if begins else None
+    for run in runs:
         begin = time.perf_counter()
-        end.put(named(own, other, nbytes), run, values)
-        end.wait(named(other, own, nbytes), run)
+        if values is not None:
+            end.put(out, run, values)
+        end.wait(into, run)
+        if values is None:
+            end.put(out, run, end.slot(into, run))
         times.append(time.perf_counter() - begin)
-        end.release(named(other, own, nbytes), run)
-    return median(times[WARM:])
+        end.release(into, run)
+    return median(times)
 
 
 def named(a: int, b: int, nbytes: int) -> str:

@@ -9,67 +9,26 @@ MPI has no time limits: what blocks in it is ended by a thread that watches (``w
 
 from __future__ import annotations
 
-import atexit
-import os
 import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from rammer.errors import DeviceFailure, MissingDependency, of_system
 from rammer.transport.endpoint import Array, MemoryEndpoint
 from rammer.transport.exposed import Exposed
+from rammer.transport.launch import leave, module
 from rammer.transport.protocol import Endpoint, Fabric, Party, Site, Transport
 from rammer.transport.watch import Watch
 
-#: Variables by which launchers tell a process how many there are: Open MPI, MPICH and Intel MPI, Slurm's PMIx.
-SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
-#: How many of them are on this host.
-NEAR: Final = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 #: Polls before a waiting process offers its core to others, and before it sleeps between polls.
 EAGER, PATIENT = 300, 3000
 #: Seconds between polls of one that has waited for long.
 NAP = 5e-5
 #: Polls between two looks at whether somebody has ended.
 SELDOM = 64
-
-
-def launched() -> int:
-    """How many processes a launcher of MPI has started; 1 where none did."""
-    said = [os.environ[name] for name in SIZES if name in os.environ]
-    return max([1, *(int(s) for s in said if s.isdigit())])
-
-
-def apart() -> bool:
-    """Whether the launcher says that the processes are of several hosts."""
-    said = [os.environ[name] for name in NEAR if name in os.environ]
-    return any(int(s) < launched() for s in said if s.isdigit())
-
-
-def module() -> Any:
-    """``mpi4py.MPI``, which begins MPI; MissingDependency where it or MPI is not there.
-
-    With threads that call in turns: Open MPI has no windows over TCP where several may call at once. And without an end at
-    exit: in a process whose peer has died that would wait for it.
-    """
-    try:
-        import mpi4py
-    except ImportError as problem:
-        raise MissingDependency("mpi4py", "pip install 'rammer-core[mpi]', and MPI itself (openmpi-bin)") from problem
-    mpi4py.rc.thread_level, mpi4py.rc.finalize = "serialized", False
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as problem:
-        raise MissingDependency("MPI", f"install openmpi-bin or another MPI ({problem})") from problem
-    return MPI
-
-
-def world() -> tuple[int, int]:
-    """This process's rank, and how many there are."""
-    comm = module().COMM_WORLD
-    return comm.rank, comm.size
 
 
 class MpiFabric:
@@ -142,8 +101,7 @@ class MpiFabric:
             self.watch.doing("")
         self.watch.close()
         if not failed:
-            atexit.unregister(_end)
-            atexit.register(_end)
+            leave()
 
 
 class MpiWriter:
@@ -177,13 +135,6 @@ class MpiWriter:
     def watched(self, doing: str, last: str = "") -> None:
         """The watch ends the process where MPI blocks for too long."""
         self._watch.doing(doing, last)
-
-
-def _end() -> None:
-    """Leave MPI, when all others do."""
-    mpi = module()
-    if not mpi.Is_finalized():
-        mpi.Finalize()
 
 
 def _probe() -> None:

@@ -17,7 +17,7 @@ from rammer.ir.spread import Spread
 from rammer.transport.counters import Counters
 from rammer.transport.exposed import Exposed
 
-__all__ = ["TIMEOUT", "Endpoint", "Fabric", "Party", "RunsParts", "Site", "Transport"]
+__all__ = ["TIMEOUT", "Endpoint", "Fabric", "Party", "RunsParts", "Site", "TimesItself", "Transport"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Seconds after which a device that waits for another one gives up.
@@ -85,6 +85,17 @@ class RunsParts(Protocol):
 
     def part(self, spread: Spread, device: int, backend: Backend) -> Any:
         """In the place of ``rammer.runtime.spread_part.BoundPart``: it has ``go``, ``notes`` and ``close``."""
+        ...
+
+
+@runtime_checkable
+class TimesItself(Protocol):
+    """An endpoint may also time by itself what links are measured by: as its runs write and wait, from its own memory."""
+
+    def echo(self, out: str, into: str, runs: range, begins: bool) -> float:
+        """So many tensors go by transfer ``out`` and come by ``into``, one behind the other, and slots are given back; who
+        ``begins`` sends first, the other one when it has received. ``runs`` are those of both transfers. Seconds of a round,
+        there and back."""
         ...
 
 

@@ -19,14 +19,14 @@ TICK: Final = 0.25
 
 
 class Watch:
-    """A thread of its own. It also hears that a launcher ends this process (SIGTERM), as launchers do when another one has died,
-    and says what was being waited for then."""
+    """A thread of its own. It also ``hears`` that a launcher ends this process (SIGTERM), as launchers do when another one has
+    died, and says what was being waited for then."""
 
-    def __init__(self, who: str, timeout: float) -> None:
+    def __init__(self, who: str, timeout: float, hears: bool = True) -> None:
         self.who, self.timeout, self._what, self._last, self._since, self._over = who, timeout, "", "", 0.0, False
         self._hear, self._call = os.pipe()
         self._before: tuple[object, int] | None = None
-        if threading.current_thread() is threading.main_thread():
+        if hears and threading.current_thread() is threading.main_thread():
             os.set_blocking(self._call, False)
             self._before = signal.signal(signal.SIGTERM, _heard), signal.set_wakeup_fd(self._call, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._look, name="rammer watch", daemon=True)

@@ -23,7 +23,9 @@ from rammer.profile.store import KernelStore
 from rammer.runtime.spread_part import Runs
 from rammer.testing.some import some
 from rammer.transport.counters import Counters
-from rammer.transport.protocol import Endpoint, RunsParts, Site
+from rammer.transport.exposed import Exposed
+from rammer.transport.measure import ROUNDS, WARM, measured_links
+from rammer.transport.protocol import Endpoint, RunsParts, Site, TimesItself
 
 from .fake_gpus import HostBackend, HostEnd, HostMemory, host_cupy, host_place
 from rammer_cuda.peer import fabric
@@ -124,6 +126,32 @@ def test_what_the_host_asks_of_an_endpoint(rng: np.random.Generator, monkeypatch
     thread.join(20)
     assert here.counters.payload_writes == there.counters.payload_writes == 7 and here.counters.nbytes == 280
     assert here.counters.flag_writes == there.counters.flag_writes == 14
+
+
+def test_links_are_measured_as_runs_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what is queued on the GPUs, with no copy to or from the host."""
+    cupy, ends = host_cupy(), dict[int, PeerEndpoint]()
+    monkeypatch.setattr(fabric, "cupy", lambda: cupy)
+
+    class Fakes:
+        mine = (0, 1, 2)
+
+        def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
+            return [words[d] for d in self.mine]
+
+        def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
+            layout = PeerLayout(tuple(Route(t.name, t.nbytes, t.source, t.target) for t in exposed.transfers), 3, exposed.depth)
+            self.memory = [HostMemory(layout.nbytes(d)) for d in self.mine]
+            places = [m.address for m in self.memory]
+            ends.update({d: PeerEndpoint(HostEnd(d, layout, places, 20.0), None, 20.0) for d in self.mine})  # type: ignore[arg-type]
+            return dict(ends)
+
+    links = measured_links(Fakes(), ("cuda:0", "cuda:1", "cuda:2"), 20.0, "fakes")  # type: ignore[arg-type]
+    assert {(k.source, k.target) for k in links} == {(a, b) for a in range(3) for b in range(3) if a != b}
+    assert all(0 < k.latency < 20 and k.bandwidth > 0 for k in some(links))
+    for end in some(ends.values()):
+        assert isinstance(end, TimesItself) and end.counters.host_copies == 0
+        assert end.counters.payload_writes == end.counters.flag_writes // 2 == 2 * sum(n + WARM for n in ROUNDS.values())
 
 
 def test_a_device_that_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

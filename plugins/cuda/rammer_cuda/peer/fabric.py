@@ -126,6 +126,27 @@ class PeerEndpoint:
         self._all([self.end.exchange([self.end.credit(name)])])
         self.counters.flag_writes += 1
 
+    def echo(self, out: str, into: str, runs: range, begins: bool) -> float:
+        """All is queued on the GPU at once, as a run's waits and writes are, and timed by its clock; what is sent is what lies in
+        the slot of ``into``."""
+        end, source = self.end, self.end.slot(into, 0)
+        with end.unit:
+            first, last = (cupy().cuda.Event() for _ in range(2))
+            first.record(self.stream)
+            for run in runs:
+                sent, got = end.sending(out, run, source), end.exchange([end.wait(into)])
+                for launch in (*sent, got) if begins else (got, *sent):
+                    launch.launch(self.stream.ptr)
+                end.exchange([end.credit(into)]).launch(self.stream.ptr)
+            last.record(self.stream)
+            self.stream.synchronize()
+            seconds = float(cupy().cuda.get_elapsed_time(first, last)) * 1e-3
+        end.check()
+        self.counters.payload_writes += len(runs) if end.routes[out].nbytes else 0
+        self.counters.nbytes += len(runs) * end.routes[out].nbytes
+        self.counters.flag_writes += 2 * len(runs)
+        return seconds / len(runs)
+
     def fail(self, why: str) -> None:
         """By the other transport; the GPU's own waits end by themselves."""
         self.words.fail(why)

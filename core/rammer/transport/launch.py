@@ -1,0 +1,119 @@
+"""How MPI begins and ends in a process that a launcher has started, who else was started, and on which host each one is.
+
+MPI has no time limits, and mpi4py holds Python's lock while MPI begins and ends. So both are called without it, and a thread that
+watches ends a process whose peers do not come.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from rammer.errors import DeviceFailure, MissingDependency
+from rammer.transport.watch import Watch
+
+__all__ = ["STARTING", "apart", "first_on_host", "launched", "leave", "module", "said_by_ranks", "world"]
+
+#: Variables by which launchers tell a process how many there are: Open MPI, MPICH and Intel MPI, Slurm's PMIx.
+SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+#: How many of them are on this host.
+NEAR: Final = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+#: Seconds that processes may start one behind the other, at least: a busy machine, or a disk that is far away.
+STARTING: Final = 60.0
+#: Seconds that the others may take to end when this process has ended its work.
+ENDING: Final = 10.0
+
+
+def launched() -> int:
+    """How many processes a launcher of MPI has started; 1 where none did."""
+    said = [os.environ[name] for name in SIZES if name in os.environ]
+    return max([1, *(int(s) for s in said if s.isdigit())])
+
+
+def apart() -> bool:
+    """Whether the launcher says that the processes are of several hosts."""
+    said = [os.environ[name] for name in NEAR if name in os.environ]
+    return any(int(s) < launched() for s in said if s.isdigit())
+
+
+def module(seconds: float = STARTING) -> Any:
+    """``mpi4py.MPI``, and begins MPI, which all processes do within so many seconds or end; MissingDependency where it or MPI is
+    not there.
+
+    With threads that call in turns: Open MPI has no windows over TCP where several may call at once. And without an end at
+    exit: in a process whose peer has died that would wait for it.
+    """
+    try:
+        import mpi4py
+    except ImportError as problem:
+        raise MissingDependency("mpi4py", "pip install 'rammer-core[mpi]', and MPI itself (openmpi-bin)") from problem
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as problem:
+        raise MissingDependency("MPI", f"install openmpi-bin or another MPI ({problem})") from problem
+    if not MPI.Is_initialized():
+        given = ctypes.c_int()
+        with watched("beginning MPI", seconds):
+            code = ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(given))
+        if code:
+            raise DeviceFailure(f"MPI does not begin: {MPI.Get_error_string(code)}")
+        for comm in (MPI.COMM_WORLD, MPI.COMM_SELF):
+            comm.Set_errhandler(MPI.ERRORS_RETURN)  # as mpi4py does where it begins MPI itself
+    return MPI
+
+
+@contextmanager
+def watched(doing: str, seconds: float) -> Iterator[None]:
+    """What all processes do together; the process ends where that takes longer."""
+    watch = Watch("a process", seconds)
+    watch.doing(f"{doing} together with the other processes")
+    try:
+        yield
+    finally:
+        watch.close()
+
+
+def world(seconds: float = STARTING) -> tuple[int, int]:
+    """This process's rank, and how many there are; ``seconds`` as of ``module``."""
+    comm = module(seconds).COMM_WORLD
+    return comm.rank, comm.size
+
+
+def first_on_host() -> int:
+    """The lowest rank of those that share memory with this one. All processes ask together."""
+    mpi = module()
+    with watched("asking who is on one host", STARTING):
+        here = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
+        first = int(here.allreduce(mpi.COMM_WORLD.rank, mpi.MIN))
+        here.Free()
+    return first
+
+
+def said_by_ranks(numbers: Sequence[int]) -> list[list[int]]:
+    """What each rank says, as many numbers each. All processes ask together."""
+    comm = module().COMM_WORLD
+    found = np.zeros((comm.size, len(numbers)), np.int64)
+    with watched("telling each other numbers", STARTING):
+        comm.Allgather(np.array(numbers, np.int64), found)
+    return [[int(n) for n in row] for row in found]
+
+
+@lru_cache(maxsize=1)
+def leave() -> None:
+    """At the end of the process, leave MPI when all others do. The watch begins now: no thread does at the end."""
+    atexit.register(_end, module(), Watch("a process", ENDING, hears=False))
+
+
+def _end(mpi: Any, watch: Watch) -> None:
+    if not mpi.Is_finalized():
+        watch.doing("leaving MPI together with the other processes")
+        ctypes.CDLL(mpi.__file__).MPI_Finalize()
+        watch.doing("")

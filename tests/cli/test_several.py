@@ -61,7 +61,9 @@ def test_several_devices_of_one_process(rammer: Command, tiny: Path, tmp_path: P
     assert sum(c["payload_writes"] for c in report["counters"]) == len(report["transfers"])
     assert sum(c["nbytes"] for c in report["counters"]) == sum(t["bytes"] for t in report["transfers"])
     for counters in some(report["counters"]):
-        assert [counters[n] for n in ("allocations", "serialisations", "copies", "host_copies")] == [0] * 4
+        assert [counters[n] for n in ("allocations", "serialisations", "copies")] == [0] * 3
+    mine, chip = report["counters"]
+    assert mine["host_copies"] == 0 < chip["host_copies"]  # a processor computes where arrays are, a chip in memory of its own
 
 
 def test_a_trace_has_all_devices(rammer: Command, tiny: Path, tmp_path: Path) -> None:

@@ -26,6 +26,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
+def warn(message: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(printable(f"rammer: warning: {message}\n"))
+
+
 class RammerError(Exception):
     """Base of all expected errors. Prints as ``what``, then ``  at: where``, then ``  hint: ...``."""
 

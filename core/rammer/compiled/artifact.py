@@ -37,7 +37,8 @@ LENGTHS_AT, LENGTHS, HEADER = 26, "<HH", 30
 @dataclass(frozen=True)
 class Artifact:
     """A compiled model with what is needed to check and run it: the device, its ``--option`` values and its
-    fingerprint. ``key`` is what it is kept under in the cache, "" in a file of the user's."""
+    fingerprint. ``key`` is what it is kept under in the cache, "" in a file of the user's; ``seal`` is that of a
+    file that was read."""
 
     compiled: Compiled
     device: str
@@ -47,6 +48,7 @@ class Artifact:
     options: Mapping[str, str] = field(default_factory=dict)
     precision: str = "float32"
     key: str = ""
+    seal: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

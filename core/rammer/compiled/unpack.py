@@ -167,7 +167,8 @@ class _Members:
         device, target, fingerprint, policy, precision, key = (
             _text(head[k]) for k in ("device", "target", "fingerprint", "policy", "precision", "key")
         )
-        return Artifact(compiled, device, target, fingerprint, policy, options, precision, key)
+        seal = self.archive.comment.decode()  # which was compared
+        return Artifact(compiled, device, target, fingerprint, policy, options, precision, key, seal)
 
     def segment(self, number: int, entry: Mapping[str, Any]) -> Segment:
         """A program, verified, or an operator for the host."""

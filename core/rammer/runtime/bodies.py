@@ -82,19 +82,23 @@ class BodyKey:
 
 @dataclass(frozen=True)
 class BodyPart:
-    """A body, or several turns of one, as a model. ``feeds`` are values of outside by their names."""
+    """A body, or several turns of one, as a model. ``feeds`` are values of outside by their names; ``kept`` says whether
+    an earlier process compiled it."""
 
     key: BodyKey
     model: Model
     feeds: Mapping[str, Any]
+    kept: bool = False
 
 
 @dataclass
 class BodyPrograms:
-    """``make`` compiles and loads a model whose shapes are all known; ``residents`` hold what was made."""
+    """``make`` compiles and loads a model whose shapes are all known, or loads what is ``kept`` of it on disk; ``residents`` hold
+    what was made."""
 
     make: Callable[[Model], Specialised]
     residents: Residents[BodyKey]
+    kept: Callable[[Model], bool] = lambda _: False
     warm: int = WARM
     forms: dict[SubGraph, set[tuple[InputPort, ...]]] = field(default_factory=dict)
     refused: dict[SubGraph, str] = field(default_factory=dict)
@@ -127,12 +131,14 @@ class BodyPrograms:
             self.reached[body] = ahead.first
         self.turned[body] = turned = self.turned.get(body, 0) + 1
         # Once the first turn went on, a steady condition holds: it is the same in every run.
-        if turned <= self.warm or body not in self.reached or not _worth(ahead):
+        if body not in self.reached or not _worth(ahead):
             return None
         if body not in self.most and self._single(body) is None:
             return None
         try:
             part = self._turns(body, ahead, outer)
+            if turned <= self.warm and not part.kept:  # what is kept need not be waited for
+                return None
             self._specialised(part)
         except BadInput:  # of one turn each it may still be compiled
             self.most[body] = 1
@@ -212,9 +218,8 @@ class BodyPrograms:
         scanned = len(ahead.slices)
         if body not in self.most:
             self.most[body] = self._most(Turns(body, MOST_TURNS, scanned, bool(scanned) or steady(body)))
-        count = min(
-            self.most[body], _turns_of(max(ahead.first, self.reached[body])) if ahead.left is None else _power(ahead.left)
-        )
+        wanted = _turns_of(max(ahead.first, self.reached[body])) if ahead.left is None else _power(ahead.left)
+        count = min(self.most[body], wanted)
         if count < 2:
             raise BadInput("one turn is long enough")
         own, _, free = _reads(body)
@@ -239,7 +244,7 @@ class BodyPrograms:
         key = BodyKey(turns, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
         if key not in self.models:
             self._keep(key, turns.model({p.name: p for p in ports}, fixed))
-        return BodyPart(key, self.models[key], {})
+        return BodyPart(key, self.models[key], {}, self.kept(self.models[key]))
 
     def _most(self, turns: Turns) -> int:
         """Turns of a program, by how long one is predicted to take and how many operators it is."""

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from rammer.compiled.artifact import Artifact, KeptApart, save_artifact
-from rammer.compiled.kept import KeptConstants
+from rammer.compiled.artifact import Artifact
 from rammer.compiled.options import RESIDENT, CompileOptions, Progress, quiet
 from rammer.compiled.segments import Compiled, with_contents
-from rammer.compiled.unpack import as_refusal, check_device, load_artifact
+from rammer.compiled.unpack import as_refusal
 from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
-from rammer.errors import BadInput, DeviceFailure, printable
+from rammer.errors import BadInput, DeviceFailure, warn
 from rammer.ir.collector import collector_paused
 from rammer.ir.content import Contents
 from rammer.ir.extent import NoRange
 from rammer.ir.operator import RKernel
-from rammer.profile.store import KernelStore, key_of
+from rammer.profile.store import KernelStore
 from rammer.runtime.binding import Asked, asked
 from rammer.runtime.bodies import BodyPrograms
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.checks import check_inputs, shapes_of
 from rammer.runtime.continuation import Continuation
-from rammer.runtime.keys import BOUND, MEMORY, SPANS, ShapeKey, key_for
+from rammer.runtime.keeping import KeptPrograms, fits_part, fits_shapes, part_key
+from rammer.runtime.keys import BOUND, MEMORY, ShapeKey, key_for
 from rammer.runtime.lengths import FIXED, Lengths, Shapes, Span, spelled
 from rammer.runtime.residents import Residents
 from rammer.runtime.seen import Seen
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
     from rammer.frontend.reader import Model
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: The folder beside that of programs, of constants by content.
-CONSTANTS: Final = "constants"
 
 
 @dataclass
@@ -89,7 +86,13 @@ class Executable:
     @cached_property
     def bodies(self) -> BodyPrograms:
         """The bodies of control flow on the device."""
-        return BodyPrograms(self._continued, Residents(self.head.name, self.resident))
+        return BodyPrograms(self._continued, Residents(self.head.name, self.resident), self._has_part)
+
+    @cached_property
+    def kept(self) -> KeptPrograms:
+        """The programs on disk."""
+        about = (self.source, self.backend, self.device, self.options, self.device_options)
+        return KeptPrograms(*about, self.registry, self.programs)
 
     @property
     def hosted(self) -> list[str]:
@@ -189,7 +192,7 @@ class Executable:
             alone = self.residents.find(tuple(sorted(shapes.items())))
             if alone is not None:
                 return alone
-            path = self._path(tuple(sorted(shapes.items())))
+            path = self.kept.path(tuple(sorted(shapes.items())))
             lengths = FIXED if path is not None and path.is_file() else lengths  # one that an earlier process made for them alone
         spans = lengths.spans_of(self.head.inputs, shapes)
         found = self._ranged(lambda: self._specialised(shapes, spans, lengths), spans) if spans else None
@@ -226,18 +229,24 @@ class Executable:
 
     def _made(self, key: ShapeKey, kept: ShapeKey, compile_it: Callable[[], Compiled]) -> Specialised:
         """What is kept on disk as ``kept``, or compiled."""
+        found = self._obtained(self.kept.path(kept), lambda c: fits_shapes(c, self.head, kept), compile_it)
+        self.residents.keep(key, found)
+        return found
+
+    def _obtained(self, path: Path | None, fits: Callable[[Compiled], bool], compile_it: Callable[[], Compiled]) -> Specialised:
+        """What is kept at ``path`` and ``fits``, or is compiled and kept, on the device."""
         start = time.perf_counter()
         with collector_paused():
-            compiled = self._from_cache(kept)
+            compiled = self.kept.found(path, fits)
         if compiled is not None:
             try:
-                with as_refusal(self._path(kept)):
-                    return self._load(key, compiled, start)
+                with as_refusal(path):
+                    return self._loaded(compiled, start)
             except BadInput as problem:
                 warn(f"{problem.what}; compiling again")
         compiled = compile_it()
-        self._keep(kept, compiled)
-        return self._load(key, compiled, start)
+        self.kept.keep(path, compiled)
+        return self._loaded(compiled, start)
 
     def _compiled(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> Compiled:
         """One program for the lengths in ``spans`` (NoRange where there is none), or for these shapes."""
@@ -251,12 +260,9 @@ class Executable:
         shapes = sorted((v.external or v.name, v.type.shape) for v in compiled.graph.inputs if v.name not in hidden)
         key = key_for(dict(shapes), spans, self.lengths.derived)
         with compiling(self.backend):
-            return self._load(key, compiled, time.perf_counter())
-
-    def _load(self, key: ShapeKey, compiled: Compiled, start: float) -> Specialised:
-        special = self._loaded(compiled, start)
-        self.residents.keep(key, special)
-        return special
+            special = self._loaded(compiled, time.perf_counter())
+            self.residents.keep(key, special)
+            return special
 
     def _loaded(self, compiled: Compiled, start: float) -> Specialised:
         """``compiled`` on the device. What waits for values is compiled when they are there."""
@@ -267,10 +273,18 @@ class Executable:
         return Specialised(compiled, loaded, time.perf_counter() - start, following, self.bodies)
 
     def _continued(self, model: Model) -> Specialised:
-        """A part of the model whose shapes are known."""
+        """A part of the model whose shapes are known, kept by what it holds."""
         with compiling(self.backend):
-            start = time.perf_counter()
-            return self._loaded(self.compiler.compile_model(model, {}), start)
+            path = self._part_path(model)
+            return self._obtained(path, lambda c: fits_part(c, model), lambda: self.compiler.compile_model(model, {}))
+
+    def _part_path(self, model: Model) -> Path | None:
+        return self.kept.path(part_key(model)) if self.kept.folder is not None and self.source.digest else None
+
+    def _has_part(self, model: Model) -> bool:
+        """Whether a part need not be compiled, as an earlier process did."""
+        path = self._part_path(model)
+        return path is not None and path.is_file()
 
     def compile_only(self, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         """Every step short of loading; ``shapes`` are needed for dynamic inputs only, and of a range for another length than the
@@ -302,86 +316,7 @@ class Executable:
         if compiled.rest is not None:
             why = compiled.rest.why
             raise BadInput(f"a compiled file needs fixed shapes, but {why.what}", why.where, why.hint)
-        return self._artifact(compiled)
-
-    def _artifact(self, compiled: Compiled) -> Artifact:
-        return Artifact(
-            compiled,
-            self.device,
-            self.options.target,
-            self.backend.fingerprint,
-            self.options.policy,
-            self.device_options,
-            self.options.precision,
-        )
-
-    def _to_cache(self, compiled: Compiled, path: Path) -> Artifact:
-        """``compiled`` under the key that its file's name is: one that lies under another name is not what it says."""
-        return replace(self._artifact(compiled), key=path.stem)
-
-    def _keep(self, key: ShapeKey, compiled: Compiled) -> None:
-        path = self._path(key) if compiled.rest is None else None
-        if path is not None:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                save_artifact(path, self._to_cache(compiled, path), KeptApart(self._kept(), self.source.model.files))
-            except OSError as problem:
-                warn(f"compiled program is not kept: {problem}")
-
-    def _from_cache(self, key: ShapeKey) -> Compiled | None:
-        path = self._path(key)
-        if path is None or not path.is_file():
-            return None
-        try:
-            cached = load_artifact(path, self.registry.operators if self.registry else dict, self._kept())
-            bare = Compiled(cached.compiled.graph, ())
-            if replace(cached, compiled=bare) != self._to_cache(bare, path) or not self._fits(cached.compiled, key):
-                raise BadInput(f"{path} was kept for something else")
-            check_device(path, cached.compiled, self.backend)
-            return cached.compiled
-        except BadInput as problem:
-            warn(f"{problem.what}; compiling again")
-            return None
-
-    def _kept(self) -> KeptConstants:
-        """Where large constants of kept programs are."""
-        assert self.programs is not None
-        home = self.source.path.parent if self.source.path is not None else None
-        return KeptConstants(self.programs.with_name(CONSTANTS), home, self.source.seen)
-
-    def _fits(self, compiled: Compiled, key: ShapeKey) -> bool:
-        """Whether a program has the model's ports, at the shapes that it was kept for."""
-        lengths = compiled.ranged.lengths if compiled.ranged is not None else {}
-        more = dict(key)
-        kept = {*dict(more.get(BOUND, ())).values()}  # they have what their outputs have
-        spans = dict(more.get(SPANS, ()))
-        have = {v.external or v.name: v.port for v in compiled.graph.inputs if v.name not in lengths.values()}
-        if (compiled.ranged.spans if compiled.ranged is not None else {}) != spans or {n: t.dtype for n, t in have.items()} != {
-            p.name: p.dtype for p in self.head.inputs
-        }:
-            return False
-        outputs = tuple(v.external or v.name for v in compiled.graph.outputs)
-        return outputs == self.head.outputs and all(have[n].shape == s for n, s in key if n in have and n not in kept)
-
-    def _path(self, key: ShapeKey) -> Path | None:
-        if self.programs is None or not self.source.digest:
-            return None
-        options = self.options
-        extensions = self.registry.extension_key() if self.registry else ""
-        parts = (
-            self.source.digest,
-            repr(key),
-            self.backend.fingerprint,
-            self.device,
-            repr(sorted(self.device_options.items())),
-            options.policy,
-            options.tune,
-            options.precision,
-            options.layout,
-            options.batching,
-            extensions,
-        )
-        return self.programs / f"{key_of(*parts)}.rammer"
+        return self.kept.artifact(compiled)
 
     def close(self) -> None:
         """Free the device when the runs in progress have ended; further calls raise DeviceFailure."""
@@ -389,8 +324,3 @@ class Executable:
         self.bodies.close()
         if self.owner:
             self.backend.close()
-
-
-def warn(message: str) -> None:
-    """One line on stderr."""
-    sys.stderr.write(printable(f"rammer: warning: {message}\n"))

@@ -23,13 +23,13 @@ from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiled.unpack import as_refusal, check_device, load_artifact
 from rammer.device.loader import PLUGINS, Registry
 from rammer.device.manifest import Backend
-from rammer.errors import BadInput, DeviceUnavailable
+from rammer.errors import BadInput, DeviceUnavailable, warn
 from rammer.ir.names import quoted
 from rammer.ir.port import InputPort
 from rammer.profile.folder import cache_folder
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED
-from rammer.runtime.executable import Executable, warn
+from rammer.runtime.executable import Executable
 from rammer.runtime.lengths import FIXED, Lengths, spelled
 from rammer.runtime.residents import check_resident
 from rammer.runtime.seen import Seen
@@ -165,8 +165,19 @@ def _adopted(
     head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
     name = spec if ":" in spec else f"{spec}:0"
     chosen = CompileOptions(artifact.policy, precision=artifact.precision)
-    source = ModelSource(_no_model(path, lengths), "", path, head)
-    exe = Executable(source, backend, name, chosen, registry, device_options=device_options, lengths=lengths, owner=True)
+    # The seal tells one file's programs from another's: what a run compiles of it, the bodies of its loops, is kept as a model's.
+    source, kept = ModelSource(_no_model(path, lengths), artifact.seal, path, head), cache_folder() / "programs"
+    exe = Executable(
+        source,
+        backend,
+        name,
+        chosen,
+        registry,
+        programs=kept,
+        device_options=device_options,
+        lengths=lengths,
+        owner=True,
+    )
     with as_refusal(path):
         exe.adopt(compiled)
     return exe

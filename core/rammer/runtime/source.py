@@ -16,7 +16,7 @@ from rammer.compiled.files import cache_text, cached_text
 from rammer.compiled.shares import in_threads
 from rammer.device.operators import CustomOperators
 from rammer.ir.data import loads, place_in
-from rammer.ir.mapped import State, state_of
+from rammer.ir.mapped import Mapped, State, state_of
 from rammer.ir.port import ON_HOST, InputPort
 from rammer.profile.folder import cache_folder
 from rammer.version import __version__
@@ -56,6 +56,11 @@ class ModelSource:
     def model(self) -> Model:
         """The checked ONNX model."""
         return self.read()
+
+    @property
+    def files(self) -> tuple[Mapped, ...]:
+        """The model's own files that weights stay in; a compiled file's are in memory."""
+        return self.model.files if self.known is None else ()
 
     @cached_property
     def head(self) -> Head:

@@ -1,0 +1,152 @@
+"""What only a run compiles (bodies of loops, many turns as one program, what waits for values) is kept for the next process, as
+programs of input shapes are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+from onnx_models import BOOL, FLOAT, INT64, model, tensor
+from random_loops import Feeds, drawn
+
+import rammer
+from rammer.compiled.artifact import save_artifact
+from rammer.compiler import Compiler
+from rammer.runtime import bodies
+from rammer.runtime.executable import Executable
+from rammer.runtime.keeping import part_key
+from rammer.testing.some import some
+
+DEVICES = ["toy", "rocm", "ipu_sim"]
+node = helper.make_node
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Models that were compiled, in order; several turns are soon worth a program, and the cache is empty."""
+    names, compiles = list[str](), Compiler.compile_model
+    monkeypatch.setattr(
+        Compiler, "compile_model", lambda self, m, *more: (names.append(f"{m.name} {part_key(m)}"), compiles(self, m, *more))[1]
+    )
+    monkeypatch.setattr(bodies, "LONGEST", 1.0)
+    monkeypatch.setattr(bodies, "MOST_TURNS", 8)
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
+    return names
+
+
+def agreed(session: onnxruntime.InferenceSession, exe: Executable, feeds: Feeds) -> dict[str, np.ndarray[Any, Any]]:
+    names = [o.name for o in session.get_outputs()]
+    wanted, found = dict(zip(names, session.run(names, feeds), strict=True)), exe.run(feeds)
+    for name, want in some(wanted.items()):
+        assert (found[name].dtype, found[name].shape) == (want.dtype, want.shape), name
+        np.testing.assert_allclose(found[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
+    return found
+
+
+def growing(weight: float = 1.01) -> onnx.ModelProto:
+    """A Loop that goes on until its state is large: how often, only a run knows."""
+    body = [
+        node("Mul", ["s", "w"], ["s2"]),
+        node("ReduceMax", ["s2"], ["top"], keepdims=0),
+        node("Less", ["top", "bound"], ["go"]),
+    ]
+    ports = [tensor("i", [], INT64), tensor("c", [], BOOL), tensor("s", [3])]
+    loop = node(
+        "Loop", ["", "", "x"], ["y"], body=helper.make_graph(body, "body", ports, [tensor("go", [], BOOL), tensor("s2", [3])])
+    )
+    constants = {"w": np.array(weight, np.float32), "bound": np.array(100, np.float32)}
+    return model([loop], [tensor("x", [3])], ["y"], constants=constants)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_next_process_compiles_no_turns(device: str, made: list[str], tmp_path: Path) -> None:
+    """And it does not wait for many turns before it takes the program of several."""
+    path, proto, feeds = tmp_path / "m.onnx", growing(), {"x": np.array([1, 2, 3], np.float32)}
+    onnx.save(proto, path)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    exe = rammer.compile(path, device)
+    exe.bodies.warm = 10
+    first = agreed(session, exe, feeds)
+    exe.close()
+    assert any("_turns " in n for n in made)
+    made.clear()
+    exe = rammer.compile(path, device)
+    again = agreed(session, exe, feeds)
+    assert not made and sum(exe.bodies.turned.values()) < 100
+    np.testing.assert_array_equal(first["y"], again["y"])
+    exe.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_compiled_file_keeps_its_turns(device: str, made: list[str], tmp_path: Path) -> None:
+    path, proto, feeds = tmp_path / "m.rammer", growing(), {"x": np.array([1, 2, 3], np.float32)}
+    exe = rammer.compile(proto, device)
+    save_artifact(path, exe.artifact(exe.compile_only({})))
+    exe.close()
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    for compiling in some((True, False)):
+        made.clear()
+        exe = rammer.compile(path)
+        exe.bodies.warm = 10
+        agreed(session, exe, feeds)
+        exe.close()
+        assert bool(made) == compiling, made
+
+
+def test_what_is_damaged_is_made_again(made: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, proto, feeds = tmp_path / "m.onnx", growing(), {"x": np.array([1, 2, 3], np.float32)}
+    onnx.save(proto, path)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    kept = list[int]()
+    for _ in range(2):
+        exe = rammer.compile(path, "toy")
+        exe.bodies.warm = 10
+        agreed(session, exe, feeds)
+        exe.close()
+        kept.append(len(made))
+        for file in some((tmp_path / "cache" / "programs").iterdir()):
+            file.write_bytes(file.read_bytes()[:-100])
+    assert kept[1] == 2 * kept[0] and "compiling again" in capsys.readouterr().err
+
+
+@pytest.mark.sampled(2, of="device")
+@pytest.mark.parametrize("number", range(100))
+@pytest.mark.parametrize("device", DEVICES)
+def test_random_loops(device: str, number: int, made: list[str], tmp_path: Path, rng: np.random.Generator) -> None:
+    """Whatever a body reads of outside, constants among it, and whatever its turns gather."""
+    loop, path = drawn(rng), tmp_path / "m.onnx"
+    onnx.save(loop.proto, path)
+    session = onnxruntime.InferenceSession(loop.proto.SerializeToString())
+    several, compiled = [loop.feeds(rng) for _ in range(3)], list[list[str]]()
+    for _ in range(2):
+        exe = rammer.compile(path, device)
+        exe.bodies.warm = 3
+        for feeds in several:
+            agreed(session, exe, feeds)
+        exe.close()
+        compiled.append([n for n in made if "_turns " in n])
+        made.clear()
+    assert not set(compiled[0]) & set(compiled[1]), compiled
+
+
+def test_what_waits_for_values_is_kept(made: list[str], tmp_path: Path, rng: np.random.Generator) -> None:
+    """For each shape found, and not for another."""
+    nodes = [node("Reshape", ["x", "shape"], ["r"]), node("Softmax", ["r"], ["y"])]
+    proto = model(nodes, [tensor("x", [12], FLOAT), tensor("shape", [2], INT64)], ["y"])
+    path, compiled = tmp_path / "m.onnx", list[int]()
+    onnx.save(proto, path)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    x = rng.standard_normal(12).astype(np.float32)
+    for shapes in ([(3, 4), (4, 3)], [(4, 3), (3, 4)], [(2, 6)]):
+        exe = rammer.compile(path, "toy")
+        for shape in shapes:
+            agreed(session, exe, {"x": x, "shape": np.array(shape)})
+        exe.close()
+        compiled.append(len(made))
+        made.clear()
+    assert compiled == [3, 1, 2]  # what is before it is compiled in every process

@@ -27,6 +27,7 @@ from rammer.ir.program import dense
 from rammer.ir.types import TensorType
 from rammer.plan.layouts import LEAST_GAIN, assign_layouts, channels_last
 from rammer.plan.storage import StoragePlan
+from rammer.profile import aside
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import Tuner
 from rammer.testing.small_models import MODELS
@@ -211,6 +212,7 @@ def test_a_whole_program_is_measured_where_kernels_are(
 ) -> None:
     """Its kernels promise much, and the program with channels last takes ``share`` of the other's time."""
     price_as(monkeypatch, 0.5)
+    monkeypatch.setattr(aside, "opening_of", lambda backend: None)  # the clock is this process's
     backend = Registry().open("toy")
     profiler = backend.profiler.__class__  # of what the guard guards
     monkeypatch.setattr(profiler, "task_time", lambda self, kernel, binding: (kernel.alone, kernel.crowded))

@@ -133,14 +133,53 @@ def test_tensor_scatter_and_attention_stay(device: str, batch: int, tokens: int,
     exe.close()
 
 
-def test_a_compiled_file_says_that_it_has_no_states(rng: np.random.Generator, tmp_path: Path) -> None:
-    model = RANGED["cache"](rng)
-    exe = rammer.compile(model.proto, "rocm", shapes=model.spans)
-    save_artifact(tmp_path / "cache.rammer", exe.artifact(exe.compile_whole({})))
+def _reopened(exe: Executable, path: Path, device: str) -> Executable:
+    """The compiled file of a model."""
+    save_artifact(path, exe.artifact(exe.compile_whole({})))
     exe.close()
-    exe = rammer.compile(tmp_path / "cache.rammer", "rocm")
-    with pytest.raises(BadInput, match="output 'present' cannot stay in input 'past': the program of a compiled file"):
-        exe.bind({"x": np.zeros((2, 1, 4), np.float32)}, {"present": "past"})
+    return rammer.compile(path, device, options=OPTIONS.get(device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_states_of_a_compiled_file_are_copied(device: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    """As those of a model in every number; two calls have states of their own, and plain runs go on."""
+    model = RANGED["cache"](rng)
+    exe = rammer.compile(model.proto, device, shapes=model.spans, options=OPTIONS.get(device))
+    exe, session = _reopened(exe, tmp_path / "cache.rammer", device), _session(model.proto)
+    calls = [exe.bind({"x": np.zeros((2, 1, 4), np.float32)}, {"present": "past"}) for _ in range(2)]
+    assert "output 'present' is copied into input 'past' after every run" in " ".join(calls[0].notes)
+    for begin, end in ((0, 10), (0, 4), (3, 7)):
+        pasts = [rng.standard_normal((2, begin, 4)).astype(np.float32) for _ in calls]
+        for bound, past in zip(calls, pasts, strict=True):
+            bound.write({"past": past} if begin else {})
+        for length in range(begin, end):
+            for number, bound in enumerate(calls):
+                x = rng.standard_normal((2, 1, 4)).astype(np.float32)
+                bound.write({"x": x})
+                bound.run(past=length)
+                y, pasts[number] = session.run(None, {"x": x, "past": pasts[number]})
+                np.testing.assert_allclose(bound.to_host("y")["y"], y, 1e-4, 1e-5)
+                np.testing.assert_array_equal(bound.to_host("present")["present"], pasts[number])
+    past = rng.standard_normal((2, 5, 4)).astype(np.float32)
+    np.testing.assert_allclose(exe.run({"x": x, "past": past})["y"], session.run(["y"], {"x": x, "past": past})[0], 1e-4, 1e-5)
+    exe.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_states_of_fixed_shapes_of_a_compiled_file(device: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    proto = parser.parse_model("""<ir_version: 11, opset_import: ["" : 24]>
+        scatter (float[2, 2, 3] new, float[2, 6, 3] cache, int64[2] at) => (float[2, 6, 3] more) {
+            more = TensorScatter <axis = 1, mode = "circular"> (cache, new, at)
+        }""")
+    exe = _reopened(rammer.compile(proto, device, options=OPTIONS.get(device)), tmp_path / "scatter.rammer", device)
+    reference, cache = ReferenceEvaluator(proto), rng.standard_normal((2, 6, 3)).astype(np.float32)
+    bound = exe.bind({"new": np.zeros((2, 2, 3), np.float32), "cache": cache, "at": np.zeros(2, np.int64)}, {"more": "cache"})
+    for at in ([0, 5], [2, 1], [5, 4]):
+        new = rng.standard_normal((2, 2, 3)).astype(np.float32)
+        bound.write({"new": new, "at": np.array(at)})
+        bound.run()
+        (cache,) = reference.run(None, {"new": new, "cache": cache, "at": np.array(at)})
+        np.testing.assert_array_equal(bound.to_host("more")["more"], cache)
     exe.close()
 
 

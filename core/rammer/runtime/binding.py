@@ -32,18 +32,11 @@ class Asked(NamedTuple):
         return self.lengths.spans
 
 
-def asked(
-    head: Head, lengths: Lengths, seen: Seen, inputs: Mapping[str, Any], outputs: Mapping[str, Any], of_file: bool = False
-) -> Asked:
-    """What a call of ``bind`` is about. BadInput for a wrong name, type or shape, for what cannot be known, and for an output
-    that is to stay in the program of a compiled file."""
+def asked(head: Head, lengths: Lengths, seen: Seen, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Asked:
+    """What a call of ``bind`` is about. BadInput for a wrong name, type or shape, and for what cannot be known."""
     arrays, outputs = by_name("input", inputs), mapped("output", outputs)
     kept = {o: i for o, i in outputs.items() if isinstance(i, str)}
     _check_kept(head, kept)
-    if kept and of_file:
-        output, name = next(iter(kept.items()))
-        said = f"output {output!r} cannot stay in input {name!r}: the program of a compiled file keeps them apart"
-        raise BadInput(said, hint="bind the ONNX model that it was compiled from, or copy the output with bound.write")
     shapes = {n: shape_of(a) for n, a in arrays.items()}
     found = not lengths.spans
     lengths = seen.until(head.inputs, shapes) if found else lengths

@@ -139,7 +139,7 @@ class Executable:
         Of a model with ranges, arrays of the greatest lengths are bound for all of them: ``bound.run(past=5)``; where runs
         have shown which change, for all up to the arrays'. Others have a program alone. An output may stay in the memory of an
         input for the next run, ``{"present": "past"}``: such an input need not be given, and begins with zeros; where the
-        output continues it, one row is written a run (``rammer.runtime.standing``).
+        output continues it, one row is written a run (``rammer.runtime.standing``); of a compiled file it is copied there.
 
         Arrays are the device's (DLPack or ``__cuda_array_interface__``: torch, CuPy, JAX) or the host's; a host array
         bound to a device with memory of its own is copied there once, and ``bound.write`` copies new values. Outputs
@@ -147,13 +147,14 @@ class Executable:
         cuda: torch's, CuPy's, or a handle). BadInput for what ``run`` refuses, for an output of the wrong type or shape,
         and for an array that the device cannot reach. Other libraries' arrays of bfloat16 and the like are given as their bits.
         """
-        what = asked(self.head, self.lengths, self.seen, inputs, outputs or {}, self.source.known is not None)
+        what = asked(self.head, self.lengths, self.seen, inputs, outputs or {})
         if not what.spans and not what.kept:
             with self.residents.used(lambda: self._specialised(what.shapes, {}, FIXED)) as special:
                 return special.bind(what.inputs, what.outputs, stream)
-        own = ((MEMORY, next(self._numbers)),) if what.kept else ()  # states are no other call's
+        of_file = self.source.known is not None  # its program is for bound calls, too, and has no states: they are copied
+        own = ((MEMORY, next(self._numbers)),) if what.kept and not of_file else ()  # states are no other call's
         key = key_for(what.shapes, what.spans, what.lengths.derived)
-        if what.kept or what.found or self.lengths.buckets > 1:  # a file's program is for bound calls, too
+        if not of_file and (what.kept or what.found or self.lengths.buckets > 1):
             key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
         terms = Terms(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
         if what.found and what.spans and self._ranged(lambda: self._bindable(key, what), what.spans) is None:

@@ -16,7 +16,7 @@ from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Load, Op, Ref, integer
 
 #: Scalar operations that combining the lanes of one column accumulator costs, relative to a vector access.
-_FOLD = 8.0
+FOLDED = 8.0
 #: Points of the largest window that is written out, and statements that a block of windows may have.
 _UNROLLED, _STATEMENTS = 64, 200
 #: Loads of the largest map that is written out for a square of vectors.
@@ -121,7 +121,7 @@ def _choose_columns(
                 lane = f"{c.name}.{r.name}"
                 own = [f for f in found if f.reducer == c.name]
                 cost = sum(f.weight * (access_cost(unit, f.load, lane, width) or 0.5) for f in own) / width
-                options.append((cost * (-(-r.extent // width) * width / r.extent) + _FOLD, r.name, width))
+                options.append((cost * (-(-r.extent // width) * width / r.extent) + FOLDED, r.name, width))
         if not options:
             return float("inf"), {}
         cost, name, width = min(options)

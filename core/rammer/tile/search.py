@@ -39,12 +39,19 @@ def candidates(operator: ROperator, binding: Binding, device: VDevice, count: in
 def ranked_tiles(
     operator: ROperator, types: Mapping[str, TensorType], device: VDevice, step: Mapping[str, int] | None = None
 ) -> list[tuple[float, Tile, TaskCost]]:
-    """(predicted seconds, tile, cost) of every tile tried that fits, sorted. ``step`` asks that the tile
-    along an axis be a multiple (or the whole extent), as register-tiled kernel families need."""
+    """(predicted seconds, tile, cost) of every tile tried that fits, sorted; where none does and the device spills, of those
+    that spill. ``step`` asks that the tile along an axis be a multiple (or the whole extent), as register-tiled families need."""
+    found = _ranked(operator, types, device, step or {}, device.layer("veu").capacity)
+    return found or (_ranked(operator, types, device, step or {}, 0) if device.spills else [])
+
+
+def _ranked(
+    operator: ROperator, types: Mapping[str, TensorType], device: VDevice, step: Mapping[str, int], capacity: int
+) -> list[tuple[float, Tile, TaskCost]]:
+    """``ranked_tiles`` whose tasks keep at most ``capacity`` bytes (0: any)."""
     shape = operator.anchor.shape
-    steps = tuple((step or {}).get(a.name, 1) for a in operator.anchor.axes)
+    steps = tuple(step.get(a.name, 1) for a in operator.anchor.axes)
     tried: dict[Tile, tuple[float, TaskCost] | None] = {}
-    capacity = device.layer("veu").capacity
     shapes = ended_shapes(operator)
 
     def measure(tile: Tile) -> float:

@@ -68,11 +68,13 @@ def box_cost(operator: ROperator, output: Box, types: Mapping[str, TensorType], 
         if own is not None:
             points = math.prod([hi - lo for lo, hi in own]) * math.prod([r.extent for r in c.reduce])
             work += points * max(1, c.flops_per_point)
+    kept, capacity = footprint(operator, boxes, types, device), device.layer("veu").capacity
+    traffic += 2 * max(0, kept - capacity) if device.spills and capacity else 0  # written, and read again
     share = memory.bandwidth / device.veus
     compute_time = work / device.flops
     alone = device.dispatch + max(compute_time, traffic / (share * min(device.veus, LONE_BANDWIDTH_SHARE)))
     crowded = device.dispatch + max(compute_time, traffic / share)
-    return TaskCost(traffic, footprint(operator, boxes, types, device), work, alone, crowded)
+    return TaskCost(traffic, kept, work, alone, crowded)
 
 
 def footprint(operator: ROperator, boxes: Mapping[str, Box], types: Mapping[str, TensorType], device: VDevice) -> int:

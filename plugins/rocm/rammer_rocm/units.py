@@ -151,6 +151,7 @@ def _cpu(device: Any) -> VDevice:
         source=f"OpenCL device info; {clock_source}",
         precisions=PRECISIONS,
         dots=clock * FLOP_PER_LANE * 4 * lanes if dots else 0.0,
+        spills=True,
     )
 
 

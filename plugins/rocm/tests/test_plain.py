@@ -54,10 +54,11 @@ def seconds(made: tuple[ROperator, Binding], tile: tuple[int, ...]) -> float:
     return task_seconds(tiled, made[1], CPU) * tiled.task_count
 
 
-def test_rows_that_fill_no_vector_are_computed_element_by_element() -> None:
-    """The core calls the two alike; measured, the narrow one took ten times as long."""
+def test_rows_that_fill_no_vector_are_computed_in_short_ones_or_element_by_element() -> None:
+    """The core calls them alike; measured, rows of 14, in vectors of 8, took 4 times as long, rows of 3 longer yet."""
     made = operator(MAP)
-    assert seconds(made, (8, 64, 56, 14)) > 5 * seconds(made, (4, 64, 56, 56))
+    whole, narrow, least = (seconds(made, tile) for tile in ((4, 64, 56, 56), (8, 64, 56, 14), (8, 64, 56, 3)))
+    assert least > 1.2 * narrow > 1.7 * whole
     first = next(iter(generic_choices(*made, CPU)))
     assert first.operator.tile[-1] == 56
 

@@ -13,6 +13,7 @@ from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
+from rammer.ir.expr import Expr, Load, Ref
 from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.codes_tiles import codes_family
@@ -35,6 +36,9 @@ TILE_OVERHEAD = 25e-9
 VECTOR_GATHER, RUN_GATHER = 1.5e-9, 1.2e-9
 #: Seconds to gather one element whose neighbour lies elsewhere: a transposition, lane by lane.
 LANE_GATHER = 0.7e-9
+#: Seconds around a vector of sums on its way to memory, for every tensor that is written or read there: its columns are
+#: neighbours; and a lane of one whose columns lie apart, as those of several images do.
+VECTOR_STORE, LANE_STORE = 1e-9, 0.9e-9
 #: Share of the peak that generic contractions reach: 15 to 23 of 500 GFLOP/s on two Zen 5 cores.
 GENERIC_RATE = 0.05
 #: And where rows share no columns, as of depthwise convolutions: 13 to 18% of one such core.
@@ -272,7 +276,26 @@ def _variants(p: PanelProduct, binding: Binding, device: VDevice) -> list[Varian
         whole = Variant(window.width, copied, PEAK_SHARE * WINDOW_SHARE, 1, left=depth.left)
         nbytes = window.count * window.block(device.vector) * 4
         found += _cut(whole, p, nbytes, device) if depth.outer in window.channels else [_spilled(whole, nbytes, device)]
-    return found
+    stored = _stored_seconds(p, binding, device)
+    return [replace(v, gather=v.gather + stored) for v in found]
+
+
+def _stored_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float:
+    """Seconds of the sums' way to memory: what is written, and what the maps behind read beside them."""
+    inside, vectors, each = {c.name for c in (p.main, *p.after)}, p.rows * -(-p.width // device.vector), 0.0
+    for c in (p.main, *p.after):
+        written = [Load(c.name, tuple(Ref(a.name) for a in c.axes))] if c.name in p.operator.outputs else []
+        axes: dict[str, Expr] = {a.name: Ref(m.name) for a, m in zip(c.axes, p.main.axes, strict=True)}
+        read = [] if c is p.main else [load for load in c.loads if load.tensor not in inside]
+        for load in (*written, *read):
+            moved = replace(load, indices=tuple(ex.substitute(i, axes) for i in load.indices), fill=None)
+            try:
+                steps = access(moved, binding)
+            except Unsuited:
+                continue  # no kernel has it either
+            if any(steps.step(name) and p.tile[name] > 1 for name in p.columns):
+                each += VECTOR_STORE if contiguous(steps, p) else LANE_STORE * device.vector
+    return vectors * each
 
 
 def _spilled(variant: Variant, nbytes: int, device: VDevice) -> Variant:

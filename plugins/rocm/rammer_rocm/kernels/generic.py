@@ -17,7 +17,7 @@ from rammer.tile.search import ranked_tiles
 from rammer.tile.traffic import task_cost
 
 from rammer_rocm.dialect import OPENCL, ROUNDED
-from rammer_rocm.kernels.plain import plain, task_seconds
+from rammer_rocm.kernels.plain import PlainTasks, plain, task_seconds
 from rammer_rocm.kernels.task import Family, TaskFunction
 
 #: Tiles offered to the tuner, behind those of other families.
@@ -49,7 +49,8 @@ def generic_choices(operator: ROperator, binding: Binding, device: VDevice) -> I
     choices = [Choice(seconds, operator.tiled(tile)) for seconds, tile, _ in ranked_tiles(operator, binding.types, device)]
     if device.threads > 1 or not plain(operator):
         return iter(choices)
-    priced = (Choice(generic_seconds(o, binding, device) + device.launch, o) for _, o in choices)
+    tasks = PlainTasks(operator, binding, device)
+    priced = (Choice(-(-o.task_count // device.veus) * tasks.seconds(o) + device.launch, o) for _, o in choices)
     return iter(sorted(priced, key=lambda choice: choice.seconds))
 
 

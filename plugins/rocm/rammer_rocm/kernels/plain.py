@@ -2,37 +2,65 @@
 ranks their tiles.
 
 The core's count of bytes, and of operations at the peak, calls nearly all of them bound by memory. On a core they are bound by
-instructions: a vector of a map costs its loads and stores besides its operations, rows shorter than a vector are computed element
-by element, and what was read a moment ago is read again from a cache. Costs add up; a core overlaps little of so short loops.
+instructions: a vector of a map costs its loads and stores besides its operations, a sum waits for its own last step, rows shorter
+than a vector are computed element by element, and what was read a moment ago is read again from a cache. So the loops that the
+kernel has (``nests.py``) are counted, and costs add up; a core overlaps little of so short loops.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 from rammer.device.manifest import Binding
-from rammer.ir.compute import Box, Compute
+from rammer.ir.compute import Box
 from rammer.ir.device import VDevice
-from rammer.ir.expr import Ref
 from rammer.ir.operator import ROperator
-from rammer.ir.types import itemsize
+from rammer.ir.types import TensorType, itemsize
 from rammer.tile.traffic import box_bytes
 
-#: Seconds of a vector of one Compute, and of each operation on it; of an element that is computed alone, its first operation
-#: included: further ones cost what they cost in a vector.
-#: These and those below are fitted to 170 tiles of 14 operators and to 108 programs of 54 random graphs, on one and two cores
-#: of an AMD EPYC (Zen 5): ``benchmarks/stitching.py --ranks`` says how well they rank others.
-VECTOR, VECTOR_FLOP, ELEMENT = 1.4e-9, 7.9e-10, 4.4e-10
-#: Seconds to combine the lanes of a vector into one.
-FOLD = 2.8e-9
-#: Seconds a byte of tensors that outgrow the core's cache and of others; more where it is written; of what a task keeps
-#: for itself (results it reads where they are written).
-FAR, NEAR, WRITTEN, HELD = 5.9e-11, 4.8e-11, 7e-11, 1e-10
-#: Seconds of a run of neighbours of a tensor that outgrows the cache, and of a task.
-RUN, TASK = 2.3e-9, 4e-8
-#: Element types that generic kernels compute in vectors.
-IN_VECTORS: Final = frozenset(("float32", "float16"))
+from rammer_rocm.dialect import OPENCL
+from rammer_rocm.kernels.nests import Counts, nests_of
+
+#: Cycles of the clock that the device names, by what is counted. Fitted by ``benchmarks/plain_fit.py`` to 535 tiles of 40
+#: operators on a core of an AMD EPYC (Zen 4), with what instructions take in vendors' tables as a prior;
+#: ``benchmarks/stitching.py --ranks`` says how well they rank others.
+CYCLES: Final[Mapping[str, float]] = {
+    "again_far": 0.01,
+    "again_near": 0.0099,
+    "element": 0.53,
+    "element_function": 1.2,
+    "element_load": 0.087,
+    "element_quotient": 0.88,
+    "element_step": 0.38,
+    "element_store": 0.17,
+    "far_read": 0.012,
+    "far_run": 0.75,
+    "far_write": 0.055,
+    "fold": 6.9,
+    "function": 2.6,
+    "gather": 0.23,
+    "line": 0.9,
+    "load": 0.17,
+    "loop": 2.5,
+    "near_read": 0.019,
+    "near_run": 0.16,
+    "near_write": 0.005,
+    "nest": 2.8,
+    "nested": 0.25,
+    "operation": 0.17,
+    "page": 1.2,
+    "quotient": 4.1,
+    "spread": 0.087,
+    "store": 0.35,
+    "task": 12.0,
+    "wait": 0.79,
+}
+#: What a task at the edge does as often as a full one.
+EACH: Final = frozenset(("task", "nest"))
+#: Bytes of the innermost cache: 32 KiB or more on every x86 core since 2006 (vendors' optimisation guides).
+INNERMOST: Final = 32 << 10
 
 
 def plain(operator: ROperator) -> bool:
@@ -41,45 +69,96 @@ def plain(operator: ROperator) -> bool:
 
 
 def task_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
-    """Predicted seconds of a full task of a tiled operator on one core."""
-    types, inside = binding.types, {c.name for c in operator.computes}
-    boxes, total = operator.boxes(operator.inner_box(), types), TASK
-    total += sum(_computed(c, boxes[c.name], device.vector) for c in operator.computes if c.name in boxes)
-    memory, cache = device.layer("device"), device.layer("veu").capacity
-    for name, box in boxes.items():
-        if name not in inside or name in operator.outputs:
-            kind = types[name]
-            far = math.prod(kind.shape) * itemsize(kind.dtype) > cache
-            byte = (FAR if far else NEAR) + (WRITTEN if name in operator.outputs else 0.0)
-            total += box_bytes(box, kind, memory.transaction) * byte + far * _runs(box, kind.shape)[1] * RUN
-    held = {e.producer for e in operator.connections if e.layer == "veu"} - set(operator.outputs)
-    return total + sum(_points(boxes[n]) * itemsize(types[n].dtype) for n in held if n in boxes) * HELD
+    """Predicted seconds of the mean task of a tiled operator on one core: those at the edges are smaller."""
+    return PlainTasks(operator, binding, device).seconds(operator)
 
 
-def _points(box: Box) -> int:
+class PlainTasks:
+    """An operator's tasks, whatever its tile."""
+
+    def __init__(self, operator: ROperator, binding: Binding, device: VDevice) -> None:
+        self.types, self.lanes = binding.types, device.vector
+        self.capacity, self.line = device.layer("veu").capacity, device.layer("device").transaction
+        self.cycle = 2 * device.vector / device.flops
+        self.nests = list(nests_of(operator, binding, OPENCL))
+        self.kept = {e.producer for e in operator.connections if e.layer == "veu"} - set(operator.outputs)
+        self.stored = dict.fromkeys((*operator.inputs, *operator.outputs))
+        self.nbytes = sum(binding.types[n].nbytes for n in self.stored)
+
+    def seconds(self, tiled: ROperator) -> float:
+        """Predicted seconds of the mean task."""
+        return self.cycle * sum(CYCLES[what] * often for what, often in self.mean(tiled).items())
+
+    def mean(self, tiled: ROperator) -> dict[str, float]:
+        """What the mean task does, by the names of ``CYCLES``."""
+        whole = math.prod(t * -(-n // t) for t, n in zip(tiled.tile, tiled.anchor.shape, strict=True))
+        share = math.prod(tiled.anchor.shape) / max(1, whole)
+        return {what: often * (1.0 if what in EACH else share) for what, often in self.counts(tiled).items()}
+
+    def counts(self, tiled: ROperator) -> Counts:
+        """What a full task does, by the names of ``CYCLES``."""
+        boxes = tiled.boxes(tiled.inner_box(), self.types)
+        found = self._bytes(boxes)
+        found["task"] += 1
+        for nest in self.nests:
+            if nest.root.name in boxes:
+                found["nest"] += 1
+                found += nest.count([high - low for low, high in boxes[nest.root.name]], self.lanes)
+        return found
+
+    def _bytes(self, boxes: Mapping[str, Box]) -> Counts:
+        """Bytes of what a task reads and writes, by where they are: ``far`` as much of them as the operator's tensors outgrow the
+        core's cache. What a task reads again, or keeps, comes from the cache that holds all that the task touches: the innermost
+        one for nothing."""
+        found, seen = Counts(), set[str]()
+        sizes = {n: _volume(boxes[n]) * itemsize(self.types[n].dtype) for n in (*self.stored, *self.kept) if n in boxes}
+        touched, whole = sum(sizes.values()), _beyond(self.nbytes, self.capacity)
+        beyond = _beyond(touched, self.capacity)
+        again = {"again_far": beyond, "again_near": (1.0 - beyond) * _beyond(touched, INNERMOST)}
+        first = {"far": whole, "near": 1.0 - whole}
+        for nest in self.nests:
+            for name in dict.fromkeys(r.tensor for r in nest.reads if r.tensor in sizes):
+                if name in seen:
+                    _add(found, again, sizes[name])
+                else:
+                    self._reach(found, first, "read", boxes[name], name)
+                seen.add(name)
+            for name in (c.name for c in nest.computes if c.name in sizes):
+                seen.add(name)
+                if name in self.stored:
+                    self._reach(found, first, "write", boxes[name], name)
+                else:
+                    _add(found, again, sizes[name])
+        return found
+
+    def _reach(self, found: Counts, shares: Mapping[str, float], what: str, box: Box, name: str) -> None:
+        """What a task reads first, or writes."""
+        size = box_bytes(box, self.types[name], self.line)
+        _add(found, {f"{where}_{what}": share for where, share in shares.items()}, size)
+        _add(found, {f"{where}_run": share for where, share in shares.items()}, _jumps(box, self.types[name]))
+
+
+def _add(found: Counts, shares: Mapping[str, float], size: int) -> None:
+    for what, share in shares.items():
+        found[what] += round(share * size)
+
+
+def _beyond(size: int, capacity: int) -> float:
+    """What share of so many bytes a cache no longer holds, that keeps what was used last: all of twice its size."""
+    return min(1.0, max(0.0, size / capacity - 1.0))
+
+
+def _volume(box: Box) -> int:
     return math.prod([high - low for low, high in box])
 
 
-def _computed(c: Compute, box: Box, lanes: int) -> float:
-    """Seconds to compute a box: along the innermost axis that it reads, or that it writes."""
-    run, count = _runs(box, c.shape)
-    taps, work = math.prod(r.extent for r in c.reduce), max(1, c.flops_per_point)
-    vector, element = VECTOR + VECTOR_FLOP * work, ELEMENT + VECTOR_FLOP * (work - 1)
-    if c.dtype not in IN_VECTORS:
-        return run * count * taps * element
-    if c.reduce and any(load.indices and load.indices[-1] == Ref(c.reduce[-1].name) for load in c.loads):
-        whole, rest = divmod(c.reduce[-1].extent, lanes)
-        rows = run * count * taps // max(1, c.reduce[-1].extent)
-        return rows * (whole * vector + rest * element + FOLD)
-    return count * taps * (-(-run // lanes) * vector if run >= lanes else run * element)
-
-
-def _runs(box: Box, shape: tuple[int, ...]) -> tuple[int, int]:
-    """The length of a box's runs of neighbouring elements of a tensor, and how many there are."""
-    run, count, whole = 1, 1, True
-    for (low, high), extent in zip(box[::-1], shape[::-1], strict=True):
+def _jumps(box: Box, kind: TensorType) -> int:
+    """How many runs of neighbouring elements of a tensor a box is; of a single one, which goes on where the task before ended,
+    none."""
+    count, whole = 1, True
+    for (low, high), extent in zip(box[::-1], kind.shape[::-1], strict=True):
         if whole:
-            run, whole = run * (high - low), high - low == extent
+            whole = high - low == extent
         else:
             count *= high - low
-    return run, count
+    return count if count > 1 else 0

@@ -56,7 +56,7 @@ def joined(*transfers: Transfer, count: int = 2, depth: int = 1) -> Iterator[tup
     exposed, meeting = Exposed(tuple(f"d{n}" for n in range(count)), transfers, depth), Meeting(count)
     inboxes = [Inbox() for _ in range(count)]
     for number, inbox in enumerate(inboxes):
-        inbox.add(zeros(exposed.sizes[number]), exposed)
+        inbox.add(zeros(exposed.sizes[number], exposed.aligned), exposed)
 
     def join(number: int) -> dict[int, Wire]:
         return wired(number, inboxes[number], lambda word: meeting.say(number, word), PATIENCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 from rammer.errors import DeviceUnavailable
@@ -28,6 +29,14 @@ def environment_of(gpu: bool) -> dict[str, str]:
             "cudnn": str(torch.backends.cudnn.version()),
         }
     return facts
+
+
+def meanwhile() -> str:
+    """What else the machine does: a sentence for pages of times."""
+    busy, count, niceness = os.getloadavg()[1], os.cpu_count(), os.getpriority(os.PRIO_PROCESS, 0)
+    return (
+        f"Meanwhile {busy:.0f} processes wanted this machine's {count} processors; what is measured ran at priority {niceness}."
+    )
 
 
 def section(facts: dict[str, str]) -> str:

@@ -140,6 +140,7 @@ _TABLES: Final = (
     Table(
         "transfers", "tensors between processes beside remote calls", "transfers_table", spelled={**_MARKED, "rounds": "--rounds"}
     ),
+    Table("apart", "models over hosts that are apart", "apart", spelled=_MARKED),
     Table("four-bits", "weights of 4 bits beside ONNX Runtime", "four_bits", spelled=_MARKED),
     Table("loops", "loops, branches and recurrent layers beside a peer", "loops", spelled={"device": "--device", **_MARKED}),
     Table("operators", "models of one operator beside ONNX Runtime", "operators", spelled=_MARKED),

@@ -1,24 +1,26 @@
-"""One tensor from one process to another, until the sender knows that it is there: one-sided writes beside remote calls.
+"""One tensor from one process to another, and a stream of them: transports beside remote calls.
 
-python benchmarks/transfers.py --markdown results/cpu_transfers.md          (two processes of this machine; a minute)
-python benchmarks/transfers.py --delay 1 --markdown FILE                    (and two network namespaces; needs root)
+python -m benchmarks transfers                                      (two processes of this machine; a minute)
+python benchmarks/transfers_table.py --delay 1 --markdown FILE      (and two network namespaces; needs root)
 
-*ours* is transport mpi: a payload, a flag, and the receiver's credit. *pickled* is multiprocessing.connection: an array is sent,
-and a word comes back. *gRPC* is a unary call with the array's bytes, where grpcio is there (``--grpc PYTHON``: an interpreter
-that has it). The namespaces are joined by a process that holds every packet back for so many milliseconds, each way
-(``delayed.py``).
+*socket* is a plain socket with nothing around it: the floor. *ours* is the transport that is taken: `mpi` between processes,
+`tcp` between namespaces, where *mpi* is beside it. Until the reader may read it, by the one clock that both have. *pickled* is
+multiprocessing.connection: an array is sent, and a word comes back. *gRPC* is a unary call with the array's bytes, where
+grpcio is there (``--grpc PYTHON``: an interpreter that has it). Processor time is both sides', of all their threads.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -28,181 +30,250 @@ import numpy as np
 HERE: Final = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parent))
 
-#: Bytes, and how often each crosses; the first few do not count.
-SIZES: Final = {4096: 200, 1 << 20: 60, 64 << 20: 8}
+#: Bytes, and how often each crosses, alone and in a stream; of those alone, the first few do not count.
+SIZES: Final = {4096: (100, 400), 1 << 20: (40, 60), 16 << 20: (6, 12)}
 WARM: Final = 3
+#: How many of a stream are on the way at once.
+AHEAD: Final = {4096: 8, 1 << 20: 8, 16 << 20: 4}
 #: Seconds that one side waits for the other.
 PATIENCE: Final = 120.0
-KINDS: Final = ("ours", "pickled", "gRPC")
+#: What is measured. Each has for each size, in seconds: one *alone* until it is there, and *back* until its sender knows that;
+#: one of a *stream*; the *cpu*'s for that, both sides; and, of calls, one of a stream whose calls go *one by one*.
+KINDS: Final = ("socket", "ours", "mpi", "pickled", "gRPC")
 KEY: Final = b"of this benchmark"
+PORT: Final = 7177
 
 
-def timed(count: int, send: Callable[[int], object]) -> float:
-    """Median seconds of ``send(round)``."""
-    times = []
-    for number in range(WARM + count):
-        begin = time.perf_counter()
-        send(number)
-        times.append(time.perf_counter() - begin)
-    return median(times[WARM:])
-
-
-def ours() -> None:
-    """Both sides, by rank."""
+def ours(name: str) -> None:
+    """Both sides, by rank, over transport ``name``."""
     from rammer.ir.spread import Transfer
     from rammer.ir.types import TensorType
-    from rammer.transport.endpoint import MemoryEndpoint
     from rammer.transport.exposed import Exposed
+    from rammer.transport.find import BUILT_IN
     from rammer.transport.launch import world
-    from rammer.transport.mpi import MPI
     from rammer.transport.protocol import Party, Site
 
     rank, _ = world()
-    fabric = MPI.open(Party((Site("near", "cpu", 0), Site("far", "cpu", 1)), PATIENCE))
-    transfers = tuple(Transfer(f"t{n}", "", TensorType("uint8", (n,)), 0, 1) for n in SIZES)
-    end = fabric.expose(Exposed(("near", "far"), transfers))[rank]
-    assert isinstance(end, MemoryEndpoint)
-    found = {}
-    for nbytes, count in SIZES.items():
-        name, values = f"t{nbytes}", np.ones(nbytes, np.uint8)
-
-        def send(run: int, name: str = name, values: Any = values) -> None:
-            end.put(name, run, values)
-            end.reach.until(lambda: end.free(name, run + 1), lambda: False, PATIENCE)
-
-        def take(run: int, name: str = name) -> None:
-            end.wait(name, run)
-            end.release(name, run)
-
-        found[nbytes] = timed(count, take if rank else send)
-    counters = end.counters
+    transport = next(t for t in BUILT_IN if t.name == name)
+    fabric = transport.open(Party((Site("near", "cpu", 0), Site("far", "cpu", 1)), PATIENCE))
+    found, counters = {}, ""
+    for nbytes in SIZES:
+        transfer = Transfer("t", "", TensorType("uint8", (nbytes,)), 0, 1)
+        end = fabric.expose(Exposed(("near", "far"), (transfer,), AHEAD[nbytes]))[rank]
+        said = fabric.meet({rank: json.dumps((taken if rank else sent)(end, nbytes))}, PATIENCE)
+        (back, stream, cost), (alone, other) = (json.loads(s) for s in said)
+        found[nbytes] = {"alone": alone, "back": back, "stream": stream, "cpu": cost + other}
+        counters += f"{'; ' if counters else ''}{nbytes} bytes: {end.counters}"
     fabric.close()
     if rank == 0:
-        print(json.dumps({"seconds": found, "counters": str(counters)}))
+        print(json.dumps({"found": found, "counters": counters}))
 
 
-def pickled(address: str, serve: bool) -> None:
+def sent(end: Any, nbytes: int) -> tuple[float, float, float]:
+    """The sender's side: seconds until it knows that one alone is there, of one of a stream, and of its processor."""
+    values, times, (alone, many) = np.ones(nbytes, np.uint8), list[float](), SIZES[nbytes]
+    ahead, run = AHEAD[nbytes], 0
+    for _ in range(WARM + alone):
+        begin = values[:8].view(np.float64)[0] = time.monotonic()
+        end.put("t", run, values)
+        known(end, run + ahead)
+        times.append(time.monotonic() - begin)
+        run += 1
+    begin, spent = time.monotonic(), time.process_time()
+    for _ in range(many):
+        end.put("t", run, values)
+        run += 1
+    for last in range(run, run + ahead):
+        known(end, last)
+    return median(times[WARM:]), (time.monotonic() - begin) / many, (time.process_time() - spent) / many
+
+
+def known(end: Any, run: int) -> None:
+    """The slot of a run is free: what was there has been read."""
+    if not end.free("t", run):
+        end.reach.until(lambda: end.free("t", run), lambda: False, PATIENCE)
+
+
+def taken(end: Any, nbytes: int) -> tuple[float, float]:
+    """The reader's side: seconds from the sender's beginning until one alone may be read, and of its processor for one of a
+    stream."""
+    times, (alone, many) = list[float](), SIZES[nbytes]
+    for run in range(WARM + alone):
+        end.wait("t", run)
+        times.append(time.monotonic() - float(end.slot("t", run)[:8].view(np.float64)[0]))
+        end.release("t", run)
+    spent = time.process_time()
+    for run in range(WARM + alone, WARM + alone + many):
+        end.wait("t", run)
+        end.release("t", run)
+    return median(times[WARM:]), (time.process_time() - spent) / many
+
+
+def called(ask: Callable[[Any], Any], answer: Callable[[Any], float]) -> dict[int, dict[str, float]]:
+    """A caller's side: ``ask`` begins a call with an array, ``answer`` waits for one's end, in order, and gives the seconds that
+    the other side's processor has spent."""
+    found = {}
+    for nbytes, (alone, many) in SIZES.items():
+        values, times = np.ones(nbytes, np.uint8), list[float]()
+        for _ in range(WARM + alone):
+            begin = time.monotonic()
+            answer(ask(values))
+            times.append(time.monotonic() - begin)
+        seconds, costs = [], []
+        for ahead in (AHEAD[nbytes], 1):
+            there, waiting = answer(ask(values)), deque[Any]()
+            begin, spent = time.monotonic(), time.process_time()
+            for _ in range(many):
+                if len(waiting) == ahead:
+                    answer(waiting.popleft())
+                waiting.append(ask(values))
+            last = [answer(w) for w in waiting][-1]
+            seconds.append((time.monotonic() - begin) / many)
+            costs.append((time.process_time() - spent + last - there) / many)
+        both = median(times[WARM:])
+        found[nbytes] = {"alone": both, "back": both, "stream": seconds[0], "one by one": seconds[1], "cpu": costs[0]}
+    return found
+
+
+def pickled(place: str, serve: bool) -> None:
     """One side."""
     from multiprocessing.connection import Client, Listener
 
-    place: Any = address if address.startswith("/") else (address.partition(":")[0], int(address.partition(":")[2]))
+    where: Any = place if place.startswith("/") else (place.partition(":")[0], PORT)
     if serve:
-        with Listener(place, authkey=KEY) as listener:
+        with Listener(where, authkey=KEY) as listener:
             print("ready", flush=True)
             with listener.accept() as there:
                 while there.recv() is not None:
-                    there.send(True)
+                    there.send(time.process_time())
         return
-    with Client(place, authkey=KEY) as there:
-
-        def send(values: Any, run: int) -> None:
-            there.send(values)
-            there.recv()
-
-        found = {}
-        for nbytes, count in SIZES.items():
-            found[nbytes] = timed(count, partial(send, np.ones(nbytes, np.uint8)))
+    with Client(where, authkey=KEY) as there:
+        found = called(there.send, lambda _: float(there.recv()))
         there.send(None)
-    print(json.dumps({"seconds": found}))
+    print(json.dumps({"found": found}))
 
 
-def grpc_bytes(address: str, serve: bool) -> None:
+def plain(place: str, serve: bool) -> None:
+    """One side of a socket that nothing is around: bytes are received into one array. What no transport goes below."""
+    near = place.startswith("/")
+    with socket.socket(socket.AF_UNIX if near else socket.AF_INET) as end:
+        where: Any = place if near else (place.partition(":")[0], PORT)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
+        if serve:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            end.bind(where)
+            end.listen()
+            print("ready", flush=True)
+            with end.accept()[0] as there:
+                plain_reader(there)
+            return
+        end.connect(where)
+        found, answer = {}, bytearray(16)
+        for nbytes, (alone, many) in SIZES.items():
+            values, times = np.ones(nbytes, np.uint8), list[float]()
+            for _ in range(WARM + alone):
+                values[:8].view(np.float64)[0] = time.monotonic()
+                end.sendall(values.data)
+                end.recv_into(answer, 16, socket.MSG_WAITALL)
+                times.append(struct.unpack("dd", answer)[0])
+            begin, spent, there_before = time.monotonic(), time.process_time(), struct.unpack("dd", answer)[1]
+            for _ in range(many):
+                end.sendall(values.data)
+            end.recv_into(answer, 16, socket.MSG_WAITALL)
+            cost = time.process_time() - spent + struct.unpack("dd", answer)[1] - there_before
+            found[nbytes] = {"alone": median(times[WARM:]), "stream": (time.monotonic() - begin) / many, "cpu": cost / many}
+    print(json.dumps({"found": found}))
+
+
+def plain_reader(there: socket.socket) -> None:
+    """Answers when something alone has come, and when a whole stream has: the seconds it took, and the processor's so far."""
+    there.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    for nbytes, (alone, many) in SIZES.items():
+        memory = bytearray(nbytes)
+        for count in [*[1] * (WARM + alone), many]:
+            for _ in range(count):
+                got = 0
+                while got < nbytes:
+                    got += there.recv_into(memoryview(memory)[got:], nbytes - got, socket.MSG_WAITALL)
+            took = time.monotonic() - struct.unpack("d", memory[:8])[0]
+            there.sendall(struct.pack("dd", took, time.process_time()))
+
+
+def grpc_bytes(place: str, serve: bool) -> None:
     """One side; the server's array is a view of the bytes that came."""
     from concurrent.futures import ThreadPoolExecutor
 
     import grpc
 
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-    place = f"unix:{address}" if address.startswith("/") else address
+    where = f"unix:{place}" if place.startswith("/") else place
     if serve:
 
         def take(request: bytes, context: Any) -> bytes:
-            return bytes(np.frombuffer(request, np.uint8)[:1])
+            np.frombuffer(request, np.uint8)
+            return np.float64(time.process_time()).tobytes()
 
         server = grpc.server(ThreadPoolExecutor(1), options=options)
         handlers = {"Put": grpc.unary_unary_rpc_method_handler(take)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("T", handlers),))
-        server.add_insecure_port(place)
+        server.add_insecure_port(where)
         server.start()
         print("ready", flush=True)
         sys.stdin.read()
         server.stop(None)
         return
-    with grpc.insecure_channel(place, options=options) as channel:
+    with grpc.insecure_channel(where, options=options) as channel:
         call = channel.unary_unary("/T/Put")
-
-        def put(values: Any, run: int) -> None:
-            call(values.tobytes())
-
-        found = {}
-        for nbytes, count in SIZES.items():
-            found[nbytes] = timed(count, partial(put, np.ones(nbytes, np.uint8)))
-    print(json.dumps({"seconds": found}))
+        found = called(lambda v: call.future(v.tobytes()), lambda future: float(np.frombuffer(future.result(), np.float64)[0]))
+    print(json.dumps({"found": found}))
 
 
-def measured(kind: str, far: bool, python: str) -> dict[str, Any] | None:
-    """What ``kind`` takes, in this machine or between the namespaces; None where it is not there."""
-    if kind == "ours":
-        return json.loads(output(mpi_line(far)))
+def measured(kind: str, hosts: Any, python: str) -> dict[str, Any] | None:
+    """What ``kind`` takes, in this machine or between two hosts; None where it is not there."""
+    if kind in ("ours", "mpi"):
+        if kind == "mpi" and hosts is None:
+            return None
+        return mpi_run("tcp" if kind == "ours" and hosts else "mpi", hosts)
     if kind == "gRPC" and subprocess.run([python, "-c", "import grpc"], capture_output=True).returncode:
         return None
-    from delayed import ENDS, inside
-
     with tempfile.TemporaryDirectory() as folder:
-        address = f"{ENDS['rammer_far']}:7177" if far else f"{folder}/socket"
+        place = f"{hosts.addresses[1]}:{PORT}" if hosts else f"{folder}/socket"
         interpreter = python if kind == "gRPC" else sys.executable
-        lines = [[interpreter, str(HERE), kind, address, side] for side in ("serve", "call")]
-        if far:
-            lines = [inside(name, line) for name, line in zip(reversed(ENDS), lines, strict=True)]
+        lines = [[interpreter, str(HERE), kind, place, side] for side in ("serve", "call")]
+        if hosts:
+            lines = [hosts.inside(1 - n, line) for n, line in enumerate(lines)]
         with subprocess.Popen(lines[0], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None and server.stdin is not None
-            server.stdout.readline()
-            found = json.loads(output(lines[1]))
-            server.stdin.close()
-            server.kill()
-    return dict(found)
+            try:
+                server.stdout.readline()
+                return output(lines[1])
+            finally:
+                server.stdin.close()
+                server.kill()
 
 
-def mpi_line(far: bool) -> list[str]:
+def mpi_run(transport: str, hosts: Any) -> dict[str, Any]:
     """Two processes of MPI."""
-    os.environ.update(
-        {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    )
-    line = ["mpirun", "-n", "2", sys.executable, str(HERE), "ours"]
-    if not far:
-        return [*line[:3], "--oversubscribe", *line[3:]]
-    from delayed import ENDS, NETWORK, inside
-
-    agent = Path(tempfile.mkdtemp()) / "agent"
-    command = " ".join(inside("rammer_far", ["sh", "-c"])[:6])
-    agent.write_text(f'#!/bin/sh\nshift\nexec {command} sh -c "hostname rammer-far; $*"\n')
-    agent.chmod(0o755)
-    settings = {
-        "plm_rsh_agent": str(agent),
-        "pml": "ob1",
-        "btl": "tcp,self",
-        "osc": "pt2pt",
-        "mpi_yield_when_idle": "1",
-        "btl_tcp_if_include": NETWORK,
-        "oob_tcp_if_include": NETWORK,
-    }
-    mca = [word for name, value in settings.items() for word in ("--mca", name, value)]
-    return inside("rammer_near", [*line[:3], "-x", "PYTHONPATH", "--host", ",".join(ENDS.values()), *mca, *line[3:]])
+    os.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    line = [sys.executable, str(HERE), "ours", transport]
+    return output(hosts.mpirun(line) if hosts else ["mpirun", "-n", "2", "--oversubscribe", *line])
 
 
-def output(line: list[str]) -> str:
+def output(line: list[str]) -> dict[str, Any]:
     """The last line that a command prints. RuntimeError where it fails."""
     done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise RuntimeError(f"{' '.join(line[:8])} failed: {done.stderr[-2000:]}")
-    return done.stdout.splitlines()[-1]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["ours"]:
-        ours()
-    elif sys.argv[1:2] in (["pickled"], ["gRPC"]):
-        (pickled if sys.argv[1] == "pickled" else grpc_bytes)(sys.argv[2], sys.argv[3] == "serve")
+        ours(sys.argv[2])
+    elif len(sys.argv) == 4 and sys.argv[1] in KINDS:
+        {"socket": plain, "pickled": pickled, "gRPC": grpc_bytes}[sys.argv[1]](sys.argv[2], sys.argv[3] == "serve")
     else:
         from transfers_table import main
 

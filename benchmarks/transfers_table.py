@@ -1,4 +1,4 @@
-"""The command line and the table of ``transfers.py``."""
+"""The command line and the tables of ``transfers.py``."""
 
 from __future__ import annotations
 
@@ -11,21 +11,37 @@ from typing import Any
 import click
 from delayed import far_apart
 from entry import run
-from facts import environment_of, section
-from transfers import KINDS, SIZES, measured
+from facts import environment_of, meanwhile, section
+from transfers import AHEAD, KINDS, SIZES, measured
 
 from rammer.report.table import duration, markdown, size
 
-HEADERS = ("between", "tensor", *KINDS, "pickled / ours", "gRPC / ours", "ours, GB/s")
+CALLS = ("pickled", "gRPC")
+ALONE = ("between", "tensor", *KINDS, "pickled / ours", "gRPC / ours", "pickled / socket", "gRPC / socket", "ours, known")
+STREAM = (
+    *("between", "tensor", "in flight", *KINDS, "pickled / ours", "gRPC / ours"),
+    *("pickled, one by one", "gRPC, one by one", "pickled one by one / ours", "gRPC one by one / ours"),
+)
+COST = ("between", "tensor", *KINDS)
 
-#: What the page says of its table.
+#: What the page says of its tables.
 WORDS = """\
-Until the sender knows that it is there: *ours* is transport `mpi` (a payload, a flag, the receiver's credit), *pickled*
-an array through `multiprocessing.connection` and a word back, *gRPC* a unary call with the array's bytes. Between
-processes, the peers have a Unix socket and MPI its shared memory; between namespaces all have TCP, and a process holds
-every packet back, each way. There ours takes two round trips, the calls one: that a payload is there before its flag is
-on the way costs a round trip where the network does not order writes.
+*ours* is transport `mpi` between processes of one machine (shared memory) and `tcp` between network namespaces, where a
+process holds every packet back, each way; there *mpi* is beside it, with Open MPI's `--mca osc pt2pt`. *pickled* is an array
+through `multiprocessing.connection` and a word back, *gRPC* a unary call with the array's bytes. *socket* is a plain socket
+with nothing around it, received into one array: the floor. Between processes it and the peers are Unix sockets.
 """
+APART = """\
+One tensor alone: ours and the socket until the reader may read it (both sides have one clock), a call until its answer is
+there, which is what a reader that asks for a tensor waits for. *ours, known* is until the sender knows that its slot is free
+again. *pickled / socket* and *gRPC / socket* are how many times faster than a call anything over this network can be: where
+that is below 3, so is every transport.
+"""
+MANY = """\
+A stream: seconds a tensor, so many in flight: slots of ours, and calls of theirs. *One by one* is each call after the answer
+of the one before it.
+"""
+SPENT = "The processor's time for a tensor of that stream, both sides and all their threads; `mpi` polls while it waits.\n"
 
 
 @click.command(help=__doc__)
@@ -35,47 +51,75 @@ on the way costs a round trip where the network does not order writes.
     "--delay", type=float, default=0.0, help="And between two namespaces, with so many milliseconds each way (needs root)."
 )
 @click.option("--grpc", "python", default=sys.executable, help="An interpreter that has grpcio.")
-@click.option("--rounds", default=3, show_default=True, help="Turns of all kinds; the least median of each counts.")
+@click.option("--rounds", default=3, show_default=True, help="Turns of all kinds; the least of each counts.")
 def command(path: Path | None, raw: Path | None, delay: float, python: str, rounds: int) -> None:
     """Measure all kinds in turns, and print."""
-    rows, found = list[list[str]](), dict[str, Any]()
+    tables: tuple[list[list[str]], ...] = ([], [], [])
+    found = dict[str, Any]()
     for where, far in (("processes", False), *([(f"namespaces, {delay:g} ms", True)] if delay else [])):
-        with far_apart(delay) if far else nullcontext():
-            turns = [{kind: measured(kind, far, python) for kind in KINDS} for _ in range(rounds)]
-        best = {k: _least([t[k] for t in turns]) for k in KINDS}
-        found[where] = best
-        rows += [_row(where, n, {k: b["seconds"][str(n)] if b else None for k, b in best.items()}) for n in SIZES]
+        with far_apart(delay) if far else nullcontext() as hosts:
+            turns = [{kind: measured(kind, hosts, python) for kind in KINDS} for _ in range(rounds)]
+        found[where] = {k: _least([t[k] for t in turns]) for k in KINDS}
         found[f"{where}, counted"] = turns[0]["ours"]["counters"] if turns[0]["ours"] else ""
-    text = markdown(rows, HEADERS)
-    click.echo(text)
+        for nbytes in SIZES:
+            at = {k: v[str(nbytes)] if v else {} for k, v in found[where].items()}
+            for table, row in zip(tables, (_alone(at), _stream(at, nbytes), _cost(at)), strict=True):
+                table.append([where, size(nbytes), *row])
+    texts = [markdown(rows, headers) for rows, headers in zip(tables, (ALONE, STREAM, COST), strict=True)]
+    click.echo("\n\n".join(texts))
     if raw is not None:
         raw.write_text(json.dumps(found, indent=2) + "\n")
     if path is not None:
-        path.write_text(_page(text, found, rounds))
+        path.write_text(_page(texts, found, rounds))
 
 
-def _least(runs: list[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """The least median of each size."""
-    there = [r["seconds"] for r in runs if r is not None]
-    return {"seconds": {n: min(r[n] for r in there) for n in there[0]}} if there else None
+def _least(runs: list[dict[str, Any] | None]) -> dict[str, dict[str, float]] | None:
+    """The least of each number, by size."""
+    there = [r["found"] for r in runs if r is not None]
+    return {n: {what: min(r[n][what] for r in there) for what in there[0][n]} for n in there[0]} if there else None
 
 
-def _row(where: str, nbytes: int, seconds: dict[str, float | None]) -> list[str]:
-    own = seconds["ours"]
-    assert own is not None
-    times = [duration(s) if s is not None else "not there" for s in seconds.values()]
-    ratios = [f"{s / own:.1f}x" if s is not None else "" for k, s in seconds.items() if k != "ours"]
-    return [where, size(nbytes), *times, *ratios, f"{nbytes / own / 1e9:.3g}"]
+Times = dict[str, dict[str, float]]
 
 
-def _page(table: str, found: dict[str, Any], rounds: int) -> str:
-    said = next(v for k, v in found.items() if k.endswith("counted"))
-    return (
-        "# One tensor from process to process\n\n"
-        f"{WORDS}\n"
-        f"Medians, of {rounds} turns of all kinds the least.\n\n{table}\n\n"
-        f"Ours counted: {said}.\n\n{section(environment_of(gpu=False))}"
-    )
+def _alone(at: Times) -> list[str]:
+    ratios = [_ratio(at[k].get("alone"), at[of].get("alone")) for of in ("ours", "socket") for k in CALLS]
+    return [*(_time(at[k].get("alone")) for k in KINDS), *ratios, _time(at["ours"]["back"])]
+
+
+def _stream(at: Times, nbytes: int) -> list[str]:
+    own, one = at["ours"]["stream"], [at[k].get("one by one") for k in CALLS]
+    ratios = [_ratio(at[k].get("stream"), own) for k in CALLS]
+    return [
+        *(str(AHEAD[nbytes]), *(_time(at[k].get("stream")) for k in KINDS), *ratios),
+        *(_time(s) for s in one),
+        *(_ratio(s, own) for s in one),
+    ]
+
+
+def _cost(at: Times) -> list[str]:
+    return [_time(at[k].get("cpu")) for k in KINDS]
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else duration(seconds)
+
+
+def _ratio(theirs: float | None, own: float | None) -> str:
+    return "-" if theirs is None or own is None else f"{theirs / own:.1f}x"
+
+
+def _page(texts: list[str], found: dict[str, Any], rounds: int) -> str:
+    said = [f"- {k}: {v}" for k, v in found.items() if k.endswith("counted")]
+    parts = [
+        "# One tensor from process to process",
+        f"{WORDS}\nMedians of one alone, means of streams; of {rounds} turns of all kinds the least. {meanwhile()}",
+        f"{APART}\n{texts[0]}",
+        f"{MANY}\n{texts[1]}",
+        f"{SPENT}\n{texts[2]}",
+        "Ours counted, the sender:\n\n" + "\n".join(said),
+    ]
+    return "\n\n".join(parts) + f"\n\n{section(environment_of(gpu=False))}"
 
 
 def main() -> None:

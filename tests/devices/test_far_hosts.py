@@ -1,0 +1,93 @@
+"""Hosts with 1 ms between them, as network namespaces: a model over some is what one device makes, and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from apart import counted
+from delayed import __file__ as delayed_file
+from delayed import far_apart, lacking
+from spread_launch import RANKS
+from spread_ranks import Wanted
+from test_spread_runs import check_counters
+
+from rammer.testing import walkthrough
+
+LACKING = lacking() or ("" if find_spec("mpi4py") and shutil.which("mpirun") else "no MPI")
+pytestmark = pytest.mark.skipif(bool(LACKING), reason=f"no network namespaces here: {LACKING}")
+#: Seconds that processes may take to start, run and end on a busy machine.
+PATIENCE = 240.0
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+#: Asks for hosts, starts something on one of them, tells who that and who keeps the hosts is, and waits.
+ASKS = f"""
+import subprocess, sys
+sys.path.insert(0, {str(Path(delayed_file).parent)!r})
+from delayed import far_apart
+with far_apart(1.0) as hosts:
+    sleeper = subprocess.Popen(hosts.inside(1, ["sleep", "3600"]))
+    print(sleeper.pid, hosts.places[0].split("/")[2], flush=True)
+    sleeper.wait()
+"""
+
+
+def output(line: list[str]) -> str:
+    """What a command prints."""
+    environment = os.environ | ROOT | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_tensors_cross_between_hosts(rng: np.random.Generator) -> None:
+    count, depth, length = int(rng.integers(2, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 50_000))
+    wanted = Wanted("rocm", count, 30, int(rng.integers(2**31)), depth, length, timeout=60, transport="tcp")
+    with far_apart(1.0, count) as hosts:
+        found = json.loads(output(hosts.mpirun([sys.executable, str(RANKS), json.dumps(asdict(wanted))])).splitlines()[-1])
+    assert found["runs"] == wanted.runs
+    check_counters(found, wanted)
+
+
+def test_a_model_over_two_hosts_is_what_one_device_makes(tmp_path: Path, rng: np.random.Generator) -> None:
+    model, alone = tmp_path / "tiny.onnx", tmp_path / "alone.npz"
+    onnx.save(walkthrough.model(), model)
+    line = [sys.executable, "-m", "rammer.cli.main", "run", str(model), "--device", "rocm", "--seed", str(rng.integers(1000))]
+    output([*line, "--save-outputs", str(alone)])
+    with far_apart(1.0) as hosts:
+        report = json.loads(output(hosts.mpirun([*line, "--expected", str(alone), "--timeout", "60", "--json", "-"])))
+    crossed, total = len(report["transfers"]), counted(report)
+    assert report["transport"] == "tcp" and crossed and all(d["verdict"] == "ok" for d in report["differences"])
+    assert total["payload_writes"] == crossed and total["flag_writes"] == 2 * crossed
+    assert total["nbytes"] == sum(t["bytes"] for t in report["transfers"])
+    assert total["allocations"] == total["serialisations"] == total["copies"] == total["host_copies"] == total["reads"] == 0
+
+
+def test_hosts_end_with_who_asked_for_them() -> None:
+    with subprocess.Popen([sys.executable, "-c", ASKS], stdout=subprocess.PIPE, text=True) as asker:
+        assert asker.stdout is not None
+        started = [int(number) for number in asker.stdout.readline().split()]
+        assert len(started) == 2 and all(alive(pid) for pid in started)
+        asker.send_signal(signal.SIGKILL)
+    until = time.monotonic() + PATIENCE
+    while any(alive(pid) for pid in started) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in started)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -24,6 +24,7 @@ from spread_ranks import Wanted
 from test_spread_runs import check_counters
 
 from rammer.testing import walkthrough
+from rammer.testing.some import some
 
 LACKING = lacking() or ("" if find_spec("mpi4py") and shutil.which("mpirun") else "no MPI")
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=f"no network namespaces here: {LACKING}")
@@ -67,7 +68,7 @@ def test_a_model_over_two_hosts_is_what_one_device_makes(tmp_path: Path, rng: np
     with far_apart(1.0) as hosts:
         report = json.loads(output(hosts.mpirun([*line, "--expected", str(alone), "--timeout", "60", "--json", "-"])))
     crossed, total = len(report["transfers"]), counted(report)
-    assert report["transport"] == "tcp" and crossed and all(d["verdict"] == "ok" for d in report["differences"])
+    assert report["transport"] == "tcp" and crossed and all(d["verdict"] == "ok" for d in some(report["differences"]))
     assert total["payload_writes"] == crossed and total["flag_writes"] == 2 * crossed
     assert total["nbytes"] == sum(t["bytes"] for t in report["transfers"])
     assert total["allocations"] == total["serialisations"] == total["copies"] == total["host_copies"] == total["reads"] == 0

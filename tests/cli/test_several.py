@@ -20,6 +20,7 @@ from rammer.ir.program import RProgram
 from rammer.ir.verify import verify
 from rammer.runtime.inputs import load_npz
 from rammer.testing import walkthrough
+from rammer.testing.small_models import MODELS
 from rammer.testing.some import some
 from rammer.transport import launch
 
@@ -39,7 +40,7 @@ def launched(count: int, *arguments: object, env: dict[str, str] | None = None) 
     """``rammer`` in processes of MPI."""
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     line = ["mpirun", "-n", str(count), "--oversubscribe", sys.executable, "-m", "rammer.cli.main", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, env={**os.environ, **root, **(env or {})})
+    return subprocess.run(line, capture_output=True, text=True, timeout=400, env={**os.environ, **root, **(env or {})})
 
 
 def same(one: Path, other: Path) -> None:
@@ -128,6 +129,38 @@ def test_a_process_a_device(rammer: Command, tiny: Path, tmp_path: Path, rng: np
     done = launched(2, "run", tiny, "--device", "rocm", "--seed", seed, "--save-outputs", two, "--timeout", 60)
     assert done.returncode == 0 and done.stdout.count("model     tiny") == 1, done.stderr
     same(one, two)
+
+
+@needs_mpi
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("transport", ["mpi", "tcp"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_recurrences_of_several_chips(
+    rammer: Command, count: int, transport: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    small, path = MODELS["recurrence"], tmp_path / "m.onnx"
+    onnx.save(small.build(rng), path)
+    shapes = [f"--shape={n}:{'x'.join(map(str, a.shape))}" for n, a in small.inputs(rng, small.shapes[0]).items()]
+    as_one_chip_has(rammer, path, ("--option", "tiles=16", *shapes), (count, transport), tmp_path / "one.npz")
+
+
+@needs_mpi
+@pytest.mark.large
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", ["lstm10_script", "lstm_two_ways_dynamo", "gru_two_ways_script", "bert_script", "bert_dynamo"])
+def test_models_of_several_chips(rammer: Command, name: str, count: int, tmp_path: Path) -> None:
+    path = Path(__file__).parents[1] / "models" / "exports" / f"{name}.onnx"
+    as_one_chip_has(rammer, path, (), (count, "mpi"), tmp_path / "one.npz")
+
+
+def as_one_chip_has(rammer: Command, path: Path, options: tuple[str, ...], how: tuple[int, str], one: Path) -> None:
+    """So many processes, joined by a transport, make what one makes."""
+    count, transport = how
+    asked = ("run", path, "--device", "ipu_sim", *options, "--seed", 5)
+    alone = rammer(*asked, "--save-outputs", one)
+    assert alone.code == 0, alone.err
+    done = launched(count, *asked, "--expected", one, "--transport", transport, "--timeout", 60)
+    assert done.returncode == 0 and f"device {count - 1}  ipu_sim" in done.stdout, done.stderr
 
 
 PAIR = """

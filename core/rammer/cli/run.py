@@ -131,16 +131,16 @@ def run_spread(
     runs, inputs = prepared(found, choice)
     outputs, times = timed_runs(found, runs, inputs, wanted.iterations)
     report = run_report(found, runs, outputs, times, wanted.iterations + (wanted.iterations > 1))
-    if 0 in runs.mine:
+    traced = trace_spread(found, runs, inputs, wanted.iterations) if wanted.trace_file is not None else None
+    first = 0 in runs.mine
+    found.close()  # all together: what follows may take longer than others wait
+    if first:
         show_spread(report, quiet=wanted.quiet)
         save(wanted.save_inputs, inputs)
         save(wanted.save_outputs, outputs)
-    if wanted.trace_file is not None:
-        traced = trace_spread(found, runs, inputs, wanted.iterations)
-        if traced is not None:
+        if wanted.trace_file is not None and traced is not None:
             write_text(wanted.trace_file, traced.chrome())
             click.echo(printable(f"\n{traced}"), err=wanted.quiet)
-    if 0 in runs.mine:
         want, tolerance = judged
         finish(report, wanted, outputs, want, tolerance.of(request.chosen.precision))
 

@@ -164,7 +164,7 @@ def bench_spread(
     many = stream(found, runs, inputs, count)
     row = {
         "model": model.stem,
-        "on": ", ".join(names),
+        "on": ", ".join(found.names),
         "transport": runs.joined.transport.name,
         "in_flight": runs.joined.depth,
         "latency": median(times) if times else 0.0,

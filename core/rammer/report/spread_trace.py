@@ -66,15 +66,18 @@ class SpreadTrace:
                     "tid": row,
                     "ts": start / 1e3,
                     "dur": (end - start) / 1e3,
-                    "args": {"run": mark.run, **self._facts(mark)},
+                    "args": {"run": mark.run, **self._facts(device, mark)},
                 }
 
-    def _facts(self, mark: Mark) -> dict[str, object]:
+    def _facts(self, device: int, mark: Mark) -> dict[str, object]:
         if mark.kind == "write":
             transfer = self.spread.transfer[mark.name]
             return {"bytes": transfer.nbytes, "to": transfer.target, "flag_us": self._ticks(mark.facts["flag"]) / 1e3}
         if mark.kind == "step":
-            return {"device_us": mark.facts["seconds"] * 1e6, "by": mark.facts["clock"]}
+            step = self.spread.parts[device].steps[int(mark.name)]
+            names = [o.name for o in step.program.operators]
+            what = f"{len(names)} operators, {names[0]} to {names[-1]}" if len(names) > 1 else "".join(names)
+            return {"computes": what, "device_us": mark.facts["seconds"] * 1e6, "by": mark.facts["clock"]}
         return {}
 
     def _ticks(self, seconds: float) -> int:

@@ -11,7 +11,6 @@ import ctypes
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -27,8 +26,9 @@ SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 NEAR: Final = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 #: Seconds that processes may start one behind the other, at least: a busy machine, or a disk that is far away.
 STARTING: Final = 60.0
-#: Seconds that the others may take to end when this process has ended its work.
-ENDING: Final = 10.0
+#: Seconds that the others may take to end when this process has ended its work: one of them may still write large files.
+ENDING: Final = 120.0
+_LEAVING: Final[list[Watch]] = []
 
 
 def launched() -> int:
@@ -106,10 +106,12 @@ def said_by_ranks(numbers: Sequence[int]) -> list[list[int]]:
     return [[int(n) for n in row] for row in found]
 
 
-@lru_cache(maxsize=1)
-def leave() -> None:
-    """At the end of the process, leave MPI when all others do. The watch begins now: no thread does at the end."""
-    atexit.register(_end, module(), Watch("a process", ENDING, hears=False))
+def leave(seconds: float = ENDING) -> None:
+    """At the end of the process, leave MPI when all others do, within so many seconds, of which the first call says how many. The
+    watch begins now: no thread does at the end."""
+    if not _LEAVING:
+        _LEAVING.append(Watch("a process", seconds, hears=False))
+        atexit.register(_end, module(), _LEAVING[0])
 
 
 def _end(mpi: Any, watch: Watch) -> None:

@@ -106,8 +106,9 @@ def test_hostile_files_are_read_as_without_mapping(rng: np.random.Generator, mon
         lambda d: d.extend(d[: int(rng.integers(len(d)))]),
         lambda d: d.extend(d),
     ]
-    found = dict[type, int]()
-    for _ in range(60):
+    found = {dict: 0, str: 0}  # one in ten is read
+    while min(found.values()) <= 20:
+        assert sum(found.values()) < 3000
         whole = model(rng, 3).SerializeToString()
         for spoil in spoils:
             data = bytearray(whole)
@@ -116,8 +117,7 @@ def test_hostile_files_are_read_as_without_mapping(rng: np.random.Generator, mon
             with monkeypatch.context() as patch:
                 patch.setattr(wire, "LEAST", 1 << 40)
                 assert outcome(bytes(data)) == mapped
-            found[type(mapped)] = found.get(type(mapped), 0) + 1
-    assert min(found.values()) > 20
+            found[type(mapped)] += 1
 
 
 def test_data_that_are_there_twice(rng: np.random.Generator) -> None:

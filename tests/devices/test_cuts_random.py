@@ -21,7 +21,7 @@ from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph
 from rammer.ir.program import RProgram
-from rammer.ir.spread import Spread
+from rammer.ir.spread import Link, Spread
 from rammer.place.apart import lowered
 from rammer.place.by_hand import staged
 from rammer.place.cost import costs_of, on_its_own
@@ -84,19 +84,32 @@ def check(spread: Spread, found: ComputeGraph, inputs: Arrays, made: Compiler) -
             np.testing.assert_allclose(got[found.aliases.get(name, name)], want[name], rtol=1e-3, atol=1e-4)
 
 
+def ways(random: Random, devices: int) -> dict[tuple[int, int], Link]:
+    """Links of any speed, some of which share a stretch; others are assumed."""
+    found = dict[tuple[int, int], Link]()
+    for pair in [(a, b) for a in range(devices) for b in range(devices) if a != b and random.random() < 0.8]:
+        bandwidth = 10 ** random.uniform(7, 11)
+        through = (("shared", bandwidth * random.uniform(1, 4)),) if random.random() < 0.5 else ()
+        found[pair] = Link(*pair, 10 ** random.uniform(-8, -4), bandwidth, "drawn", through)
+    return found
+
+
 def search(seed: int, count: int) -> tuple[int, int, int]:
     """Cuts, of them in shares, and transfers."""
     made, cuts, shares, moves = compiler(), 0, 0, 0
     for number, (found, inputs, _) in zip(range(count), drawn(seed, made), strict=False):
         random = Random(seed + number)
         devices = random.randint(2, 4)
-        spreading = Spreading(found, [made] * devices, ("ipu_sim",) * devices, {})
+        spreading = Spreading(found, [made] * devices, ("ipu_sim",) * devices, ways(random, devices))
         asked = [(found, staged(found, spots(found, random, devices)))]
         shared = shared_out(found, costs_of(made, found), devices, -1.0)
         shares += shared is not None
         for part, where in (*asked, *([shared] if shared else [])):
-            spread = spreading.spread(part, where, "at random")
-            assert spread is not None
+            cut = spreading.made(part, where, "at random")
+            assert cut is not None
+            least, spread = spreading.least(cut.found), cut.joined(found.name)
+            assert least.latency <= cut.predicted.latency * (1 + 1e-9)
+            assert least.interval <= cut.predicted.interval * (1 + 1e-9)
             check(spread, found, inputs, made)
             cuts, moves = cuts + 1, moves + len(spread.transfers)
     return cuts, shares, moves

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from rammer.errors import BadInput
-from rammer.ir.compute import ComputeGraph
+from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.spread import SpreadInput, SpreadOutput, Transfer
 
-__all__ = ["Cut", "CutPiece", "Spot", "cut"]
+__all__ = ["Cut", "CutPiece", "Spot", "crossings", "cut"]
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -58,7 +58,7 @@ def cut(graph: ComputeGraph, spots: Mapping[str, Spot]) -> Cut:
             if name in readers:
                 readers[name].add(where[c.name])
     transfers = tuple(_transfers(graph, where, readers))
-    pieces = tuple(_piece(graph, spot, where, readers) for spot in sorted(set(where.values())))
+    pieces = tuple(_pieces(graph, where, readers))
     known = graph.aliases
     inputs = tuple(
         SpreadInput(known.get(n, n), n, graph.types[n], tuple(sorted({s.device for s in readers[n]}))) for n in graph.inputs
@@ -79,18 +79,45 @@ def _transfers(graph: ComputeGraph, where: Mapping[str, Spot], readers: Mapping[
             yield Transfer(f"move_{c.name}_to_{target}", c.name, c.type, where[c.name].device, target)
 
 
-def _piece(graph: ComputeGraph, spot: Spot, where: Mapping[str, Spot], readers: Mapping[str, Collection[Spot]]) -> CutPiece:
-    computes = tuple(c for c in graph.computes if where[c.name] == spot)
+def crossings(found: Cut) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Of each piece the transfers that it is the first of its device to wait for, and those that depart from it."""
+    come: dict[tuple[int, str], str] = {(t.target, t.tensor): t.name for t in found.transfers}
+    leave: dict[tuple[int, str], list[str]] = {}
+    order = {t.name: k for k, t in enumerate(found.transfers)}
+    for t in found.transfers:
+        leave.setdefault((t.source, t.tensor), []).append(t.name)
+    result = list[tuple[tuple[str, ...], tuple[str, ...]]]()
+    for piece in found.pieces:
+        device, known = piece.spot.device, piece.graph
+        here = [come.pop((device, n)) for n in known.inputs if (device, n) in come]
+        sends = [name for n in known.outputs for name in leave.get((device, n), ())]
+        result.append((tuple(sorted(here, key=order.__getitem__)), tuple(sorted(sends, key=order.__getitem__))))
+    return result
+
+
+def _pieces(graph: ComputeGraph, where: Mapping[str, Spot], readers: Mapping[str, Collection[Spot]]) -> Iterable[CutPiece]:
+    """In the order of spots."""
+    there: dict[Spot, list[Compute]] = {}
+    for c in graph.computes:
+        there.setdefault(where[c.name], []).append(c)
+    place = {n: k for k, n in enumerate(graph.constants)}
+    for spot in sorted(there):
+        yield _piece(graph, spot, there[spot], readers, place)
+
+
+def _piece(
+    graph: ComputeGraph,
+    spot: Spot,
+    computes: Collection[Compute],
+    readers: Mapping[str, Collection[Spot]],
+    place: Mapping[str, int],
+) -> CutPiece:
     inside = {c.name for c in computes}
     read = dict.fromkeys(n for c in computes for n in c.reads if n not in inside)
     outputs = tuple(c.name for c in computes if c.name in graph.outputs or any(s != spot for s in readers[c.name]))
-    constants = {n: v for n, v in graph.constants.items() if n in read}
+    constants = {n: graph.constants[n] for n in sorted((n for n in read if n in place), key=place.__getitem__)}
     inputs = tuple(n for n in read if n not in constants)
     types = {n: graph.types[n] for n in (*read, *inside)}
     name = f"{graph.name}_d{spot.device}_{spot.stage}"
-    return CutPiece(
-        spot,
-        replace(
-            graph, name=name, inputs=inputs, outputs=outputs, computes=computes, types=types, constants=constants, aliases={}
-        ),
-    )
+    own = replace(graph, name=name, inputs=inputs, outputs=outputs, computes=tuple(computes))
+    return CutPiece(spot, replace(own, types=types, constants=constants, aliases={}))

@@ -74,7 +74,7 @@ class _Sharing:
 
     def __post_init__(self) -> None:
         self.taken = Names(self.graph.types)
-        self.outputs = set(self.graph.outputs)
+        self.outputs, self.known = set(self.graph.outputs), self.graph.producers
 
     def add(self, c: Compute) -> None:
         """``c`` on all devices: in parts, as partial results that are put together, or whole."""
@@ -146,7 +146,7 @@ class _Sharing:
         if tensor not in self.parts:
             return self.names.get((tensor, device), tensor)
         if (tensor, device) not in self.wholes:
-            one = next(c for c in self.graph.computes if c.name == tensor)
+            one = self.known[tensor]
             dim = self.parts[tensor]
             pieces = [(self.names[tensor, d], one.shape[dim] // self.devices) for d in range(self.devices)]
             name = tensor if device == 0 else identifier(f"{tensor}_all_{device}", self.taken)

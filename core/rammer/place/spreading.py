@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -11,15 +12,15 @@ from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.bind import bind_until
 from rammer.frontend.reader import Model
 from rammer.ir.compute import ComputeGraph
-from rammer.ir.spread import DevicePart, DeviceStep, Link, Spread
+from rammer.ir.spread import DevicePart, DeviceStep, Link, Prediction, Spread
 from rammer.place.apart import lowered, settled
 from rammer.place.by_hand import by_hand
 from rammer.place.cost import Costs, costs_of
-from rammer.place.cut import Cut, Spot, cut
+from rammer.place.cut import Cut, Spot, crossings, cut
 from rammer.place.hosting import Hosting
 from rammer.place.pack import packed
 from rammer.place.pipeline import pipeline
-from rammer.place.predict import link_between, predict, step_times
+from rammer.place.predict import StepTime, least, link_between, predict, step_times
 from rammer.place.shares import shared_out
 from rammer.place.waves import chunks_worth, wavefront
 from rammer.plan.join import join
@@ -53,12 +54,11 @@ def compile_spread(
         raise BadInput(f"a model is spread over at least two devices, not {len(devices)}", "--device")
     names, compilers = tuple(n for n, _ in devices), [c for _, c in devices]
     graph, hosting = _computes(compilers[0], model, shapes)
-    spreading = Spreading(graph, compilers, names, {(k.source, k.target): k for k in links}, hosting)
-    proposals = [spreading.spread(graph, by_hand(place, graph, len(names)), "by hand")] if place else spreading.proposals()
-    found = [s for s in proposals if s is not None]
-    if not found:
+    spreading = Spreading(graph, compilers, names, {(k.source, k.target): k for k in links}, hosting, goal)
+    best = spreading.made(graph, by_hand(place, graph, len(names)), "by hand") if place else spreading.best()
+    if best is None:
         raise BadInput(f"the model cannot be cut for {len(names)} devices", f"model {graph.name}", "use fewer devices")
-    return min(found, key=lambda s: s.predicted.interval if goal == "throughput" else s.predicted.latency)
+    return best.joined(graph.name)
 
 
 def _computes(compiler: Compiler, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> tuple[ComputeGraph, Hosting]:
@@ -80,18 +80,47 @@ def _computes(compiler: Compiler, model: Model, shapes: Mapping[str, tuple[int, 
     return found, Hosting(graph, apart)
 
 
+@dataclass(frozen=True)
+class MadeCut:
+    """A cut whose pieces are compiled. Only the one that is taken is joined and proved, which takes longer than all else."""
+
+    parts: tuple[DevicePart, ...]
+    found: Cut
+    predicted: Prediction
+    how: str
+
+    def joined(self, name: str) -> Spread:
+        """All of it as one proved program."""
+        whole = join(name, self.parts, self.found.transfers, self.found.inputs, self.found.outputs, self.predicted.latency)
+        found = self.found
+        return Spread(self.parts, found.transfers, whole, found.inputs, found.outputs, self.predicted, self.how)
+
+
 @dataclass
 class Spreading:
-    """Everything that cuts of one graph share."""
+    """Everything that cuts of one graph share. ``limit`` is what the best one so far is predicted to take, by the goal."""
 
     graph: ComputeGraph
     compilers: Sequence[Compiler]
     names: tuple[str, ...]
     links: Mapping[tuple[int, int], Link]
     hosting: Hosting = field(default_factory=Hosting)
+    goal: str = GOALS[0]
+    limit: float = math.inf
     _costs: dict[int, Costs] = field(default_factory=dict)
 
-    def proposals(self) -> Iterator[Spread | None]:
+    def best(self) -> MadeCut | None:
+        """The cut with the best prediction; the first of several."""
+        best: MadeCut | None = None
+        for made in self._proposals():
+            if made is not None and self._asked(made.predicted) < self.limit:
+                best, self.limit = made, self._asked(made.predicted)
+        return best
+
+    def _asked(self, predicted: Prediction) -> float:
+        return predicted.interval if self.goal == "throughput" else predicted.latency
+
+    def _proposals(self) -> Iterator[MadeCut | None]:
         """Each way to cut, at its best."""
         yield self._pipeline()
         if not self.hosting.apart:  # of these each device may have a copy
@@ -107,7 +136,7 @@ class Spreading:
                 self._costs[id(compiler)] = costs_of(compiler, self.graph, known)
         return [self._costs[id(c)] for c in self.compilers]
 
-    def _pipeline(self) -> Spread | None:
+    def _pipeline(self) -> MadeCut | None:
         """Balanced by what devices' stretches take when they are compiled."""
         best, scale, seen = None, [1.0] * len(self.names), list[dict[str, Spot]]()
         for _ in range(ROUNDS):
@@ -115,7 +144,7 @@ class Spreading:
             if spots is None or spots in seen:
                 break
             seen.append(spots)
-            made = self.spread(self.graph, spots, "a pipeline over layers")
+            made = self.made(self.graph, spots, "a pipeline over layers")
             if made is None:
                 break
             best = made if best is None or made.predicted.interval < best.predicted.interval else best
@@ -123,7 +152,7 @@ class Spreading:
             scale = [b / t if t else 1.0 for b, t in zip(made.predicted.busy, thought, strict=True)]
         return best
 
-    def _wavefront(self) -> Spread | None:
+    def _wavefront(self) -> MadeCut | None:
         """Stacked layers, chunk of steps by chunk."""
         graph, first = every_step(self.graph), self.compilers[0].backend.vdevice
         if graph is self.graph:
@@ -132,52 +161,70 @@ class Spreading:
         ways = [link_between(self.links, d, d + 1) for d in range(len(self.names) - 1)]
         chunks = chunks_worth(graph, costs.alone, len(self.names), first.launch + max(w.latency for w in ways))
         spots = wavefront(graph, costs, len(self.names), chunks)
-        return None if spots is None else self.spread(graph, spots, f"a wavefront over layers, {chunks} chunks of steps")
+        return None if spots is None else self.made(graph, spots, f"a wavefront over layers, {chunks} chunks of steps")
 
-    def _shares(self) -> Iterator[Spread | None]:
+    def _shares(self) -> Iterator[MadeCut | None]:
         """Large products in shares: those that save more than half of what an exchange takes, and those that do together with
         others between two exchanges."""
         size, seen = len(self.names), set[frozenset[str]]()
         exchange = max(link_between(self.links, a, b).latency for a in range(size) for b in range(size) if a != b)
-        for least in (exchange / 2, exchange / 32):
-            made = shared_out(self.graph, self.costs[0], size, least)
+        for saved in (exchange / 2, exchange / 32):
+            made = shared_out(self.graph, self.costs[0], size, saved)
             if made is not None and frozenset(made[1]) not in seen:
                 seen.add(frozenset(made[1]))
-                yield self.spread(*made, f"large products in {size} shares")
+                yield self.made(*made, f"large products in {size} shares")
 
     def spread(self, graph: ComputeGraph, spots: Mapping[str, Spot], how: str) -> Spread | None:
-        """``graph`` cut so, compiled and proved; None where a piece has no room on its device."""
+        """``graph`` cut so, compiled and proved; None as ``made``."""
+        made = self.made(graph, spots, how)
+        return None if made is None else made.joined(graph.name)
+
+    def made(self, graph: ComputeGraph, spots: Mapping[str, Spot], how: str) -> MadeCut | None:
+        """``graph`` cut so, and compiled; None where a piece has no room on its device, or where what crosses and the launches
+        alone take as long as the best cut so far."""
         graph, spots = packed(graph, settled(graph, spots, self.hosting.apart), self.hosting.apart)
         found = cut(graph, settled(graph, spots, self.hosting.apart))
+        if self._asked(self.least(found)) >= self.limit:
+            return None
         try:
             parts = self._parts(found)
         except DeviceFailure:
             return None
-        results = [o.transfer for o in found.outputs if o.transfer]
         alone = tuple(c.alone for c in self.costs)
-        predicted = predict(step_times(parts), found.transfers, self.links, results, alone)
-        whole = join(graph.name, parts, found.transfers, found.inputs, found.outputs, predicted.latency)
-        return Spread(parts, found.transfers, whole, found.inputs, found.outputs, predicted, how)
+        predicted = predict(step_times(parts), found.transfers, self.links, _results(found), alone)
+        return MadeCut(parts, found, predicted, how)
+
+    def least(self, found: Cut) -> Prediction:
+        """What no compiled form of a cut is predicted to be faster than: a step with a product takes a launch."""
+        steps: list[list[StepTime]] = [[] for _ in self.names]
+        for piece, (arrivals, departures) in zip(found.pieces, crossings(found), strict=True):
+            device, work = piece.spot.device, any(c.kind == "contraction" for c in piece.graph.computes)
+            launch = self.compilers[device].backend.vdevice.launch if work else 0.0
+            steps[device].append(StepTime(launch, arrivals, departures))
+        return least(steps, found.transfers, self.links, _results(found))
 
     def _parts(self, found: Cut) -> tuple[DevicePart, ...]:
         """Every piece compiled for its device."""
         steps: list[list[DeviceStep]] = [[] for _ in self.names]
-        for piece in found.pieces:
-            device = piece.spot.device
-            step = self.hosting.step(self.compilers[device], piece.graph)
-            here = {t.tensor: t.name for t in found.transfers if t.target == device and t.tensor in piece.graph.inputs}
-            known = {name for step in steps[device] for name in step.arrivals}
-            sends = tuple(t.name for t in found.transfers if t.source == device and t.tensor in piece.graph.outputs)
-            arrivals = tuple(n for n in here.values() if n not in known)
-            steps[device].append(replace(step, arrivals=arrivals, departures=sends))
+        for piece, (arrivals, departures) in zip(found.pieces, crossings(found), strict=True):
+            step = self.hosting.step(self.compilers[piece.spot.device], piece.graph)
+            steps[piece.spot.device].append(replace(step, arrivals=arrivals, departures=departures))
         kept = {o.transfer for o in found.outputs}
-        tensors = {t.name: t.tensor for t in found.transfers}
-        return tuple(DevicePart(n, _freed(s, tensors, kept)) for n, s in zip(self.names, steps, strict=True))
+        tensors: list[dict[str, str]] = [{} for _ in self.names]
+        for t in found.transfers:
+            tensors[t.target] |= {} if t.name in kept else {t.tensor: t.name}
+        return tuple(DevicePart(n, _freed(s, t)) for n, s, t in zip(self.names, steps, tensors, strict=True))
 
 
-def _freed(steps: Sequence[DeviceStep], tensors: Mapping[str, str], kept: set[str]) -> tuple[DeviceStep, ...]:
-    """Steps that give back what they are the last to read."""
-    last = {name: k for k, s in enumerate(steps) for name, tensor in tensors.items() if tensor in s.inputs}
-    arrived = {name for s in steps for name in s.arrivals} - kept
-    frees = [tuple(n for n in tensors if n in arrived and last[n] == k) for k in range(len(steps))]
-    return tuple(replace(s, frees=f) for s, f in zip(steps, frees, strict=True))
+def _results(found: Cut) -> list[str]:
+    return [o.transfer for o in found.outputs if o.transfer]
+
+
+def _freed(steps: Sequence[DeviceStep], arriving: Mapping[str, str]) -> tuple[DeviceStep, ...]:
+    """Steps that give back what they are the last to read, of what is ``arriving``: transfers by tensor."""
+    last = {tensor: k for k, s in enumerate(steps) for tensor in s.inputs if tensor in arriving}
+    frees: list[list[str]] = [[] for _ in steps]
+    for tensor, name in arriving.items():
+        if tensor in last:
+            frees[last[tensor]].append(name)
+    return tuple(replace(s, frees=tuple(f)) for s, f in zip(steps, frees, strict=True))

@@ -21,29 +21,70 @@ from typing import Protocol
 import numpy as np
 
 from rammer.ir.content import digest
+from rammer.ir.extent import AffineExtent, Point
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
 
-__all__ = ["DevicePart", "DeviceStep", "Link", "OnHost", "Prediction", "Spread", "SpreadInput", "SpreadOutput", "Transfer"]
+__all__ = [
+    "DevicePart",
+    "DeviceStep",
+    "Link",
+    "OnHost",
+    "Prediction",
+    "RunShape",
+    "Spread",
+    "SpreadInput",
+    "SpreadOutput",
+    "Transfer",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunShape:
+    """The shape of a tensor in a run: its extent along each axis as a function of inputs of one element (int64), None where it is
+    that of its type, which is the most; and what lies beyond in the memory of who reads it."""
+
+    extents: tuple[AffineExtent | None, ...]
+    fills: tuple[float, ...]
+
+    @property
+    def lengths(self) -> tuple[str, ...]:
+        """The scalar inputs that it follows from."""
+        return tuple(dict.fromkeys(n for e in self.extents if e is not None for n, _ in e.terms))
+
+    def at(self, whole: tuple[int, ...], point: Point) -> tuple[int, ...]:
+        """The shape where the lengths are those of ``point``, of a tensor that at the most has the shape ``whole``."""
+        ends = zip(whole, self.extents, strict=True)
+        return tuple(n if e is None else max(0, min(n, e.at(point))) for n, e in ends)
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """``tensor``, dense and row-major, from device ``source`` into memory of device ``target``, once in every run."""
+    """``tensor``, dense and row-major, from device ``source`` into memory of device ``target``, once in every run. With ``late``
+    its shape is a run's, and its ``type`` the greatest: the source keeps it, and the target reads as much as there is."""
 
     name: str
     tensor: str
     type: TensorType
     source: int
     target: int
+    late: RunShape | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payload."""
+        """Bytes of the payload, at the most."""
         return self.type.nbytes
 
+    def shape(self, point: Point) -> tuple[int, ...]:
+        """What crosses where the lengths are those of ``point``, by scalar input."""
+        return self.type.shape if self.late is None else self.late.at(self.type.shape, point)
+
     def __str__(self) -> str:
-        return f"transfer {self.name}: {self.tensor} {self.type} from {self.source} to {self.target}"
+        said = f"transfer {self.name}: {self.tensor} {self.type} from {self.source} to {self.target}"
+        if self.late is None:
+            return said
+        ends = (n if e is None else e for n, e in zip(self.type.shape, self.late.extents, strict=True))
+        return f"{said}, in a run [{', '.join(map(str, ends))}]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,15 @@ class Counters:
     """Of one device, since it was opened. An engine counts a payload that it puts together, copies once more or allocates for
     in the place where it does so; what is counted nowhere does not happen.
 
-    ``waited`` is in seconds, for data and for slots to be free, ``nbytes`` counts payloads.
+    ``waited`` is in seconds, for data and for slots to be free, ``nbytes`` counts payloads where they are written or read.
     """
 
     payload_writes: int = 0
     flag_writes: int = 0
     nbytes: int = 0
-    reads: int = 0  #: One-sided reads, of tensors whose size is known at run time only.
+    metadata_writes: int = 0  #: Of tensors whose shape a run decides: shape and place.
+    reads: int = 0  #: One-sided reads, of such tensors.
+    pool_allocations: int = 0  #: Of memory in which such tensors wait for their reader; it was there before.
     allocations: int = 0  #: After the exchange of addresses.
     serialisations: int = 0
     copies: int = 0  #: Of a payload, besides the write that brings it.

@@ -12,7 +12,7 @@ import numpy as np
 from rammer.device.in_place import ANY, HostRoom
 from rammer.ir.spread import Transfer
 
-__all__ = ["Exposed", "Slots"]
+__all__ = ["ALIGNED", "LAST_WORDS", "SLACK", "WORD", "Exposed", "Slots", "record", "rounded"]
 
 #: Bytes; slots begin at multiples of it, so that every load of a vector is aligned as in a device's own memory.
 ALIGNED: Final = 256
@@ -27,12 +27,14 @@ LAST_WORDS: Final = 512
 @dataclass(frozen=True, slots=True)
 class Slots:
     """First bytes: in the target's memory of the slots and of the words that say what is in them, in the source's of the words
-    that say which slots are free again. ``stride`` is from slot to slot."""
+    that say which slots are free again. ``stride`` is from slot to slot. Of a tensor whose shape is a run's, slots hold a
+    ``record`` of it, and more words of the source, ``acks``, say what was read from its pool."""
 
     slots: int
     stride: int
     flags: int
     credits: int
+    acks: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,22 +61,36 @@ class Exposed:
         return {t.name: t for t in self.transfers}
 
     @cached_property
-    def _planned(self) -> tuple[dict[str, Slots], tuple[int, ...]]:
-        """Places by transfer, and the bytes that each device exposes."""
+    def _planned(self) -> tuple[dict[str, Slots], tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """Places by transfer, and of each device the bytes that it exposes and its pool."""
         words = WORD * self.depth
         tops = [LAST_WORDS * len(self.devices)] * len(self.devices)
         flags, credits, places = dict[str, int](), dict[str, int](), dict[str, Slots]()
         for t in self.transfers:
             flags[t.name], credits[t.name] = tops[t.target], tops[t.source]
             tops[t.target] += words
-            tops[t.source] += words
+            tops[t.source] += words * (2 if t.late else 1)
         for t in self.transfers:
             start = rounded(tops[t.target], self.aligned)
-            stride = rounded(t.nbytes + SLACK, self.aligned)
-            places[t.name] = Slots(start, stride, flags[t.name], credits[t.name])
+            stride = rounded(WORD * record(t) if t.late else t.nbytes + SLACK, self.aligned)
+            places[t.name] = Slots(start, stride, flags[t.name], credits[t.name], credits[t.name] + words)
             tops[t.target] = start + stride * self.depth
-        rooms = self.rooms or (ANY,) * len(self.devices)
-        return places, tuple(rounded(top + room.beyond, self.aligned) for top, room in zip(tops, rooms, strict=True))
+        pools = list[tuple[int, int]]()
+        for device, top in enumerate(tops):
+            kept = sum(rounded(t.nbytes, ALIGNED) for t in self.transfers if t.late and t.source == device)
+            pools.append((rounded(top, ALIGNED), kept))
+            tops[device] = sum(pools[-1]) if kept else top
+        sizes = (rounded(top + self.room(device).beyond, self.aligned) for device, top in enumerate(tops))
+        return places, tuple(sizes), tuple(pools)
+
+    def room(self, device: int) -> HostRoom:
+        """What ``device`` asks of arrays."""
+        return self.rooms[device] if self.rooms else ANY
+
+    def pool(self, device: int) -> tuple[int, int]:
+        """First byte and bytes of the memory in which ``device`` keeps tensors whose shape is a run's: room for all of one run at
+        the most; of shorter runs several have room."""
+        return self._planned[2][device]
 
     @property
     def aligned(self) -> int:
@@ -102,6 +118,11 @@ class Exposed:
     def arriving(self, device: int) -> Sequence[Transfer]:
         """What ``device`` receives."""
         return [t for t in self.transfers if t.target == device]
+
+
+def record(transfer: Transfer) -> int:
+    """Words of what is told of a tensor whose shape is a run's: its extents, and where it begins in the source's memory."""
+    return len(transfer.type.shape) + 1
 
 
 def rounded(n: int, step: int) -> int:

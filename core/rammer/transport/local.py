@@ -46,6 +46,13 @@ class LocalWriter:
         with self._changed:
             self._changed.notify_all()
 
+    def read(self, source: int, place: int, into: Array) -> None:
+        """A copy."""
+        into[...] = self._memories[source][place : place + into.size]
+
+    def kept(self) -> None:
+        """Threads see what was written before the flag that they were woken by."""
+
     def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
         """Asleep between writes."""
         with self._changed:
@@ -73,4 +80,4 @@ def _open(party: Party) -> Fabric:
 
 
 #: For devices of one process with memory that the host sees.
-LOCAL = Transport("local", "memory of this process, a thread a device", lambda: None, _connects, _open)
+LOCAL = Transport("local", "memory of this process, a thread a device", lambda: None, _connects, _open, reads=True)

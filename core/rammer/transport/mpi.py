@@ -119,6 +119,19 @@ class MpiWriter:
         except mpi.Exception as problem:
             raise DeviceFailure(f"MPI failed to write to device {target}: {problem}") from problem
 
+    def read(self, source: int, place: int, into: Array) -> None:
+        """A get, flushed: it is here when this returns."""
+        mpi = self._mpi
+        try:
+            self._window.Get([into, mpi.BYTE], source, [self._starts[source] + place, into.size, mpi.BYTE])
+            self._window.Flush(source)
+        except mpi.Exception as problem:
+            raise DeviceFailure(f"MPI failed to read from device {source}: {problem}") from problem
+
+    def kept(self) -> None:
+        """The window's copies of memory are one from here on."""
+        self._window.Sync()
+
     def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
         """Polls: at first at once, later between naps."""
         deadline, window, comm, any_source = time.monotonic() + seconds, self._window, self._comm, self._mpi.ANY_SOURCE
@@ -161,4 +174,4 @@ def _open(party: Party) -> Fabric:
 
 
 #: For devices of several processes, on one host or several.
-MPI = Transport("mpi", "one-sided windows of mpi4py, a process a device", _probe, _connects, _open)
+MPI = Transport("mpi", "one-sided windows of mpi4py, a process a device", _probe, _connects, _open, reads=True)

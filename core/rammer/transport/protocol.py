@@ -130,6 +130,7 @@ class Transport:
     open: Callable[[Party], Fabric]
     rank: int = 0
     far: int = 0
+    reads: bool = False  #: Whether a tensor whose shape a run decides crosses as it is; else as it is at the most.
 
     def __post_init__(self) -> None:
         if not self.name.replace("-", "_").isidentifier():

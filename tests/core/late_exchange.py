@@ -1,0 +1,125 @@
+"""Two devices send each other tensors of random shapes, by threads of one process or by MPI: ``mpirun -n 2 python
+late_exchange.py '{"seed": 3}'`` prints the counters of both."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rammer.ir.extent import AffineExtent
+from rammer.ir.spread import RunShape, Transfer
+from rammer.ir.types import TensorType
+from rammer.transport.exposed import Exposed
+from rammer.transport.handshake import collected
+from rammer.transport.launch import launched
+from rammer.transport.local import LOCAL
+from rammer.transport.measure import in_parallel
+from rammer.transport.mpi import MPI
+from rammer.transport.protocol import Endpoint, Party, Site
+
+DTYPES = ("float32", "float16", "int8", "int64", "bool", "float64")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What crosses in ``runs`` runs, and how late devices are (seconds, at the most, before a step); all from ``seed``."""
+
+    seed: int = 0
+    runs: int = 30
+    delay: float = 0.001
+    timeout: float = 30.0
+
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Up to four each way; some have one shape in all runs."""
+        chance, found = random.Random(self.seed), list[Transfer]()
+        for source in (0, 1):
+            for number in range(chance.randint(1, 4)):
+                shape = tuple(chance.choice((1, 2, 7, 30)) for _ in range(chance.randint(0, 3)))
+                kind = TensorType(chance.choice(DTYPES), shape)
+                name = f"t{number}_from_{source}"
+                found.append(Transfer(name, name, kind, source, 1 - source, late_shape(name, kind, chance)))
+        return tuple(found)
+
+    @property
+    def depth(self) -> int:
+        """Runs in flight."""
+        return random.Random(~self.seed).randint(1, 4)
+
+    def point(self, run: int) -> dict[str, int]:
+        """The lengths of a run: often short, and now and then all there is."""
+        chance = random.Random(f"{self.seed} {run}")
+        most = chance.choice((3, 10, 31))
+        return {f"{t.name}_{d}": chance.randint(0, most) for t in self.transfers() for d in range(3)}
+
+    def values(self, transfer: Transfer, run: int) -> np.ndarray:
+        """A run's tensor, never what lies beyond."""
+        rng = np.random.default_rng([self.seed, run, *transfer.name.encode()])
+        return rng.integers(2, 100, transfer.shape(self.point(run))).astype(transfer.type.dtype)
+
+    def slot(self, transfer: Transfer, run: int) -> np.ndarray:
+        """What its reader is to find."""
+        values, found = self.values(transfer, run), np.zeros(transfer.type.shape, transfer.type.dtype)
+        found[tuple(map(slice, values.shape))] = values
+        late = transfer.late or RunShape((), ())
+        for axis in reversed([d for d, e in enumerate(late.extents) if e is not None]):
+            found[(*[slice(None)] * axis, slice(values.shape[axis], None))] = late.fills[axis]
+        return found
+
+
+def late_shape(name: str, kind: TensorType, chance: random.Random) -> RunShape | None:
+    """Some axes end where a length of their own says."""
+    ends = tuple(AffineExtent(((f"{name}_{d}", 1),), 0) if chance.random() < 0.6 else None for d in range(len(kind.shape)))
+    real = kind.dtype.startswith("float")
+    fills = tuple(chance.choice((0.0, 0.0, -1.0)) if real else 0.0 for _ in ends)
+    return RunShape(ends, fills) if any(e is not None for e in ends) else None
+
+
+def exchanged(end: Endpoint, device: int, plan: Plan) -> list[str]:
+    """One device's side: all runs, reading some behind those that it sends. What was read wrong."""
+    chance, wrong, transfers = random.Random(f"{plan.seed} {device}"), list[str](), plan.transfers()
+    behind = 0
+    for run in range(plan.runs + plan.depth):
+        time.sleep(chance.random() * plan.delay)
+        if run < plan.runs:
+            for t in transfers:
+                if t.source == device:
+                    end.put(t.name, run, plan.values(t, run))
+        while behind <= min(run - chance.randrange(plan.depth), plan.runs - 1):
+            mine = [t for t in transfers if t.target == device]
+            for t in chance.sample(mine, len(mine)):
+                end.wait(t.name, behind)
+                if not np.array_equal(end.slot(t.name, behind), plan.slot(t, behind)):
+                    wrong.append(f"{t} of run {behind}")
+                end.release(t.name, behind)
+            behind += 1
+    return wrong
+
+
+def main(plan: Plan) -> dict[str, Any]:
+    """Everything sent and read; raises where that was not what it had to be."""
+    several = launched() > 1
+    sites = tuple(Site(n, "cpu", k * several) for k, n in enumerate(("one", "two")))
+    fabric = (MPI if several else LOCAL).open(Party(sites, plan.timeout))
+    ends = fabric.expose(Exposed(("one", "two"), plan.transfers(), plan.depth))
+    fabric.meet(dict.fromkeys(fabric.mine, ""), plan.timeout)
+    calls = {d: partial(exchanged, e, d, plan) for d, e in ends.items()}
+    found = in_parallel(calls, lambda device, problem: ends[device].fail(str(problem)))
+    counters = collected(fabric, {d: e.counters for d, e in ends.items()}, plan.timeout)
+    fabric.close()
+    wrong = [said for d in fabric.mine for said in found[d]]
+    if wrong:
+        raise AssertionError(f"{len(wrong)} tensors are others than what was sent: {wrong[:3]}")
+    return {"counters": [c.values() for c in counters], "here": list(fabric.mine)}
+
+
+if __name__ == "__main__":
+    told = main(Plan(**json.loads(sys.argv[1])))
+    if 0 in told["here"]:
+        print(json.dumps(told))

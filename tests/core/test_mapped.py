@@ -13,12 +13,13 @@ import onnx
 import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
+from rammer.compiled.kept import KeptConstants
 from rammer.errors import BadInput
 from rammer.frontend import wire
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import Model, read_model
 from rammer.ir.content import Contents, digest
-from rammer.ir.mapped import Mapped, released
+from rammer.ir.mapped import Mapped, is_mapped, released
 
 KINDS = [k for k in TensorProto.DataType.values() if k not in (TensorProto.UNDEFINED, TensorProto.STRING)]
 NAMES = {k: TensorProto.DataType.Name(k) for k in KINDS}
@@ -208,3 +209,39 @@ def test_what_has_no_axes_is_shared_too(value: np.ndarray[Any, Any]) -> None:
     contents = Contents()
     (first,), (second,) = contents.of({"a": value}).values(), contents.of({"b": value.copy()}).values()
     assert first is second and first == value and digest(value) == digest(np.array(value))
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("number", range(60))
+def test_what_names_places_anew_stays_in_the_file(number: int, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Reshapes and then transpositions and more axes: no copy in memory, none beside the file, and the same values again."""
+    want = rng.standard_normal(rng.integers(1, 6, rng.integers(2, 5))).astype(np.float32)
+    weights, nodes = {"v0": want}, list[onnx.NodeProto]()
+    for i in range(int(rng.integers(1, 5))):
+        kind = str(rng.choice(["Reshape", "Transpose", "Transpose", "Identity"] if i < 2 else ["Transpose"]))
+        if kind == "Reshape" and not any(n.op_type == "Transpose" for n in nodes):
+            want = want.reshape(-1, want.shape[-1])
+            weights[f"s{i}"] = np.array(want.shape)
+        elif kind == "Transpose":
+            order = [int(d) for d in rng.permutation(want.ndim)]
+            want = want.transpose(order)
+        else:
+            kind = "Identity"
+        given = {"perm": order} if kind == "Transpose" else {}
+        nodes.append(helper.make_node(kind, [f"v{i}", *([f"s{i}"] if kind == "Reshape" else [])], [f"v{i + 1}"], **given))
+    nodes.append(helper.make_node("Add", ["x", f"v{len(nodes)}"], ["y"]))
+    ports = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, list(want.shape))] for n in "xy"]
+    graph = helper.make_graph(nodes, "g", *ports, [numpy_helper.from_array(a, n) for n, a in weights.items()])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    read = read_model(path)
+    (found,) = bind(read, {}).constants.values()
+    np.testing.assert_array_equal(found, want)
+    assert is_mapped(found) == ("v0" in read.weights)
+    file = Mapped.of(path)
+    kept = KeptConstants(tmp_path / "kept", tmp_path, {path.name: file.state})
+    again = kept.get(kept.put(found, read.files), str(found.dtype), found.shape)
+    np.testing.assert_array_equal(again, want)
+    assert is_mapped(found) != (tmp_path / "kept").exists()
+    with pytest.raises(ValueError, match="is none"):
+        kept.get([*kept.put(found, read.files)[:-1], [0] * (want.ndim + 1)], str(found.dtype), found.shape)

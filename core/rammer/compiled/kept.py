@@ -1,7 +1,7 @@
 """Large constants of kept programs: once on disk, whichever programs of a model read them.
 
-What a model's own files hold stays there, and a program names the file and the place; anything else is a file of the cache, named
-after what it holds. Both are mapped when a program is loaded.
+What a model's own files hold, whatever the order of its axes, stays there, and a program names the file and the place; anything
+else is a file of the cache, named after what it holds. Both are mapped when a program is loaded.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import numpy as np
 from rammer.compiled.files import write_whole
 from rammer.ir.content import digest, remembered
 from rammer.ir.data import place_in
-from rammer.ir.mapped import Mapped, place_of, released
+from rammer.ir.mapped import Mapped, dense_order, place_of, released
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Bytes from which a constant is kept apart from programs.
 LARGE: Final = 1 << 16
-#: A constant in an index: the file of the model and the first byte, or the name of a file of the cache and 0; and its digest.
+#: A constant in an index: the file of the model and the first byte, or the name of a file of the cache and 0; its digest; and its
+#: axes in the order in which its values lie in the file.
 Row: TypeAlias = "list[Any]"
 MODEL, CACHE = "model", "cache"
 
@@ -42,24 +43,30 @@ class KeptConstants:
         """Keep an array, which may be in a file of the model. OSError where that fails."""
         made = digest(array)
         for file in sources:
-            at = place_of(array, file)
-            if at is None or self.home is None:
+            at, order = place_of(array, file), dense_order(array)
+            if at is None or order is None or self.home is None:
                 continue
             name = file.path.relative_to(self.home).as_posix()
             if self.seen.get(name) != file.state:
                 raise OSError("the model file was written to meanwhile")
-            return [MODEL, name, at, made]
+            return [MODEL, name, at, made, list(order)]
         path = self.folder / made
         if not path.is_file() or path.stat().st_size != array.nbytes:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(path, lambda file: file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
         released(array)
-        return [CACHE, made, 0, made]
+        return [CACHE, made, 0, made, list(range(array.ndim))]
 
     def get(self, row: Row, dtype: str, shape: tuple[int, ...]) -> Array:
         """The array that a row tells of. ValueError or OSError where it is not there, or is another one."""
-        kind, name, at, made = row
-        if not isinstance(name, str) or type(at) is not int or at < 0 or not isinstance(made, str):
+        kind, name, at, made, order = row
+        if (
+            not isinstance(name, str)
+            or type(at) is not int
+            or at < 0
+            or not isinstance(made, str)
+            or not _is_order(order, len(shape))
+        ):
             raise ValueError("a kept constant is none")
         home = self.home if kind == MODEL else self.folder
         path = place_in(home, name) if home is not None else None
@@ -68,7 +75,8 @@ class KeptConstants:
         count, file = math.prod(shape), self._mapped(path)
         if kind == MODEL and self.seen.get(name) != file.state:
             raise ValueError("the model file was written to meanwhile")
-        array = np.frombuffer(file.data, dtype, count, at).reshape(shape)
+        lying = np.frombuffer(file.data, dtype, count, at).reshape([shape[d] for d in order])
+        array = lying.transpose([order.index(d) for d in range(len(shape))])
         if kind == MODEL:  # its content was told from others' as a whole
             remembered(array, made)
         elif len(file.data) != array.nbytes or digest(array) != made:
@@ -81,3 +89,7 @@ class KeptConstants:
         if path not in self.files:
             self.files[path] = Mapped.of(path)
         return self.files[path]
+
+
+def _is_order(found: object, axes: int) -> bool:
+    return isinstance(found, list) and all(type(d) is int for d in found) and sorted(found) == list(range(axes))

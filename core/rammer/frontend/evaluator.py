@@ -35,6 +35,7 @@ from rammer.frontend.voices import distrusted
 from rammer.ir.evaluate import evaluate as evaluate_compute
 from rammer.ir.formats import FORMATS, carried, restored
 from rammer.ir.graph import Graph, Node
+from rammer.ir.mapped import is_mapped
 from rammer.ir.names import shortened
 from rammer.ir.types import KNOWN, SHORT, TensorType
 
@@ -65,6 +66,10 @@ JUDGED: Final = frozenset(
 )
 
 
+#: Operators that give values another shape, in the same order.
+_RESHAPES: Final = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
+
+
 class Unjudged(NotImplementedError):
     """Nothing trustworthy computes this use of an operator (the message says why)."""
 
@@ -93,6 +98,9 @@ def evaluate(
     stored = _by_numbers(node, values, types, host) if _formats(node, values, types) else None
     if stored is not None:
         return stored
+    moved = _in_its_file(node, values, types)
+    if moved is not None:
+        return moved
     # What runs on the host is there for its size: expressions take a step for every place and update.
     computed = _own(node, values) if host else None
     if computed is not None:
@@ -114,6 +122,19 @@ def evaluate(
     if decision is not None:
         raise Unjudged(_untrusted(node, decision.when))
     return _referred(node, values)
+
+
+def _in_its_file(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dict[str, np.ndarray] | None:
+    """The output of an operator that only names the places of a mapped weight anew: it stays in its file. None for others."""
+    if node.domain or node.op not in (*_RESHAPES, "Transpose") or len(node.outputs) != 1 or node.outputs[0] not in types:
+        return None
+    given, made = values[node.inputs[0]], types[node.outputs[0]]
+    if not isinstance(given, np.ndarray) or not is_mapped(given) or (str(given.dtype), given.size) != (made.dtype, made.size):
+        return None
+    if node.op == "Transpose":
+        return {node.outputs[0]: given.transpose(node.attributes.get("perm") or None)}
+    dense = given.flags.c_contiguous or given.shape == made.shape  # NumPy copies others
+    return {node.outputs[0]: given.reshape(made.shape)} if dense else None
 
 
 def _own(node: Node, values: Arrays) -> dict[str, np.ndarray] | None:

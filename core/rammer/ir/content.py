@@ -37,6 +37,7 @@ def digest(array: Array) -> str:
             piece = flat[at : at + PIECE]
             found.update(piece.data)
             released(piece)
+        released(array)  # a copy was hashed of one whose axes lie in another order
     made = found.hexdigest()
     if not array.flags.writeable:
         key = id(array)

@@ -65,9 +65,22 @@ def in_memory(array: Array) -> Array:
     return result
 
 
+def is_mapped(array: Array) -> bool:
+    """Whether the values are in a file."""
+    return _file_of(array) is not None
+
+
+def dense_order(array: Array) -> tuple[int, ...] | None:
+    """The axes in the order in which the values lie, one next to the other; None where they do not."""
+    if array.flags.c_contiguous:
+        return tuple(range(array.ndim))
+    order = tuple(int(d) for d in np.argsort([-s for s in array.strides], kind="stable"))
+    return order if array.transpose(order).flags.c_contiguous else None
+
+
 def place_of(array: Array, file: Mapped) -> int | None:
-    """Where the values of an array begin in a file, in bytes; None where they are none of it."""
-    if _file_of(array) is not file.data or not array.flags.c_contiguous:
+    """Where the values of an array begin in a file, in bytes; None where they are none of it, or not ``dense_order``."""
+    if _file_of(array) is not file.data or dense_order(array) is None:
         return None
     return _address(array) - _address(np.frombuffer(file.data, np.uint8))
 
@@ -75,7 +88,7 @@ def place_of(array: Array, file: Mapped) -> int | None:
 def released(array: Array) -> None:
     """Give back the memory that a mapped array's values took: who reads it again reads the file. Others stay as they are."""
     base = _file_of(array)
-    if base is None or not hasattr(base, "madvise") or not array.flags.c_contiguous:  # Windows has none
+    if base is None or not hasattr(base, "madvise") or dense_order(array) is None:  # Windows has none
         return
     start = _address(array) - _address(np.frombuffer(base, np.uint8))
     first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -114,7 +114,7 @@ def test_what_is_damaged_is_made_again(made: list[str], tmp_path: Path, capsys: 
     assert kept[1] == 2 * kept[0] and "compiling again" in capsys.readouterr().err
 
 
-@pytest.mark.sampled(2, of="device")
+@pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize("number", range(100))
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_loops(device: str, number: int, made: list[str], tmp_path: Path, rng: np.random.Generator) -> None:

@@ -1,0 +1,64 @@
+"""Models of the corpus over several devices, of one kind or not: they compute what ONNX Runtime does, or are refused in time."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from corpus_inputs import Entry, corpus
+
+from rammer.compiled.options import CompileOptions
+from rammer.compiler import Compiler
+from rammer.device.loader import Registry
+from rammer.errors import BadInput
+from rammer.ir.formats import carried, restored
+from rammer.place.spreading import compile_spread
+from rammer.profile.store import KernelStore
+from rammer.runtime.checks import check_inputs, shapes_of
+from rammer.runtime.source import open_source
+from rammer.runtime.spread_run import Joined, SpreadRuns
+from rammer.testing.some import some
+from rammer.transport.local import LOCAL
+from rammer.transport.protocol import Site
+
+SETS = ("ipu_sim,ipu_sim", "rocm,ipu_sim", "toy,rocm,rocm")
+OPTIONS = {"ipu_sim": {"tiles": "32"}}
+#: Why models are refused over several devices; one says so before anything runs.
+REFUSED = r"shapes that are known before it runs|com\.microsoft\.nchwc"
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("entry", corpus().values(), ids=corpus())
+def test_a_model_over_two_devices(entry: Entry, rng: np.random.Generator) -> None:
+    check(entry, "rocm,rocm", rng)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("devices", SETS)
+@pytest.mark.parametrize("entry", corpus().values(), ids=corpus())
+def test_a_model_over_devices_of_several_kinds(entry: Entry, devices: str, rng: np.random.Generator) -> None:
+    check(entry, devices, rng)
+
+
+def check(entry: Entry, devices: str, rng: np.random.Generator) -> None:
+    """Two runs in flight."""
+    registry, names = Registry(), devices.split(",")
+    if any(registry.status(n).state != "ok" for n in names):
+        pytest.skip(f"{devices} do not all work here")
+    inputs, source = entry.inputs(rng, entry.sizes[0]), open_source(entry.path, registry.operators)
+    backends = {n: registry.open(n, options=OPTIONS.get(n, {})) for n in names}
+    made = {n: Compiler(b, CompileOptions(), KernelStore(None), registry, device=n) for n, b in backends.items()}
+    try:
+        arrays = check_inputs(source.head.inputs, inputs)
+        spread = compile_spread([(n, made[n]) for n in names], source.model, shapes_of(source.head, arrays))
+    except BadInput as problem:
+        assert problem.where and problem.hint and re.search(REFUSED, str(problem)), problem
+        return
+    runs = SpreadRuns(spread, {d: backends[n] for d, n in enumerate(names)}, Joined(tuple(map(Site, names)), LOCAL, 2, 120.0))
+    outputs, _ = runs.run_all([{n: carried(a) for n, a in arrays.items()}] * 2)
+    runs.close()
+    want = entry.expected(inputs)
+    for have in some(outputs):
+        wrong = [f"{n}: {w}" for n, v in some(want.items()) if (w := entry.differs(restored(have[n], str(v.dtype)), v))]
+        assert not wrong, wrong

@@ -4,9 +4,9 @@ python -m benchmarks transfers                                      (two process
 python benchmarks/transfers_table.py --delay 1 --markdown FILE      (and two network namespaces; needs root)
 
 *socket* is a plain socket with nothing around it: the floor. *ours* is the transport that is taken: `mpi` between processes,
-`tcp` between namespaces, where *mpi* is beside it. Until the reader may read it, by the one clock that both have. *pickled* is
-multiprocessing.connection: an array is sent, and a word comes back. *gRPC* is a unary call with the array's bytes, where
-grpcio is there (``--grpc PYTHON``: an interpreter that has it). Processor time is both sides', of all their threads.
+`messages` between namespaces, where *mpi* is beside it. Until the reader may read it, by the one clock that both have.
+*pickled* is multiprocessing.connection: an array is sent, and a word comes back. *gRPC* is a unary call with the array's bytes,
+where grpcio is there (``--grpc PYTHON``: an interpreter that has it). Processor time is both sides', of all their threads.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def measured(kind: str, hosts: Any, python: str) -> dict[str, Any] | None:
     if kind in ("ours", "mpi"):
         if kind == "mpi" and hosts is None:
             return None
-        return mpi_run("tcp" if kind == "ours" and hosts else "mpi", hosts)
+        return mpi_run("messages" if kind == "ours" and hosts else "mpi", hosts)
     if kind == "gRPC" and subprocess.run([python, "-c", "import grpc"], capture_output=True).returncode:
         return None
     with tempfile.TemporaryDirectory() as folder:

@@ -26,7 +26,7 @@ COST = ("between", "tensor", *KINDS)
 
 #: What the page says of its tables.
 WORDS = """\
-*ours* is transport `mpi` between processes of one machine (shared memory) and `tcp` between network namespaces, where a
+*ours* is transport `mpi` between processes of one machine (shared memory) and `messages` between network namespaces, where a
 process holds every packet back, each way; there *mpi* is beside it, with Open MPI's `--mca osc pt2pt`. *pickled* is an array
 through `multiprocessing.connection` and a word back, *gRPC* a unary call with the array's bytes. *socket* is a plain socket
 with nothing around it, received into one array: the floor. Between processes it and the peers are Unix sockets.

@@ -53,7 +53,7 @@ def output(line: list[str]) -> str:
 
 def test_tensors_cross_between_hosts(rng: np.random.Generator) -> None:
     count, depth, length = int(rng.integers(2, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 50_000))
-    wanted = Wanted("rocm", count, 30, int(rng.integers(2**31)), depth, length, timeout=60, transport="tcp")
+    wanted = Wanted("rocm", count, 30, int(rng.integers(2**31)), depth, length, timeout=60, transport="messages")
     with far_apart(1.0, count) as hosts:
         found = json.loads(output(hosts.mpirun([sys.executable, str(RANKS), json.dumps(asdict(wanted))])).splitlines()[-1])
     assert found["runs"] == wanted.runs
@@ -68,7 +68,7 @@ def test_a_model_over_two_hosts_is_what_one_device_makes(tmp_path: Path, rng: np
     with far_apart(1.0) as hosts:
         report = json.loads(output(hosts.mpirun([*line, "--expected", str(alone), "--timeout", "60", "--json", "-"])))
     crossed, total = len(report["transfers"]), counted(report)
-    assert report["transport"] == "tcp" and crossed and all(d["verdict"] == "ok" for d in some(report["differences"]))
+    assert report["transport"] == "messages" and crossed and all(d["verdict"] == "ok" for d in some(report["differences"]))
     assert total["payload_writes"] == crossed and total["flag_writes"] == 2 * crossed
     assert total["nbytes"] == sum(t["bytes"] for t in report["transfers"])
     assert total["allocations"] == total["serialisations"] == total["copies"] == total["host_copies"] == total["reads"] == 0

@@ -19,7 +19,7 @@ from rammer.testing.some import some
 from rammer.transport.counters import Counters
 
 #: Transports that join processes.
-PROCESSES = ["mpi", "tcp"]
+PROCESSES = ["mpi", "messages"]
 
 
 def check_counters(found: dict[str, Any], wanted: Wanted) -> None:

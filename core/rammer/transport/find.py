@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from rammer.device.loader import Registry
 from rammer.errors import DeviceUnavailable, MissingDependency
 from rammer.transport.local import LOCAL
+from rammer.transport.messages import MESSAGES
 from rammer.transport.mpi import MPI
 from rammer.transport.protocol import Site, Transport
-from rammer.transport.tcp import TCP
 
-BUILT_IN = (LOCAL, MPI, TCP)
+BUILT_IN = (LOCAL, MPI, MESSAGES)
 
 
 def transports(registry: Registry, apart: bool = False) -> list[Transport]:

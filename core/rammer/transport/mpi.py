@@ -35,8 +35,8 @@ class MpiFabric:
     """This process's device, by rank, and the others'."""
 
     def __init__(self, party: Party) -> None:
-        self.party, self._mpi = party, module()
-        self.comm = self._mpi.COMM_WORLD
+        self.party, self.mpi = party, module()
+        self.comm = self.mpi.COMM_WORLD
         if len(party.sites) != self.comm.size:
             raise DeviceFailure(f"{len(party.sites)} devices for {self.comm.size} processes")
         self.mine: tuple[int, ...] = (self.comm.rank,)
@@ -52,8 +52,8 @@ class MpiFabric:
         self._finished(self.comm.Iallgather(length, counts), seconds)
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         whole = np.zeros(int(starts[-1]), np.uint8)
-        into = [whole, [int(c) for c in counts], [int(s) for s in starts[:-1]], self._mpi.BYTE]
-        self._finished(self.comm.Iallgatherv([own, self._mpi.BYTE], into), seconds)
+        into = [whole, [int(c) for c in counts], [int(s) for s in starts[:-1]], self.mpi.BYTE]
+        self._finished(self.comm.Iallgatherv([own, self.mpi.BYTE], into), seconds)
         return [whole[a:b].tobytes().decode() for a, b in pairwise(starts)]
 
     def _finished(self, request: Any, seconds: float) -> None:
@@ -71,7 +71,7 @@ class MpiFabric:
 
     def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
         """MPI allocates the window: of processes of one host it is memory that they share."""
-        mpi, rank = self._mpi, self.comm.rank
+        mpi, rank = self.mpi, self.comm.rank
         info = mpi.Info.Create()
         info.Set("alloc_shared_noncontig", "true")
         self.watch.doing("allocating windows")
@@ -134,20 +134,31 @@ class MpiWriter:
 
     def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
         """Polls: at first at once, later between naps."""
-        deadline, window, comm, any_source = time.monotonic() + seconds, self._window, self._comm, self._mpi.ANY_SOURCE
-        polls = 0
-        while not ready():
+        window, comm, any_source = self._window, self._comm, self._mpi.ANY_SOURCE
+
+        def work() -> None:
             window.Sync()
             comm.Iprobe(any_source)  # lets MPI work
-            polls += 1
-            if polls % SELDOM == 0 and (ended() or time.monotonic() > deadline):
-                return
-            if polls > EAGER:
-                time.sleep(NAP if polls > PATIENT else 0)
+
+        polled(ready, ended, seconds, work)
 
     def watched(self, doing: str, last: str = "") -> None:
         """The watch ends the process where MPI blocks for too long."""
         self._watch.doing(doing, last)
+
+
+def polled(ready: Callable[[], bool], ended: Callable[[], bool], seconds: float, work: Callable[[], None]) -> bool:
+    """Let MPI ``work`` until ``ready``, for so long or until somebody has ``ended``; whether it is ready. At first without a
+    pause, later between naps."""
+    deadline, polls = time.monotonic() + seconds, 0
+    while not ready():
+        work()
+        polls += 1
+        if polls % SELDOM == 0 and (ended() or time.monotonic() > deadline):
+            return False
+        if polls > EAGER:
+            time.sleep(NAP if polls > PATIENT else 0)
+    return True
 
 
 def _probe() -> None:

@@ -133,7 +133,7 @@ def test_a_process_a_device(rammer: Command, tiny: Path, tmp_path: Path, rng: np
 
 @needs_mpi
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("transport", ["mpi", "tcp"])
+@pytest.mark.parametrize("transport", ["mpi", "messages"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_recurrences_of_several_chips(
     rammer: Command, count: int, transport: str, tmp_path: Path, rng: np.random.Generator

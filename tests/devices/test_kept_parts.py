@@ -23,6 +23,7 @@ from rammer.runtime.keeping import part_key
 from rammer.testing.some import some
 
 DEVICES = ["toy", "rocm", "ipu_sim"]
+OPTIONS = {"ipu_sim": {"tiles": "16"}}
 node = helper.make_node
 
 
@@ -69,13 +70,13 @@ def test_the_next_process_compiles_no_turns(device: str, made: list[str], tmp_pa
     path, proto, feeds = tmp_path / "m.onnx", growing(), {"x": np.array([1, 2, 3], np.float32)}
     onnx.save(proto, path)
     session = onnxruntime.InferenceSession(proto.SerializeToString())
-    exe = rammer.compile(path, device)
+    exe = rammer.compile(path, device, options=OPTIONS.get(device))
     exe.bodies.warm = 10
     first = agreed(session, exe, feeds)
     exe.close()
     assert any("_turns " in n for n in made)
     made.clear()
-    exe = rammer.compile(path, device)
+    exe = rammer.compile(path, device, options=OPTIONS.get(device))
     again = agreed(session, exe, feeds)
     assert not made and sum(exe.bodies.turned.values()) < 100
     np.testing.assert_array_equal(first["y"], again["y"])
@@ -85,7 +86,7 @@ def test_the_next_process_compiles_no_turns(device: str, made: list[str], tmp_pa
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_compiled_file_keeps_its_turns(device: str, made: list[str], tmp_path: Path) -> None:
     path, proto, feeds = tmp_path / "m.rammer", growing(), {"x": np.array([1, 2, 3], np.float32)}
-    exe = rammer.compile(proto, device)
+    exe = rammer.compile(proto, device, options=OPTIONS.get(device))
     save_artifact(path, exe.artifact(exe.compile_only({})))
     exe.close()
     session = onnxruntime.InferenceSession(proto.SerializeToString())
@@ -124,7 +125,7 @@ def test_random_loops(device: str, number: int, made: list[str], tmp_path: Path,
     session = onnxruntime.InferenceSession(loop.proto.SerializeToString())
     several, compiled = [loop.feeds(rng) for _ in range(3)], list[list[str]]()
     for _ in range(2):
-        exe = rammer.compile(path, device)
+        exe = rammer.compile(path, device, options=OPTIONS.get(device))
         exe.bodies.warm = 3
         for feeds in several:
             agreed(session, exe, feeds)

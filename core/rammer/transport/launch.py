@@ -18,7 +18,7 @@ import numpy as np
 from rammer.errors import DeviceFailure, MissingDependency
 from rammer.transport.watch import Watch
 
-__all__ = ["STARTING", "apart", "first_on_host", "launched", "leave", "module", "said_by_ranks", "world"]
+__all__ = ["STARTING", "apart", "first_on_host", "launched", "leave", "module", "said_by_ranks", "stay", "world"]
 
 #: Variables by which launchers tell a process how many there are: Open MPI, MPICH and Intel MPI, Slurm's PMIx.
 SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
@@ -112,6 +112,11 @@ def leave(seconds: float = ENDING) -> None:
     if not _LEAVING:
         _LEAVING.append(Watch("a process", seconds, hears=False))
         atexit.register(_end, module(), _LEAVING[0])
+
+
+def stay() -> None:
+    """After a failure nobody is waited for, also where ``leave`` was asked before."""
+    atexit.unregister(_end)
 
 
 def _end(mpi: Any, watch: Watch) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from rammer.errors import DeviceFailure, MissingDependency, of_system
 from rammer.transport.endpoint import Array, MemoryEndpoint
 from rammer.transport.exposed import Exposed
-from rammer.transport.launch import leave, module
+from rammer.transport.launch import leave, module, stay
 from rammer.transport.protocol import Endpoint, Fabric, Party, Site, Transport
 from rammer.transport.watch import Watch
 
@@ -102,6 +102,8 @@ class MpiFabric:
         self.watch.close()
         if not failed:
             leave()
+        else:
+            stay()
 
 
 class MpiWriter:

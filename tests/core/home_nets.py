@@ -7,7 +7,8 @@ from dataclasses import replace
 from random import Random
 
 from rammer.ir import expr as ex
-from rammer.ir.homes import TRANSFER
+from rammer.ir.compute import Axis, Compute
+from rammer.ir.homes import CROSSING, FETCH, TRANSFER, fetched_body
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, Counter, HomeDevice, Port, RProgram, Storage, Task, Wait, dense
 from rammer.ir.verify import VerifyError, verify
@@ -60,12 +61,31 @@ class HomeNet:
             self._store(name, home, "input")
             self.ports.append(Port(f"{tensor}@{home}", name))
             return name
+        if self.random.random() < 0.5:
+            self._fetch(tensor, name, home)
+            return name
         move = replace(copying(name, (LENGTH,), tensor, (LENGTH,)), family=TRANSFER)
         self._store(name, home, "arena")
         self.operators.append(move)
         self.readers.setdefault(tensor, set()).add(move.name)
         self.sends[self.where[tensor]].append([Task(move.name, 0, (self._wait(tensor),))])
         return name
+
+    def _fetch(self, tensor: str, name: str, home: int) -> None:
+        """A part of ``tensor``, as long as a record says, zeros beyond."""
+        source, axis = self.where[tensor], Axis("i", 1)
+        told, record = f"{name}_told", f"{name}_record"
+        length = Compute(told, "int64", (axis,), ex.integer(self.random.randint(1, LENGTH)))
+        brought = Compute(record, "int64", (axis,), ex.Load(told, (ex.Ref("i"),)))
+        whole = Compute(name, "float32", (Axis("i", LENGTH),), ex.Const(0.0))
+        whole = replace(whole, body=fetched_body(tensor, record, whole, {0: ex.Const(0.0)}))
+        made = ((length, source, source, ""), (brought, home, source, TRANSFER), (whole, home, home, FETCH))
+        for compute, at, device, family in made:
+            self.storages[compute.name] = dense(compute.name, f"b_{compute.name}", compute.shape)
+            self.buffers[compute.name] = Buffer(f"b_{compute.name}", compute.dtype, compute.type.size, "arena", 0, at)
+            needs = {told: (), record: (told, tensor), name: (record,)}[compute.name]
+            self.operators.append(ROperator(compute.name, (compute,), (), (compute.name,), compute.shape, family))
+            self.sends[device].append([Task(compute.name, 0, tuple(self._wait(n) for n in needs))])
 
     def _wait(self, operator: str) -> Wait:
         return Wait(operator, next(o.task_count for o in self.operators if o.name == operator))
@@ -118,6 +138,10 @@ def transfers(program: RProgram) -> list[ROperator]:
     return [o for o in program.operators if o.family == TRANSFER]
 
 
+def crossing(program: RProgram) -> list[ROperator]:
+    return [o for o in program.operators if o.family in CROSSING]
+
+
 def without_wait(program: RProgram, veu: int, place: int, counter: str) -> RProgram:
     rows = [list(row) for row in program.rows]
     task = rows[veu][place]
@@ -126,8 +150,8 @@ def without_wait(program: RProgram, veu: int, place: int, counter: str) -> RProg
 
 
 def unheard(program: RProgram) -> Iterator[RProgram]:
-    """A wait for a transfer left out: who reads does not know whether the data are there."""
-    names = {o.name for o in transfers(program)}
+    """A wait for a transfer or a fetch left out: who reads does not know whether the data, or a record, are there."""
+    names = {o.name for o in crossing(program)}
     for veu, row in enumerate(program.rows):
         for place, task in enumerate(row):
             for wait in task.waits:
@@ -136,11 +160,11 @@ def unheard(program: RProgram) -> Iterator[RProgram]:
 
 
 def early(program: RProgram) -> Iterator[RProgram]:
-    """A transfer that does not wait for what it sends: a flag before its data."""
+    """A transfer that does not wait for what it sends, or tells of: a flag before its data."""
     names = {o.name for o in transfers(program)}
     for veu, row in enumerate(program.rows):
         if row and row[0].operator in names:
-            yield without_wait(program, veu, 0, row[0].waits[0].counter)
+            yield from (without_wait(program, veu, 0, wait.counter) for wait in row[0].waits)
 
 
 def misheard(program: RProgram) -> Iterator[RProgram]:
@@ -185,8 +209,8 @@ def doubled(program: RProgram) -> Iterator[RProgram]:
 
 def reused(program: RProgram) -> Iterator[RProgram]:
     """What is sent, or has arrived, lies where another value of its device does."""
-    for one in transfers(program):
-        for tensor in (one.inputs[0], one.anchor.name):
+    for one in crossing(program):
+        for tensor in (*one.inputs, one.anchor.name):
             mine = program.buffer[program.storage[tensor].buffer]
             for other in program.buffers:
                 if mine.kind == other.kind == "arena" and other.home == mine.home and other.offset != mine.offset:
@@ -204,6 +228,18 @@ def crossed(program: RProgram) -> Iterator[RProgram]:
                 rows = [list(r) for r in program.rows]
                 rows[veu][0] = replace(row[0], waits=(*row[0].waits, Wait(one.name, 1)))
                 yield replace(program, rows=tuple(map(tuple, rows)))
+
+
+def acknowledged(program: RProgram) -> Iterator[tuple[int, bool, RProgram]]:
+    """The last task of a row waits for a fetch: the row's device, whether the fetch reads there, and the program."""
+    for one in (o for o in program.operators if o.family == FETCH):
+        homes = {program.buffer[program.storage[t].buffer].home for t in (*one.inputs, one.anchor.name)}
+        for veu, row in enumerate(program.rows):
+            if row and program.operator[row[-1].operator].family not in CROSSING:
+                rows, counters = [list(r) for r in program.rows], program.counters
+                rows[veu][-1] = replace(row[-1], waits=(*row[-1].waits, Wait(one.name, 1)))
+                home = program.row_homes[veu]
+                yield home, home in homes, replace(program, rows=tuple(map(tuple, rows)), counters=counters)
 
 
 def elsewhere(program: RProgram) -> Iterator[RProgram]:

@@ -8,11 +8,26 @@ from random import Random
 
 import numpy as np
 import pytest
-from home_nets import LENGTH, HomeNet, crossed, doubled, dropped, early, elsewhere, misheard, reused, transfers, unheard
+from home_nets import (
+    LENGTH,
+    HomeNet,
+    acknowledged,
+    crossed,
+    doubled,
+    dropped,
+    early,
+    elsewhere,
+    misheard,
+    reused,
+    transfers,
+    unheard,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from task_oracle import is_legal
 
+from rammer.ir.evaluate import evaluate
+from rammer.ir.homes import FETCH
 from rammer.ir.program import RProgram
 from rammer.ir.verify import VerifyError, verify
 from rammer.schedule.fold import fold
@@ -44,11 +59,10 @@ def wrong(program: RProgram, right: np.ndarray, runs: int = 4) -> bool:
 
 
 def reference(net: HomeNet) -> np.ndarray:
-    held = {"x": X}
-    for operator in net.net.operators:
-        from rammer.ir.evaluate import evaluate
-
-        held[operator.name] = evaluate(operator.anchor, held)
+    program = net.program()
+    held = {p.tensor: X for p in program.inputs}
+    for operator in program.operators:
+        held[operator.anchor.name] = evaluate(operator.anchor, held)
     return held["y"]
 
 
@@ -68,7 +82,7 @@ def test_random_programs_are_legal_print_and_compute(seed: int, operators: int, 
 def test_the_verifier_refuses_whatever_goes_wrong(edit: Callable[[RProgram], Iterator[RProgram]]) -> None:
     """Of each kind of fault: what the simulator shows the verifier refuses; and both find enough of them."""
     shown = caught = tried = 0
-    for seed in range(8):
+    for seed in range(12):
         program = HomeNet(seed, 6, 2 + seed % 3).program()
         right = played(program, 0, lazy=False)
         assert right is not None
@@ -78,7 +92,8 @@ def test_the_verifier_refuses_whatever_goes_wrong(edit: Callable[[RProgram], Ite
             assert found or not bad, f"missed a fault in\n{edited}"
             shown, caught, tried = shown + bad, caught + bool(found), tried + 1
     least = {doubled: 0, crossed: 2}.get(edit, 6)  # writing the same twice changes no result
-    assert tried >= 15 and caught >= 8 and shown >= least, (tried, caught, shown)
+    enough = {crossed: 2}.get(edit, 8)  # many rows may wait for what they do not make
+    assert tried >= 15 and caught >= enough and shown >= least, (tried, caught, shown)
 
 
 def test_what_is_said_of_a_fault() -> None:
@@ -89,7 +104,7 @@ def test_what_is_said_of_a_fault() -> None:
         (dropped, "parts of which nobody writes"),
         (elsewhere, "a transfer is missing"),
     ):
-        assert message in rejected(next(edit(program)))
+        assert any(message in rejected(edited) for edited in edit(program))
     one = transfers(program)[0]
     more = replace(one, tile=(LENGTH // 2,))
     plain = replace(one, family="")
@@ -97,6 +112,29 @@ def test_what_is_said_of_a_fault() -> None:
         operators = tuple(other if o.name == one.name else o for o in program.operators)
         edited = replace(program, operators=operators, counters=tuple(c for c in program.counters))
         assert message in rejected(edited) or "on no row" in rejected(edited) or "full count" in rejected(edited)
+
+
+def test_a_fetch_is_acknowledged_where_it_reads_and_nowhere_else() -> None:
+    heard = stray = 0
+    for seed in range(30):
+        for home, near, edited in acknowledged(HomeNet(seed, 6, 3).program()):
+            said = rejected(edited)
+            heard, stray = heard + (near and not said), stray + (not near)
+            assert ("which does not arrive here" in said) if not near else ("arrive" not in said), (home, said)
+    assert heard >= 5 and stray >= 5, (heard, stray)
+
+
+def test_a_fetch_has_one_form() -> None:
+    program = next(p for p in (HomeNet(s, 6, 2).program() for s in range(9)) if any(o.family == FETCH for o in p.operators))
+    one = next(o for o in program.operators if o.family == FETCH)
+    (source,) = (load.tensor for load in one.anchor.loads if program.types[load.tensor].dtype == "float32")
+    bare = replace(one.anchor, body=next(load for load in one.anchor.loads if load.tensor == source))
+    for other, message in (
+        (replace(one, computes=(bare,)), "more than a copy in one task, up to a record"),
+        (replace(one, family=""), "a transfer is missing"),
+    ):
+        operators = tuple(other if o.name == one.name else o for o in program.operators)
+        assert message in rejected(replace(program, operators=operators))
 
 
 def test_homes_must_be_the_programs() -> None:

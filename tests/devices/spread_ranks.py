@@ -19,8 +19,9 @@ import numpy as np
 
 from rammer.device.loader import Registry
 from rammer.errors import RammerError
+from rammer.ir.extent import AffineExtent
 from rammer.ir.program import Port, RProgram
-from rammer.ir.spread import DevicePart, DeviceStep, Spread, SpreadInput, SpreadOutput, Transfer
+from rammer.ir.spread import DevicePart, DeviceStep, RunShape, Spread, SpreadInput, SpreadOutput, Transfer
 from rammer.ir.types import TensorType
 from rammer.report.spread_trace import SpreadTrace
 from rammer.runtime.spread_part import BoundPart, BoundStep
@@ -68,6 +69,14 @@ def adds(reads: str, makes: str, length: int) -> RProgram:
     """``makes`` is ``reads`` and its neighbour."""
     net = TaskNet().tensor(reads, length).add(adding(makes, length, [reads, reads], 16))
     return replace(net.program(Wavefront(), 2), inputs=(Port(reads, reads),), outputs=(Port(makes, makes),))
+
+
+def late_chain(devices: int, length: int) -> Spread:
+    """As ``chain``; of what crosses there are ``n`` elements in a run, which every device knows."""
+    made = chain(devices, length)
+    late = RunShape((AffineExtent((("n", 1),), 0),), (0.0,))
+    lengths = SpreadInput("n", "n", TensorType("int64", ()), tuple(range(devices)))
+    return replace(made, transfers=tuple(replace(t, late=late) for t in made.transfers), inputs=(*made.inputs, lengths))
 
 
 def chain(devices: int, length: int) -> Spread:

@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from spread_launch import Ended, launched, needs_mpi, surroundings
-from spread_ranks import PATIENCE, Wanted, main
+from spread_ranks import PATIENCE, Wanted, late_chain, main
 
+from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure, RammerError
+from rammer.runtime.spread_run import Joined, SpreadRuns
 from rammer.testing.some import some
 from rammer.transport.counters import Counters
+from rammer.transport.local import LOCAL
+from rammer.transport.protocol import Site
 
 #: Transports that join processes.
 PROCESSES = ["mpi", "messages"]
@@ -42,6 +46,26 @@ def test_devices_of_one_process(device: str, rng: np.random.Generator) -> None:
     found = main(wanted)
     assert found["runs"] == wanted.runs
     check_counters(found, wanted)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
+def test_as_much_crosses_as_a_run_has(device: str, rng: np.random.Generator) -> None:
+    depth, devices, length = int(rng.integers(1, 4)), int(rng.integers(2, 4)), int(rng.integers(1, 400))
+    registry, lengths = Registry(), [int(n) for n in rng.integers(0, length + 1, 12)]
+    sites = tuple(Site(device) for _ in range(devices))
+    spread, joined = late_chain(devices, length), Joined(sites, LOCAL, depth, 30.0)
+    runs = SpreadRuns(spread, {d: registry.open(device) for d in range(devices)}, joined)
+    inputs = [{"x": rng.random(length, np.float32), "n": np.array(n)} for n in lengths]
+    outputs, _ = runs.run_all(inputs)
+    counters = runs.counters()
+    runs.close()
+    for given, made in some(list(zip(inputs, outputs, strict=True))):
+        want = np.where(np.arange(length) < given["n"], given["x"] * np.float32(2 ** (devices + 1)), np.float32(0))
+        assert np.array_equal(made["y"], want)
+    for found in some(counters):
+        assert found.nbytes == 4 * sum(lengths) and found.payload_writes == 0 and found.metadata_writes == len(lengths)
+        assert found.reads == found.pool_allocations == sum(n > 0 for n in lengths)
 
 
 def test_an_error_in_one_thread_ends_all(rng: np.random.Generator) -> None:

@@ -5,6 +5,10 @@ bring what they read, reuse of memory after a transfer has read it, and circles 
 rows and memory; only a transfer reads in one and writes in another, and it goes on by itself, on a row of its own, so that
 nothing follows from what came before it; and what it brings is there for those who have waited for it, not for those who
 heard of it from a third.
+
+A tensor whose shape a run decides is *fetched*: a transfer brings a record of its extents, and an operator of the reader's device
+that has waited for that reads the tensor where it is made, as much as the record says. There the end of the fetch is heard of,
+its acknowledgement, and only who has heard of it may use the tensor's memory again.
 """
 
 from __future__ import annotations
@@ -15,14 +19,19 @@ from itertools import pairwise
 from typing import Final
 
 from rammer.ir.bodies import VerifyError
-from rammer.ir.expr import Load, Ref
+from rammer.ir.compute import Compute
+from rammer.ir.expr import Const, Expr, Load, Op, Ref, integer
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Wait
 
-__all__ = ["TRANSFER", "check_homes", "home_of"]
+__all__ = ["CROSSING", "FETCH", "TRANSFER", "check_homes", "fetched_body", "home_of"]
 
 #: The kernel family of an operator that moves a tensor from one device to another.
 TRANSFER: Final = "transfer"
+#: That of one that reads as much of another device's tensor as a record says.
+FETCH: Final = "fetch"
+#: Of all that goes from one device to another.
+CROSSING: Final = frozenset({TRANSFER, FETCH})
 
 
 def home_of(program: RProgram, tensor: str) -> int:
@@ -30,12 +39,21 @@ def home_of(program: RProgram, tensor: str) -> int:
     return program.buffer[program.storage[tensor].buffer].home
 
 
+def fetched_body(source: str, record: str, target: Compute, fills: Mapping[int, Const]) -> Expr:
+    """The body of a fetch of ``source`` into ``target``: along the axes that have one of ``fills`` it ends where the tensor
+    ``record`` says, and the fill lies beyond."""
+    body: Expr = Load(source, tuple(Ref(a.name) for a in target.axes))
+    for d in sorted(fills, reverse=True):
+        body = Op("where", (Op("lt", (Ref(target.axes[d].name), Load(record, (integer(d),)))), body, fills[d]))
+    return body
+
+
 def check_homes(program: RProgram) -> None:
     """VerifyError for what breaks the rules between devices. Everything else about the program's form has been checked."""
     check_rows(program)
     if not program.homes:
         stray = next((b for b in program.buffers if b.home), None)
-        odd = next((o for o in program.operators if o.family == TRANSFER), None)
+        odd = next((o for o in program.operators if o.family in CROSSING), None)
         if stray or odd:
             raise VerifyError("a program for one device has a buffer of another or a transfer", (stray or odd or program).name)
         return
@@ -93,6 +111,8 @@ class _Homes:
             if operator.family == TRANSFER:
                 self._check_transfer(operator, home)
                 brings.setdefault(self.program.storage[operator.anchor.name].buffer, set()).add(name)
+            elif operator.family == FETCH:
+                self._check_fetch(operator, home)
             else:
                 self._check_inside(operator, home)
         for veu, row in enumerate(self.program.rows):
@@ -100,7 +120,7 @@ class _Homes:
                 self._check_row(veu, brings)
 
     def _check_inside(self, operator: ROperator, home: int) -> None:
-        for tensor in (*operator.inputs, *operator.outputs):
+        for tensor in (*operator.inputs, *operator.lengths, *operator.outputs):
             there = home_of(self.program, tensor)
             if there != home:
                 raise VerifyError(
@@ -113,13 +133,7 @@ class _Homes:
         program, target = self.program, operator.anchor
         body = target.body
         plain = isinstance(body, Load) and body == Load(body.tensor, tuple(Ref(a.name) for a in target.axes))
-        if (
-            len(operator.computes) != 1
-            or target.combiner
-            or not plain
-            or operator.task_count != 1
-            or operator.outputs != (target.name,)
-        ):
+        if not plain or not _is_one(operator):
             raise VerifyError(f"transfer {operator.name} is more than a copy in one task", operator.name)
         (source,) = operator.inputs
         if program.types[source] != program.types[target.name]:
@@ -131,13 +145,29 @@ class _Homes:
                 f"transfer {operator.name} of device {home} does not write from there to another one", operator.name
             )
 
+    def _check_fetch(self, operator: ROperator, home: int) -> None:
+        """It reads one tensor of another device, as much as a record says that has been brought to its own."""
+        program, target = self.program, operator.anchor
+        source, record, fills = _fetched(target)
+        if not fills or not _is_one(operator) or target.body != fetched_body(source, record, target, fills):
+            raise VerifyError(f"fetch {operator.name} is more than a copy in one task, up to a record", operator.name)
+        if program.types[source] != program.types[target.name] or program.types[record].shape != (len(target.axes),):
+            raise VerifyError(f"fetch {operator.name} makes another type of {source}", operator.name)
+        if not (program.storage[source].row_major and program.storage[target.name].row_major):
+            raise VerifyError(f"fetch {operator.name} reads what does not lie in one piece", operator.name)
+        if home_of(program, source) == home or home_of(program, target.name) != home:
+            raise VerifyError(f"fetch {operator.name} of device {home} does not read another one's tensor", operator.name)
+        maker = next((o for o in program.operators if record in o.outputs), None)
+        if maker is None or maker.family != TRANSFER or home_of(program, record) != home:
+            raise VerifyError(f"fetch {operator.name} has no record that was sent to device {home}", operator.name)
+
     def _check_row(self, veu: int, brings: Mapping[str, set[str]]) -> None:
         """Waits are for what happens here or arrives here; what is read has been waited for, if it arrived."""
         row, home, waited = self.program.rows[veu], self.program.row_homes[veu], set[str]()
         for place, task in enumerate(row):
             where, operator = f"v{veu} place {place}: {task.operator}[{task.index}]", self.program.operator[task.operator]
-            if operator.family == TRANSFER and len(row) > 1:
-                raise VerifyError(f"transfer {operator.name} is not alone on its row", where)
+            if operator.family in CROSSING and len(row) > 1:
+                raise VerifyError(f"{operator.family} {operator.name} is not alone on its row", where)
             for wait in task.waits:
                 waited.add(self._heard(wait, home, where))
             for tensor in operator.inputs:
@@ -152,10 +182,33 @@ class _Homes:
     def _heard(self, wait: Wait, home: int, where: str) -> str:
         """The operator that ``wait`` is for; VerifyError where nobody can tell device ``home`` of it."""
         name = self.program.counter[wait.counter].operator
-        operator = self.program.operator[name]
-        arrives = operator.family == TRANSFER and home_of(self.program, operator.anchor.name) == home
+        operator, arrives = self.program.operator[name], False
+        if operator.family == TRANSFER:
+            arrives = home_of(self.program, operator.anchor.name) == home
+        elif operator.family == FETCH:  # it is acknowledged where it has read
+            arrives = any(home_of(self.program, tensor) == home for tensor in operator.inputs)
         if self.operators[name] != home and not arrives:
             raise VerifyError(
                 f"waits for counter {wait.counter} of device {self.operators[name]}, which does not arrive here", where
             )
         return name
+
+
+def _is_one(operator: ROperator) -> bool:
+    """Whether it makes one tensor, place by place, in one task that every run computes."""
+    whole = len(operator.computes) == 1 and not operator.anchor.combiner and operator.task_count == 1
+    return whole and operator.outputs == (operator.anchor.name,) and not operator.endings
+
+
+def _fetched(target: Compute) -> tuple[str, str, dict[int, Const]]:
+    """What a fetch reads, its record and what lies beyond, by axis, if it has the form of ``fetched_body``."""
+    body, record, fills, axes = target.body, "", dict[int, Const](), {a.name: d for d, a in enumerate(target.axes)}
+    while isinstance(body, Op) and body.fn == "where":
+        test, inside, fill = body.args
+        if not isinstance(fill, Const) or not isinstance(test, Op) or test.fn != "lt":
+            break
+        axis, end = test.args
+        if not isinstance(axis, Ref) or not isinstance(end, Load):
+            break
+        body, record, fills[axes[axis.axis]] = inside, end.tensor, fill
+    return body.tensor if isinstance(body, Load) else "", record, fills

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -229,6 +229,11 @@ class Spread:
     def transfer(self) -> Mapping[str, Transfer]:
         """Transfers by name."""
         return {t.name: t for t in self.transfers}
+
+    @cached_property
+    def fixed(self) -> Spread:
+        """The same where every tensor crosses as it is at the most."""
+        return replace(self, transfers=tuple(replace(t, late=None) for t in self.transfers))
 
     def results(self, device: int) -> tuple[str, ...]:
         """The transfers that bring ``device`` outputs of the model."""

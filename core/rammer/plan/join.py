@@ -4,6 +4,9 @@ Device h's rows are those of its steps, one behind the other, and one more for e
 wait for all of the one before it, though its device runs it after that: the table says what has to be. Names of step k begin with
 ``dh_k_``; what steps leave for each other, for users and for transfers lies in buffers ``dh_TENSOR``. Steps have ranges of the
 arena of their own, as their programs have when they are loaded.
+
+A transfer of a tensor whose shape is a run's has two rows more: its extents are computed at its source from the lengths, they
+are what crosses first, and a row of its target fetches the tensor then (``rammer.ir.homes``).
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ import numpy as np
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
-from rammer.ir.expr import Load, Ref
-from rammer.ir.homes import TRANSFER
+from rammer.ir.expr import Const, Expr, Load, Ref
+from rammer.ir.extent import AffineExtent
+from rammer.ir.homes import FETCH, TRANSFER, fetched_body
 from rammer.ir.operator import Connection, ROperator
+from rammer.ir.pieces import piecewise
 from rammer.ir.program import (
     ALIGNMENT,
     Buffer,
@@ -31,7 +36,7 @@ from rammer.ir.program import (
     Wait,
     dense,
 )
-from rammer.ir.spread import DevicePart, DeviceStep, SpreadInput, SpreadOutput, Transfer
+from rammer.ir.spread import DevicePart, DeviceStep, RunShape, SpreadInput, SpreadOutput, Transfer
 from rammer.ir.types import TensorType
 from rammer.ir.verify import verify
 
@@ -49,7 +54,8 @@ def join(
     """All ``parts`` as one verified program, predicted to take so many seconds. An input has a port ``NAME@DEVICE`` on each
     device that reads it. Raises ValueError for steps that have no such form (repeated ones, those with states), VerifyError for
     an illegal program."""
-    joined = _Joined({t.name: t for t in transfers}, {i.tensor for i in inputs}, {(0, o.tensor) for o in outputs})
+    results, sources = {(0, o.tensor) for o in outputs}, _made(parts, transfers)
+    joined = _Joined({t.name: t for t in transfers}, {i.tensor for i in inputs}, results, sources)
     for device, part in enumerate(parts):
         joined.device(device, part)
     program = joined.program(name, inputs, outputs)
@@ -68,6 +74,16 @@ def _precision(parts: Sequence[DevicePart]) -> str:
     return next((s.table.precision for part in parts for s in part.steps), RProgram.precision)
 
 
+def _made(parts: Sequence[DevicePart], transfers: Sequence[Transfer]) -> dict[str, str]:
+    """Transfer -> the tensor of the whole program that it moves."""
+    found, moved = dict[str, str](), {t.name: t.tensor for t in transfers}
+    for device, part in enumerate(parts):
+        for number, step in enumerate(part.steps):
+            tensor = {p.external: f"{_head(device, number)}{p.tensor}" for p in step.table.outputs}
+            found |= {name: tensor[moved[name]] for name in step.departures}
+    return found
+
+
 def _head(device: int, step: int) -> str:
     return f"d{device}_{step}_"
 
@@ -80,6 +96,7 @@ class _Joined:
     transfers: Mapping[str, Transfer]
     given: set[str]
     results: set[tuple[int, str]]
+    sources: Mapping[str, str]
     buffers: dict[str, Buffer] = field(default_factory=dict)
     storages: list[Storage] = field(default_factory=list)
     operators: list[ROperator] = field(default_factory=list)
@@ -91,7 +108,7 @@ class _Joined:
 
     def device(self, device: int, part: DevicePart) -> None:
         """Its steps, in order, and what departs from them."""
-        first, sends = len(self.rows), list[tuple[str, Transfer]]()
+        first = len(self.rows)
         self.rows += [[] for _ in range(max((s.table.veus for s in part.steps), default=0))]
         for number, step in enumerate(part.steps):
             if step.table.repeat is not None or any(b.kind == "state" for b in step.table.buffers):
@@ -101,21 +118,55 @@ class _Joined:
             for name in step.arrivals:
                 self.makers[self.shared(device, self.transfers[name].tensor, self.transfers[name].type)] = [name]
             _JoinedStep(self, device, number, step, first).add()
-            tensor = {p.external: f"{_head(device, number)}{p.tensor}" for p in step.table.outputs}
-            sends += [(tensor[t.tensor], t) for t in (self.transfers[name] for name in step.departures)]
-        for source, transfer in sends:
-            self._send(source, transfer)
+        for name in (n for step in part.steps for n in step.departures):
+            transfer = self.transfers[name]
+            if transfer.late is None:
+                self._send(transfer)
+            else:
+                self._tell(transfer, transfer.late)
+        for transfer in self.transfers.values():
+            if transfer.late is not None and transfer.target == device:
+                self._fetch(transfer, transfer.late)
         self.homes.append(HomeDevice(part.device, len(self.rows) - first))
 
-    def _send(self, source: str, transfer: Transfer) -> None:
+    def _send(self, transfer: Transfer) -> None:
         """One row with one task, after all that make the tensor."""
-        made = self.shared(transfer.target, transfer.tensor, transfer.type)
-        self.storages.append(dense(made, made, transfer.type.shape))
-        axes = tuple(Axis(f"i{k}", n) for k, n in enumerate(transfer.type.shape))
-        compute = Compute(made, transfer.type.dtype, axes, Load(source, tuple(Ref(a.name) for a in axes)))
-        self.operators.append(ROperator(transfer.name, (compute,), (), (made,), transfer.type.shape, TRANSFER))
+        made, source = self.shared(transfer.target, transfer.tensor, transfer.type), self.sources[transfer.name]
         makers = self.makers[f"d{transfer.source}_{transfer.tensor}"]
-        self.rows.append([Task(transfer.name, 0, tuple(self.wait(m) for m in makers))])
+        self._row(transfer.name, _all_of(made, transfer.type, source), makers, TRANSFER)
+
+    def _tell(self, transfer: Transfer, late: RunShape) -> None:
+        """A row that computes the extents, and one that brings them, after all that make the tensor."""
+        kind = TensorType("int64", (len(transfer.type.shape),))
+        told = self.shared(transfer.source, f"{transfer.name}_record", kind)
+        extents = [self._extent(e, n, transfer.source) for e, n in zip(late.extents, transfer.type.shape, strict=True)]
+        body = piecewise("i0", [1] * len(extents), extents)
+        self._row(f"{transfer.name}_shape", Compute(told, kind.dtype, (Axis("i0", len(extents)),), body), ())
+        made, makers = self.shared(transfer.target, f"{transfer.name}_record", kind), [f"{transfer.name}_shape"]
+        makers += self.makers[f"d{transfer.source}_{transfer.tensor}"]
+        self._row(f"{transfer.name}_record", _all_of(made, kind, told), makers, TRANSFER)
+
+    def _extent(self, extent: AffineExtent | None, whole: int, device: int) -> Expr:
+        if extent is None:
+            return ex.integer(whole)
+        total: Expr = ex.integer(extent.offset)
+        for name, factor in extent.terms:
+            total = ex.add(ex.mul(Load(self.shared(device, name, TensorType("int64", ())), ()), factor), total)
+        return total
+
+    def _fetch(self, transfer: Transfer, late: RunShape) -> None:
+        """A row that reads the tensor, once it was told of."""
+        made, kind = self.shared(transfer.target, transfer.tensor, transfer.type), transfer.type
+        whole, record = _all_of(made, kind, ""), f"d{transfer.target}_{transfer.name}_record"
+        fills = {d: Const(late.fills[d], kind.dtype) for d, e in enumerate(late.extents) if e is not None}
+        body = fetched_body(self.sources[transfer.name], record, whole, fills)
+        self._row(transfer.name, replace(whole, body=body), [f"{transfer.name}_record"], FETCH)
+
+    def _row(self, name: str, compute: Compute, makers: Sequence[str], family: str = "") -> None:
+        """One task alone on a row, which waits for ``makers``."""
+        self.storages.append(dense(compute.name, compute.name, compute.shape))
+        self.operators.append(ROperator(name, (compute,), (), (compute.name,), compute.shape, family))
+        self.rows.append([Task(name, 0, tuple(self.wait(m) for m in makers))])
 
     def shared(self, device: int, tensor: str, known: TensorType) -> str:
         """The buffer of what steps of a device leave for others, get, or are given."""
@@ -168,6 +219,12 @@ class _Joined:
             yield replace(b, offset=b.offset + sum(sizes[: b.home])) if b.kind == "arena" else b
 
 
+def _all_of(made: str, kind: TensorType, source: str) -> Compute:
+    """A copy of ``source``."""
+    axes = tuple(Axis(f"i{k}", n) for k, n in enumerate(kind.shape))
+    return Compute(made, kind.dtype, axes, Load(source, tuple(Ref(a.name) for a in axes)))
+
+
 @dataclass
 class _JoinedStep:
     """One step's program under its names; ``first`` is the first row of its device."""
@@ -215,7 +272,15 @@ class _JoinedStep:
         computes = tuple(replace(c, name=self.names[c.name], body=ex.rename_tensors(c.body, self.names)) for c in o.computes)
         edges = tuple(Connection(self.names[e.producer], self.names[e.consumer], e.layer) for e in o.connections)
         outputs = tuple(self.names[t] for t in o.outputs)
-        return replace(o, name=f"{self.head}{o.name}", computes=computes, connections=edges, outputs=outputs)
+        endings = tuple(replace(e, extent=self._extent(e.extent)) for e in o.endings)
+        stops = tuple(replace(s, compute=self.names[s.compute], extent=self._extent(s.extent)) for s in o.stops)
+        made = replace(o, name=f"{self.head}{o.name}", computes=computes, connections=edges, outputs=outputs)
+        return replace(made, endings=endings, stops=stops) if endings or stops else made
+
+    def _extent(self, extent: AffineExtent) -> AffineExtent:
+        """Of the same lengths, which are inputs of the whole program."""
+        kind, ports = TensorType("int64", ()), {p.tensor: p.external for p in self.step.table.inputs}
+        return replace(extent, terms=tuple((self.whole.shared(self.device, ports[n], kind), f) for n, f in extent.terms))
 
     def _row(self, row: Sequence[Task]) -> Iterator[Task]:
         """Its tasks, the first of which to read what another step made or sent waits for it."""

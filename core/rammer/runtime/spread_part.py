@@ -144,10 +144,18 @@ class BoundPart:
             log.add("step", str(number), run, begin, seconds=seconds, clock=bound.call.clock)
         arrays = self.arrays[run % self.depth]
         for name in bound.step.departures:
-            end.put(name, run, arrays[self.spread.transfer[name].tensor])
+            end.put(name, run, self._departing(name, arrays))
         for name in bound.step.frees:
             end.release(name, run)
         return True
+
+    def _departing(self, name: str, arrays: Mapping[str, Array]) -> Array:
+        """What crosses: of a tensor whose shape a run decides, as much as there is."""
+        transfer = self.spread.transfer[name]
+        whole, late = arrays[transfer.tensor], transfer.late
+        if late is None:
+            return whole
+        return whole[tuple(map(slice, transfer.shape({n: int(arrays[n]) for n in late.lengths})))]
 
     def compute(self, bound: BoundStep) -> float:
         """The step's program, to its end; seconds on the device, where a log asks for them."""

@@ -54,7 +54,8 @@ class SpreadRuns:
         patience: float = 0.0,
     ) -> None:
         """``patience``: seconds that others may take longer to come here, as all have compiled."""
-        self.spread, self.joined, self._next, self.closed = spread, joined, 0, False
+        self.asked, self.spread = spread, spread if joined.transport.reads else spread.fixed
+        self.joined, self._next, self.closed = joined, 0, False
         self.fabric = fabric or joined.transport.open(Party(joined.sites, joined.timeout))
         self.parts: dict[int, BoundPart] = {}
         self.endpoints: Mapping[int, Endpoint] = {}
@@ -64,7 +65,7 @@ class SpreadRuns:
             agree(self.fabric, versions() | {"program": spread.digest}, names, joined.timeout + patience)
             asked = {d: astuple(room_of(backends[d])) for d in self.mine}
             rooms = tuple(HostRoom(*said) for said in said_by_all(self.fabric, asked, joined.timeout + patience))
-            self.endpoints = self.fabric.expose(Exposed(names, spread.transfers, joined.depth, rooms))
+            self.endpoints = self.fabric.expose(Exposed(names, self.spread.transfers, joined.depth, rooms))
             for device, endpoint in self.endpoints.items():
                 self.parts[device] = self.part(device, backends[device], endpoint)
             self.fabric.meet(dict.fromkeys(self.mine, "ready"), joined.timeout + patience)  # runs begin when all are loaded
@@ -91,7 +92,11 @@ class SpreadRuns:
     @property
     def notes(self) -> list[str]:
         """What this process's devices do besides running their steps."""
-        return [f"device {d}: {note}" for d, part in self.parts.items() for note in part.notes]
+        late, way = sum(t.late is not None for t in self.asked.transfers), self.joined.transport
+        said = [f"transport {way.name} moves {late} tensors of a run's own shape at their greatest"] * (
+            late > 0 and not way.reads
+        )
+        return said + [f"device {d}: {note}" for d, part in self.parts.items() for note in part.notes]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """One run; its outputs, in the process of device 0, else nothing."""

@@ -10,7 +10,7 @@ import numpy as np
 from rammer.device.manifest import Backend
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
-from rammer.ir.homes import TRANSFER
+from rammer.ir.homes import CROSSING, FETCH, TRANSFER
 from rammer.ir.operator import ROperator
 from rammer.ir.owners import strided
 from rammer.ir.program import RProgram, Storage, Task
@@ -70,7 +70,8 @@ class Play:
 
     A device has memory of its own, as bytes, which are NaN before they are written; what a task addresses elsewhere is not
     there. A counter is known where its tasks run, and of a transfer also where it arrives. A transfer reads and writes at any
-    time between its turn and the first wait for it: at once, or (``lazy``) as late as it can.
+    time between its turn and the first wait for it: at once, or (``lazy``) as late as it can. So does a fetch, which reads in
+    the memory of two devices, and whose end is known on both.
     """
 
     def __init__(self, program: RProgram, constants: Arrays, random: Random, lazy: bool) -> None:
@@ -127,7 +128,9 @@ class Play:
         known = [home]
         if operator.family == TRANSFER:
             known.append(self._home(operator.anchor.name))
-        if operator.family == TRANSFER and self.lazy:
+        if operator.family == FETCH:
+            known += [self._home(t) for t in operator.inputs]
+        if operator.family in CROSSING and self.lazy:
             self.late[operator.name] = task
         else:
             self._compute(task)
@@ -144,7 +147,8 @@ class Play:
             self._view(self.program.storage[name], target)[box] = value[box]
 
     def _values(self, operator: ROperator, home: int) -> dict[str, np.ndarray]:
-        held = {t: np.array(self._view(self.program.storage[t], home)) for t in operator.inputs}
+        far = operator.family == FETCH
+        held = {t: np.array(self._view(self.program.storage[t], self._home(t) if far else home)) for t in operator.inputs}
         for compute in operator.computes:
             held[compute.name] = _evaluated(compute, held)
         return {t: held[t] for t in operator.outputs}

@@ -12,7 +12,7 @@ from rammer.device.manifest import Bound, RunResult
 from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.evaluate import evaluate
-from rammer.ir.homes import TRANSFER
+from rammer.ir.homes import CROSSING
 from rammer.ir.mapped import in_memory
 from rammer.ir.program import MoveTime, RProgram
 from rammer.runtime.host_bound import HostBound
@@ -100,7 +100,7 @@ class LoadedProgram:
 
     def _place(self, whole: Sequence[Sequence[Batch]], stream: bool) -> frozenset[str]:
         """The constant buffers that stay in host memory; DeviceFailure when even that does not make room."""
-        computing = [[b for b in group if not self.clock or b.operator.family != TRANSFER] for group in whole]
+        computing = [[b for b in group if not self.clock or b.operator.family not in CROSSING] for group in whole]
         need, where = _largest_task(computing, self.program, self.chip)  # what crosses goes from home to home
         names: set[str] = set()
         candidates = sorted((b for b in self.program.buffers if b.kind == "constant"), key=lambda b: (-b.size, b.name))

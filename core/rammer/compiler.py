@@ -144,7 +144,7 @@ class Compiler:
         kept: Mapping[str, str] | None,
     ) -> Compiled:
         """The program of all ``points``, of graphs after all passes ``without`` these."""
-        at, graphs = [p for p, _ in points], [self._static(model, shapes, without) for _, shapes in points]
+        at, graphs = [p for p, _ in points], [self.static_graph(model, shapes, without) for _, shapes in points]
         if open_layers(at, graphs):
             found = open_programs(at, graphs, spans, self._open_steps(without))
             return Compiled(found.graph, found.segments, ranged=found.ranged)
@@ -159,7 +159,7 @@ class Compiler:
         segment = self.program(computes, ports_of(graph.inputs), ports_of(graph.outputs), ended, over)
         return Compiled(graph, (replace(segment, program=interleaved(segment.program)),), ranged=ranged)
 
-    def _static(self, model: Model, shapes: Mapping[str, tuple[int, ...]], without: Collection[str]) -> Graph:
+    def static_graph(self, model: Model, shapes: Mapping[str, tuple[int, ...]], without: Collection[str]) -> Graph:
         """The model at these shapes. NoRange where values of a run decide others."""
         with self.step("bind"):
             graph, rest = bind_until(model, shapes, self.lowerings, ranged=True)

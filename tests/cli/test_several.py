@@ -104,7 +104,7 @@ def test_what_cannot_be_joined_is_refused(rammer: Command, tiny: Path, device: s
     [
         (("--place", "nowhere"), "cannot read nowhere"),
         (("--tune", "quick"), "not measured for several devices"),
-        (("--shape", "seq=1..4"), "ranges of lengths run on one device"),
+        (("--shape", "seq=1..4"), "the model has no open dimension 'seq'"),
     ],
 )
 def test_what_one_device_alone_can_do(rammer: Command, tiny: Path, options: tuple[str, str], said: str) -> None:
@@ -238,7 +238,7 @@ def test_inspect_prints_the_cut_and_the_whole_table(rammer: Command, tiny: Path,
     wrong = [
         (("--place", hand), "computes no 'nowhere'"),
         (("--stage", "tile"), "only the program is printed"),
-        (("--shape", "n=1..4"), "ranges of lengths run on one device"),
+        (("--shape", "n=1..4"), "the model has no open dimension 'n'"),
         (("--place", tmp_path / "no"), "cannot read"),
     ]
     for more, said in wrong:

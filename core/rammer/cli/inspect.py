@@ -17,9 +17,10 @@ from rammer.errors import BadInput
 from rammer.profile.store import KernelStore
 from rammer.report.spread import describe_spread
 from rammer.report.stages import STAGES, write_dump
-from rammer.runtime.checks import check_inputs, shapes_of
+from rammer.runtime.checks import check_inputs
+from rammer.runtime.lengths import Lengths
 from rammer.runtime.source import open_source
-from rammer.runtime.spread_session import check_spread, options_for, placed, several
+from rammer.runtime.spread_session import check_spread, open_shapes, options_for, placed, several
 
 if TYPE_CHECKING:
     from rammer.compiler import Compiler
@@ -79,18 +80,21 @@ def _spread(model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[
     """The text of a model over several devices: its cut and its program."""
     if printed.stage != "program" or printed.dump is not None:
         raise BadInput("of several devices only the program is printed", "--stage", "inspect the model on one of them")
-    from rammer.place.spreading import compile_spread
+    from rammer.place.spreading import compile_open
 
     shapes, request = asked
     place = placed(printed.place)
     check_spread(model, request)
     registry = Registry()
     source = open_source(model, registry.operators)
-    inputs = check_inputs(source.head.inputs, collect_inputs(source.head, InputChoice(shapes=parse_shapes(shapes))))
+    lengths = Lengths.of(source.head.inputs, request.lengths)
+    choice = InputChoice(shapes=parse_shapes(shapes))
+    inputs = check_inputs(source.head.inputs, collect_inputs(source.head, choice, lengths))
     made = {name: _compiler(registry, name, request, sink) for name in dict.fromkeys(names)}
     try:
         devices = [(name, made[name]) for name in names]
-        spread = compile_spread(devices, source.model, shapes_of(source.head, inputs), (), printed.goal, place)
+        at = open_shapes(source.head, lengths, inputs)
+        spread = compile_open(devices, source.model, at, (), printed.goal, place)
     finally:
         for compiler in made.values():
             compiler.backend.close()

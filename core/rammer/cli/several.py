@@ -16,6 +16,7 @@ from rammer.compiled.options import Request
 from rammer.errors import printable
 from rammer.report.spread_trace import SpreadTrace
 from rammer.report.table import duration, plain, size
+from rammer.runtime.lengths import told
 from rammer.runtime.spread_run import SpreadRuns, Timed
 from rammer.runtime.spread_session import Joining, SpreadModel, open_spread
 from rammer.runtime.spread_trace import traced_runs
@@ -71,7 +72,7 @@ def opened_spread(model: Path, names: tuple[str, ...], request: Request, joining
 def prepared(found: SpreadModel, choice: InputChoice) -> tuple[SpreadRuns, dict[str, Array]]:
     """The joined devices, and a run's inputs."""
     with progress(found.source.head.name) as found.progress:
-        inputs = found.checked(collect_inputs(found.source.head, choice))
+        inputs = found.checked(collect_inputs(found.source.head, choice, found.lengths))
         return found.prepare(inputs), inputs
 
 
@@ -104,7 +105,7 @@ def trace_spread(found: SpreadModel, runs: SpreadRuns, inputs: dict[str, Array],
 
 def run_report(found: SpreadModel, runs: SpreadRuns, outputs: dict[str, Array], times: list[float], of: int) -> dict[str, Any]:
     """As plain data what ``rammer run`` says of several devices; counters are of one run, of ``of`` counted."""
-    spread, counters = runs.spread, runs.counters()
+    spread, asked, counters = runs.spread, runs.asked, runs.counters()
     hardware = [found.backend(n if n in runs.mine else found.alike[n]).hardware for n in range(len(found.names))]
     return {
         "model": found.source.head.name,
@@ -114,7 +115,8 @@ def run_report(found: SpreadModel, runs: SpreadRuns, outputs: dict[str, Array], 
         "compile_seconds": found.compile_seconds,
         "steps": [len(part.steps) for part in spread.parts],
         "tasks": spread.whole.task_count,
-        "transfers": [{"transfer": str(t), "bytes": t.nbytes} for t in spread.transfers],
+        "lengths": told(found.lengths, asked.ranged.spans, len(found.made)) if asked.ranged is not None else "",
+        "transfers": [{"transfer": str(t), "bytes": t.nbytes, "dynamic": t.late is not None} for t in spread.transfers],
         "predicted_latency_seconds": spread.predicted.latency,
         "predicted_interval_seconds": spread.predicted.interval,
         "latency_seconds": median(times) if times else 0.0,
@@ -134,19 +136,21 @@ def a_run(counters: Counters, count: int) -> dict[str, float]:
 
 def show_spread(report: dict[str, Any], quiet: bool) -> None:
     """Print a report for people (on stderr when stdout carries JSON)."""
-    moved = sum(t["bytes"] for t in report["transfers"])
+    moved, late = sum(t["bytes"] for t in report["transfers"]), sum(t["dynamic"] for t in report["transfers"])
+    bound = f"{size(moved)} in all" if not late else f"at most {size(moved)} in all, {late} of a run's own shape"
     lines = [f"model     {report['model']}"]
     lines += [
         f"device {n}  {name}, {steps} steps"
         for n, (name, steps) in enumerate(zip(report["devices"], report["steps"], strict=True))
     ]
     lines += [
-        f"cut       {report['how']}; {len(report['transfers'])} transfers of {size(moved)} in all, by {report['transport']}",
+        f"cut       {report['how']}; {len(report['transfers'])} transfers of {bound}, by {report['transport']}",
         f"compile   {duration(report['compile_seconds'])} ({report['tasks']} tasks)",
         f"latency   {duration(report['latency_seconds'])} wall time with host copies, median of {report['iterations']}",
         f"predicted {duration(report['predicted_latency_seconds'])}, and {duration(report['predicted_interval_seconds'])} "
         "between runs in flight",
     ]
+    lines += [f"lengths   {report['lengths']}"] * bool(report["lengths"])
     lines += [f"note      {note}" for note in report["notes"]]
     click.echo(printable("\n".join(lines)), err=quiet)
     table = [[o["name"], o["type"], o["min"], o["max"], o["nan"]] for o in report["outputs"]]

@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from rammer.ir.content import digest
-from rammer.ir.extent import AffineExtent, Point
+from rammer.ir.extent import AffineExtent, Point, Ranged
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
 
@@ -204,7 +204,7 @@ class Prediction:
 @dataclass(frozen=True)
 class Spread:
     """A model over ``parts``. Raises ValueError where steps and transfers do not fit together, or wait for each other in a
-    circle. ``how`` says how it was cut, in words."""
+    circle. ``how`` says how it was cut, in words, ``ranged`` how it serves every length of a range, by tensors."""
 
     parts: tuple[DevicePart, ...]
     transfers: tuple[Transfer, ...]
@@ -213,6 +213,7 @@ class Spread:
     outputs: tuple[SpreadOutput, ...]
     predicted: Prediction = field(default_factory=Prediction, compare=False)
     how: str = field(default="", compare=False)
+    ranged: Ranged | None = None
 
     def __post_init__(self) -> None:
         if len(self.transfer) != len(self.transfers):
@@ -250,6 +251,7 @@ class Spread:
     def _lines(self) -> Iterator[str]:
         yield from map(str, self.transfers)
         yield from map(repr, (*self.inputs, *self.outputs))
+        yield f"range {self.ranged}"
         for part in self.parts:
             yield f"part {part.device}"
             for step in part.steps:

@@ -10,6 +10,7 @@ from typing import Final
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.errors import DeviceFailure
+from rammer.frontend.ending import Ended
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.program import Port
@@ -35,21 +36,21 @@ def ports(names: tuple[str, ...]) -> tuple[Port, ...]:
     return tuple(Port(n, n) for n in names)
 
 
-def on_its_own(compiler: Compiler, graph: ComputeGraph) -> ProgramSegment:
-    """``graph`` as a program of its own. DeviceFailure where the device has no room for it."""
-    return compiler.program(graph, ports(graph.inputs), ports(graph.outputs))
+def on_its_own(compiler: Compiler, graph: ComputeGraph, ended: Ended | None = None) -> ProgramSegment:
+    """``graph`` as a program of its own, of a range with what is ``ended``. DeviceFailure where the device has no room for it."""
+    return compiler.program(graph, ports(graph.inputs), ports(graph.outputs), ended)
 
 
-def costs_of(compiler: Compiler, graph: ComputeGraph, known: Mapping[str, float] = NOTHING) -> Costs:
+def costs_of(compiler: Compiler, graph: ComputeGraph, known: Mapping[str, float] = NOTHING, ended: Ended | None = None) -> Costs:
     """By prediction, or measured where the compiler measures. What is too large for one device is priced by its operations and
-    bytes. ``known`` are the seconds of what has no tensor expression."""
+    bytes. ``known`` are the seconds of what has no tensor expression; of a range, with what is ``ended``, at its greatest."""
     if known:
         rest = without(graph, known)
         costs = costs_of(compiler, rest) if rest.computes else Costs({}, sum(known.values()), frozenset())
         return Costs({**costs.seconds, **known}, costs.alone and costs.alone + sum(known.values()), costs.interior)
     plain = replace(compiler, options=replace(compiler.options, batching="off"))
     try:
-        segment = on_its_own(plain, graph)
+        segment = on_its_own(plain, graph, ended)
     except DeviceFailure:
         return Costs({c.name: _roofline(c, graph, compiler.backend.vdevice) for c in graph.computes}, 0.0, frozenset())
     return Costs(_shared_out(segment, graph, compiler.backend.vdevice), segment.program.predicted, _interior(segment))

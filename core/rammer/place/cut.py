@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from rammer.errors import BadInput
+from rammer.frontend.ending import Ended, EndedTensor
 from rammer.ir.compute import Compute, ComputeGraph
-from rammer.ir.spread import SpreadInput, SpreadOutput, Transfer
+from rammer.ir.spread import RunShape, SpreadInput, SpreadOutput, Transfer
 
-__all__ = ["Cut", "CutPiece", "Spot", "crossings", "cut"]
+__all__ = ["STATIC", "Cut", "CutPiece", "Spot", "crossings", "cut"]
+
+#: What ends where nothing does.
+STATIC: Final = Ended({}, ())
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -42,23 +47,23 @@ class Cut:
     outputs: tuple[SpreadOutput, ...]
 
 
-def cut(graph: ComputeGraph, spots: Mapping[str, Spot]) -> Cut:
-    """``graph`` with every Compute at its spot. BadInput for a graph that hands out what it does not compute. No tensor that
-    crosses may be without elements (``pack``)."""
+def cut(graph: ComputeGraph, spots: Mapping[str, Spot], ended: Ended = STATIC) -> Cut:
+    """``graph`` with every Compute at its spot. What is ``ended`` at a length crosses as long as it is. BadInput for a graph that
+    hands out what it does not compute. No tensor that crosses may be without elements (``pack``)."""
     computed = graph.producers
     strays = [graph.aliases.get(n, n) for n in graph.outputs if n not in computed]
     if strays:
         raise BadInput(
             f"output {strays[0]!r} is an input or a constant: it cannot be made on several devices", f"model {graph.name}"
         )
-    where = {c.name: spots[c.name] for c in graph.computes}
+    where, lengths = {c.name: spots[c.name] for c in graph.computes}, _lengths(graph, ended)
     readers: dict[str, set[Spot]] = {n: set() for n in (*graph.inputs, *computed)}
     for c in graph.computes:
-        for name in c.reads:
+        for name in (*c.reads, *lengths.get(c.name, ())):
             if name in readers:
                 readers[name].add(where[c.name])
-    transfers = tuple(_transfers(graph, where, readers))
-    pieces = tuple(_pieces(graph, where, readers))
+    transfers = tuple(_transfers(graph, where, readers, ended))
+    pieces = tuple(_pieces(graph, where, readers, lengths))
     known = graph.aliases
     inputs = tuple(
         SpreadInput(known.get(n, n), n, graph.types[n], tuple(sorted({s.device for s in readers[n]}))) for n in graph.inputs
@@ -71,12 +76,38 @@ def cut(graph: ComputeGraph, spots: Mapping[str, Spot]) -> Cut:
     return Cut(pieces, transfers, inputs, outputs)
 
 
-def _transfers(graph: ComputeGraph, where: Mapping[str, Spot], readers: Mapping[str, Collection[Spot]]) -> Iterable[Transfer]:
+def _lengths(graph: ComputeGraph, ended: Ended) -> dict[str, tuple[str, ...]]:
+    """The scalar inputs that say where what a Compute makes ends, and what it reduces."""
+    found = dict[str, dict[str, None]]()
+    for c in graph.computes:
+        known = _ended(c, ended)
+        for extent in known.extents if known else ():
+            found.setdefault(c.name, {}).update((n, None) for n, _ in (extent.terms if extent else ()))
+    for stop, _ in ended.stops:
+        found.setdefault(stop.compute, {}).update((n, None) for n, _ in stop.extent.terms)
+    return {name: tuple(terms) for name, terms in found.items()}
+
+
+def _ended(c: Compute, ended: Ended) -> EndedTensor | None:
+    known = ended.tensors.get(c.name)
+    return known if known is not None and known.shape == c.shape and any(e is not None for e in known.extents) else None
+
+
+def _run_shape(c: Compute, ended: Ended) -> RunShape | None:
+    """The shape of what ``c`` makes, where a run decides it. What nobody reads beyond is 0 there."""
+    known = _ended(c, ended)
+    return None if known is None else RunShape(known.extents, tuple(f or 0.0 for f in known.fills))
+
+
+def _transfers(
+    graph: ComputeGraph, where: Mapping[str, Spot], readers: Mapping[str, Collection[Spot]], ended: Ended
+) -> Iterable[Transfer]:
     """One for each tensor and other device that reads it; outputs of the model go to device 0."""
     for c in graph.computes:
         targets = {s.device for s in readers[c.name]} | ({0} if c.name in graph.outputs else set())
         for target in sorted(targets - {where[c.name].device}):
-            yield Transfer(f"move_{c.name}_to_{target}", c.name, c.type, where[c.name].device, target)
+            name, source = f"move_{c.name}_to_{target}", where[c.name].device
+            yield Transfer(name, c.name, c.type, source, target, _run_shape(c, ended))
 
 
 def crossings(found: Cut) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -95,14 +126,19 @@ def crossings(found: Cut) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     return result
 
 
-def _pieces(graph: ComputeGraph, where: Mapping[str, Spot], readers: Mapping[str, Collection[Spot]]) -> Iterable[CutPiece]:
+def _pieces(
+    graph: ComputeGraph,
+    where: Mapping[str, Spot],
+    readers: Mapping[str, Collection[Spot]],
+    lengths: Mapping[str, Collection[str]],
+) -> Iterable[CutPiece]:
     """In the order of spots."""
     there: dict[Spot, list[Compute]] = {}
     for c in graph.computes:
         there.setdefault(where[c.name], []).append(c)
     place = {n: k for k, n in enumerate(graph.constants)}
     for spot in sorted(there):
-        yield _piece(graph, spot, there[spot], readers, place)
+        yield _piece(graph, spot, there[spot], readers, place, lengths)
 
 
 def _piece(
@@ -111,9 +147,10 @@ def _piece(
     computes: Collection[Compute],
     readers: Mapping[str, Collection[Spot]],
     place: Mapping[str, int],
+    lengths: Mapping[str, Collection[str]],
 ) -> CutPiece:
     inside = {c.name for c in computes}
-    read = dict.fromkeys(n for c in computes for n in c.reads if n not in inside)
+    read = dict.fromkeys(n for c in computes for n in (*c.reads, *lengths.get(c.name, ())) if n not in inside)
     outputs = tuple(c.name for c in computes if c.name in graph.outputs or any(s != spot for s in readers[c.name]))
     constants = {n: graph.constants[n] for n in sorted((n for n in read if n in place), key=place.__getitem__)}
     inputs = tuple(n for n in read if n not in constants)

@@ -11,6 +11,7 @@ import numpy as np
 from rammer.compiled.host import HostNode
 from rammer.compiled.segments import HostSegment, Segment
 from rammer.compiler import Compiler
+from rammer.frontend.ending import Ended, interleaved
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph
 from rammer.ir.spread import DeviceStep
@@ -46,18 +47,21 @@ class Renamed:
 
 @dataclass
 class Hosting:
-    """The nodes of ``graph`` that are no tensor expressions, by the tensors that they make; each is compiled once a device."""
+    """The nodes of ``graph`` that are no tensor expressions, by the tensors that they make; each is compiled once a device.
+    Of a range of lengths there are none, and what is ``ended``."""
 
     graph: Graph | None = None
     apart: Mapping[str, NodeApart] = field(default_factory=dict)
+    ended: Ended | None = None
     _made: dict[tuple[int, int], Segment] = field(default_factory=dict)
 
     def step(self, compiler: Compiler, piece: ComputeGraph) -> DeviceStep:
         """What computes ``piece``, all of which is apart or nothing. DeviceFailure where the device has no room for it."""
         first = self.apart.get(piece.computes[0].name)
         if first is None:
-            segment = on_its_own(compiler, piece)
-            return DeviceStep(segment.program, segment.constants)
+            segment = on_its_own(compiler, piece, self.ended)
+            program = segment.program if self.ended is None else interleaved(segment.program)
+            return DeviceStep(program, segment.constants)
         found, reads = self._segment(compiler, first), [n for n in dict.fromkeys(first.node.inputs) if n]
         table = outline(piece, self._seconds(found, piece), compiler.options.precision)
         names = dict(zip(reads, piece.computes[0].reads, strict=True))

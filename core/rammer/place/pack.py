@@ -23,7 +23,7 @@ def packed(
     graph: ComputeGraph, spots: Mapping[str, Spot], apart: Collection[str] = ()
 ) -> tuple[ComputeGraph, Mapping[str, Spot]]:
     """``graph`` and ``spots`` with one tensor instead of several of one type that one spot makes and the same others read. What
-    those ``apart`` read or make stays as it is, but for what has no elements."""
+    those ``apart`` read or make stays as it is, but for what has no elements; so does what ends at a length, as it crosses."""
     graph, spots = _emptied(graph, spots)
     bare = {n for c in graph.computes if c.name in apart for n in (c.name, *c.reads)}
     groups = [g for g in _groups(graph, spots, bare) if len(g) > 1 and g[0].type.size]

@@ -12,21 +12,23 @@ from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.bind import bind_until
 from rammer.frontend.reader import Model
 from rammer.ir.compute import ComputeGraph
+from rammer.ir.extent import Ranged
 from rammer.ir.spread import DevicePart, DeviceStep, Link, Prediction, Spread
 from rammer.place.apart import lowered, settled
 from rammer.place.by_hand import by_hand
 from rammer.place.cost import Costs, costs_of
-from rammer.place.cut import Cut, Spot, crossings, cut
+from rammer.place.cut import STATIC, Cut, Spot, crossings, cut
 from rammer.place.hosting import Hosting
 from rammer.place.pack import packed
 from rammer.place.pipeline import pipeline
 from rammer.place.predict import StepTime, least, link_between, predict, step_times
+from rammer.place.ranges import OpenShapes, graph_of_range
 from rammer.place.shares import shared_out
 from rammer.place.waves import chunks_worth, wavefront
 from rammer.plan.join import join
 from rammer.tile.steps import every_step
 
-__all__ = ["GOALS", "compile_spread"]
+__all__ = ["GOALS", "compile_open", "compile_spread"]
 
 #: What a user may ask a placement for.
 GOALS: Final = ("throughput", "latency")
@@ -48,17 +50,34 @@ def compile_spread(
     (``throughput``) or of one run (``latency``). ``links`` are as measured; others are assumed. ``place``, where given, says it
     by hand (``place.by_hand``). It is the same in every process that is given the same. What has no tensor expression is a step
     of its own. BadInput for a model with shapes that are known late, and for one that cannot be cut."""
+    return compile_open(devices, model, OpenShapes(shapes), links, goal, place)
+
+
+def compile_open(
+    devices: Sequence[tuple[str, Compiler]],
+    model: Model,
+    at: OpenShapes,
+    links: Sequence[Link] = (),
+    goal: str = "throughput",
+    place: str = "",
+) -> Spread:
+    """As ``compile_spread``; where dimensions have a range, for every length of it: a pipeline, or by hand, and of what ends at a
+    length as much crosses as a run has. NoRange where several lengths have nothing in common."""
     if goal not in GOALS:
         raise BadInput(f"unknown goal {goal!r} of a placement", "place", f"one of: {', '.join(GOALS)}")
     if len(devices) < 2:
         raise BadInput(f"a model is spread over at least two devices, not {len(devices)}", "--device")
     names, compilers = tuple(n for n, _ in devices), [c for _, c in devices]
-    graph, hosting = _computes(compilers[0], model, shapes)
+    if at.spans:
+        whole = graph_of_range(compilers[0], model, at)
+        graph, hosting, ranged = whole.graph, Hosting(ended=whole.ended), whole.ranged
+    else:
+        graph, hosting, ranged = *_computes(compilers[0], model, at.shapes), None
     spreading = Spreading(graph, compilers, names, {(k.source, k.target): k for k in links}, hosting, goal)
     best = spreading.made(graph, by_hand(place, graph, len(names)), "by hand") if place else spreading.best()
     if best is None:
         raise BadInput(f"the model cannot be cut for {len(names)} devices", f"model {graph.name}", "use fewer devices")
-    return best.joined(graph.name)
+    return best.joined(graph.name, ranged)
 
 
 def _computes(compiler: Compiler, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> tuple[ComputeGraph, Hosting]:
@@ -89,11 +108,11 @@ class MadeCut:
     predicted: Prediction
     how: str
 
-    def joined(self, name: str) -> Spread:
-        """All of it as one proved program."""
+    def joined(self, name: str, ranged: Ranged | None = None) -> Spread:
+        """All of it as one proved program, which serves a range of lengths as ``ranged`` says."""
         whole = join(name, self.parts, self.found.transfers, self.found.inputs, self.found.outputs, self.predicted.latency)
         found = self.found
-        return Spread(self.parts, found.transfers, whole, found.inputs, found.outputs, self.predicted, self.how)
+        return Spread(self.parts, found.transfers, whole, found.inputs, found.outputs, self.predicted, self.how, ranged)
 
 
 @dataclass
@@ -123,7 +142,7 @@ class Spreading:
     def _proposals(self) -> Iterator[MadeCut | None]:
         """Each way to cut, at its best."""
         yield self._pipeline()
-        if not self.hosting.apart:  # of these each device may have a copy
+        if not self.hosting.apart and self.hosting.ended is None:  # of these each device may have a copy; those make new tensors
             yield self._wavefront()
             yield from self._shares()
 
@@ -133,7 +152,7 @@ class Spreading:
         for compiler in self.compilers:
             if id(compiler) not in self._costs:
                 known = self.hosting.seconds(compiler, self.graph)
-                self._costs[id(compiler)] = costs_of(compiler, self.graph, known)
+                self._costs[id(compiler)] = costs_of(compiler, self.graph, known, self.hosting.ended)
         return [self._costs[id(c)] for c in self.compilers]
 
     def _pipeline(self) -> MadeCut | None:
@@ -182,8 +201,9 @@ class Spreading:
     def made(self, graph: ComputeGraph, spots: Mapping[str, Spot], how: str) -> MadeCut | None:
         """``graph`` cut so, and compiled; None where a piece has no room on its device, or where what crosses and the launches
         alone take as long as the best cut so far."""
-        graph, spots = packed(graph, settled(graph, spots, self.hosting.apart), self.hosting.apart)
-        found = cut(graph, settled(graph, spots, self.hosting.apart))
+        apart, ended = self.hosting.apart, self.hosting.ended or STATIC
+        graph, spots = packed(graph, settled(graph, spots, apart), apart.keys() | ended.tensors.keys())
+        found = cut(graph, settled(graph, spots, apart), ended)
         if self._asked(self.least(found)) >= self.limit:
             return None
         try:

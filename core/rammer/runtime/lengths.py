@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
@@ -12,7 +12,7 @@ import numpy as np
 
 from rammer.errors import BadInput
 from rammer.ir.extent import LEAST, AffineExtent, Dim, Point, Ranged
-from rammer.ir.graph import Graph, Value
+from rammer.ir.graph import Value
 from rammer.ir.port import InputPort
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -167,23 +167,28 @@ def _sum(name: str, said: str, spans: Mapping[str, Span]) -> AffineExtent:
     return AffineExtent(tuple(terms.items()), offset)
 
 
-def widened(ranged: Ranged, graph: Graph, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Point]:
-    """``inputs`` in arrays of the longest program with zeros behind, the lengths among them; and the lengths."""
-    point: dict[str, int] = {}
-    tensors = {v.external or v.name: v for v in graph.inputs}
+def point_of(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]) -> Point:
+    """The lengths that ``inputs`` have."""
+    point, tensors = dict[str, int](), {v.external or v.name: v for v in ports}
     for name, array in inputs.items():
         for dim, extent in zip(ranged.shapes[tensors[name].name], array.shape, strict=True):
             if not isinstance(dim, int) and [f for _, f in dim.terms] == [1] and not dim.offset:
                 point[dim.terms[0][0]] = extent  # others follow from these
+    return point
+
+
+def widened(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Point]:
+    """``inputs`` in arrays of the longest program with zeros behind, the lengths among them; and the lengths."""
+    point, tensors = point_of(ranged, ports, inputs), {v.external or v.name: v for v in ports}
     wide = {name: _wide(array, tensors[name].type.shape) for name, array in inputs.items()}
     scalars = {tensor: point[symbol] for symbol, tensor in ranged.lengths.items()}
-    wide |= {v.external or v.name: np.array(scalars[v.name], np.int64) for v in graph.inputs if v.name in scalars}
+    wide |= {v.external or v.name: np.array(scalars[v.name], np.int64) for v in ports if v.name in scalars}
     return wide, point
 
 
-def narrowed(ranged: Ranged, graph: Graph, outputs: Mapping[str, Array], point: Point) -> dict[str, Array]:
+def narrowed(ranged: Ranged, ports: Sequence[Value], outputs: Mapping[str, Array], point: Point) -> dict[str, Array]:
     """``outputs`` cut to their sizes at ``point``, arrays of their own."""
-    names = {v.external or v.name: v.name for v in graph.outputs}
+    names = {v.external or v.name: v.name for v in ports}
     shapes = {n: ranged.shape(names[n], point) for n in outputs}
     return {n: np.ascontiguousarray(a[tuple(map(slice, shapes[n]))]).reshape(shapes[n]) for n, a in outputs.items()}
 

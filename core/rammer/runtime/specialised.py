@@ -129,9 +129,9 @@ class Specialised:
         with self.used():
             if ranged is None:
                 return self._run(inputs, watch)
-            wide, point = widened(ranged, graph, inputs)
+            wide, point = widened(ranged, graph.inputs, inputs)
             outputs, timing = self._run(wide, watch)
-            return narrowed(ranged, graph, outputs, point), timing
+            return narrowed(ranged, graph.outputs, outputs, point), timing
 
     def _run(
         self, inputs: Mapping[str, Array], watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None

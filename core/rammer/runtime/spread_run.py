@@ -12,7 +12,9 @@ from rammer.device.arrays import Array
 from rammer.device.in_place import HostRoom, room_of
 from rammer.device.manifest import Backend
 from rammer.errors import BadInput, DeviceFailure, RammerError
+from rammer.ir.graph import Value
 from rammer.ir.spread import Spread
+from rammer.runtime.lengths import narrowed, point_of, spelled, widened
 from rammer.runtime.spread_part import BoundPart, Runs
 from rammer.transport.counters import Counters
 from rammer.transport.exposed import Exposed
@@ -57,6 +59,7 @@ class SpreadRuns:
         self.asked, self.spread = spread, spread if joined.transport.reads else spread.fixed
         self.joined, self._next, self.closed = joined, 0, False
         self.fabric = fabric or joined.transport.open(Party(joined.sites, joined.timeout))
+        self._inputs, self._outputs = self.ports(self.spread)
         self.parts: dict[int, BoundPart] = {}
         self.endpoints: Mapping[int, Endpoint] = {}
         self.logs: dict[int, Log] = {}
@@ -107,24 +110,52 @@ class SpreadRuns:
         """Runs with these inputs, several in flight; their outputs in order, where device 0 is."""
         if self.closed:
             raise DeviceFailure(f"{self.spread.whole.name} was closed", hint="open it again")
+        for given in inputs:
+            self._check_lengths(given)
         first, outputs = self._next, list[dict[str, Array]]()
         started, ended = list[float](), list[float]()
 
         def feed(run: int) -> Mapping[str, Array]:
-            return inputs[run - first]
+            return self._fed(inputs[run - first])
 
         def feed_timed(run: int) -> Mapping[str, Array]:
             started.append(time.perf_counter())
-            return inputs[run - first]
+            return self._fed(inputs[run - first])
 
         def deliver(run: int, found: dict[str, Array]) -> None:
+            outputs.append(self._cut(found, inputs[run - first]))
             ended.append(time.perf_counter())
-            outputs.append(found)
 
         self._next += len(inputs)
         self._all({d: Runs(first, len(inputs), feed if d else feed_timed, deliver) for d in self.mine})
         each = tuple(b - a for a, b in zip(started, ended, strict=True)) if outputs else ()
         return outputs, Timed(each, ended[-1] - started[0] if outputs else 0.0)
+
+    @staticmethod
+    def ports(spread: Spread) -> tuple[list[Value], list[Value]]:
+        """Inputs and outputs, lengths among them, by tensor."""
+        ins, outs = ([Value(p.tensor, p.type, p.name) for p in ports] for ports in (spread.inputs, spread.outputs))
+        return ins, outs
+
+    def _check_lengths(self, inputs: Mapping[str, Array]) -> None:
+        """BadInput for lengths that these programs do not serve."""
+        ranged = self.spread.ranged
+        if ranged is None:
+            return
+        point = point_of(ranged, self._inputs, inputs)
+        for name, (low, high) in ranged.spans.items():
+            if not low <= point[name] <= high:
+                raise BadInput(f"{name} is {point[name]}, and these programs are for {spelled(ranged.spans)}", "inputs")
+
+    def _fed(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """``inputs`` in the arrays that steps read, which are of the greatest lengths."""
+        ranged = self.spread.ranged
+        return inputs if ranged is None else widened(ranged, self._inputs, inputs)[0]
+
+    def _cut(self, outputs: dict[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """``outputs`` as long as those of ``inputs`` are."""
+        ranged = self.spread.ranged
+        return outputs if ranged is None else narrowed(ranged, self._outputs, outputs, point_of(ranged, self._inputs, inputs))
 
     def _all(self, runs: Mapping[int, Runs]) -> None:
         """Each of this process's devices in a thread, the first in this one. Raises what went wrong first."""
@@ -182,9 +213,14 @@ class SpreadRuns:
             part.close()
         self.parts, self.endpoints = {}, {}
 
-    def close(self) -> None:
-        """Free everything, in all processes together; closing again does nothing."""
+    def leave(self) -> None:
+        """Free the programs, not what joins the devices; leaving again does nothing."""
         if not self.closed:
             self.closed = True
             self._free()
+
+    def close(self) -> None:
+        """Free everything, in all processes together; closing again does nothing."""
+        if not self.closed:
+            self.leave()
             self.fabric.close()

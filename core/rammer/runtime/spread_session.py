@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rammer.compiled.artifact import is_artifact
 from rammer.compiled.options import Progress, Request, check_forms, check_precision, quiet
@@ -17,9 +17,11 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.formats import carried
+from rammer.ir.spread import Link
 from rammer.profile.store import KernelStore
 from rammer.runtime.checks import check_inputs, shapes_of
-from rammer.runtime.source import ModelSource, open_source
+from rammer.runtime.lengths import Lengths, Span
+from rammer.runtime.source import Head, ModelSource, open_source
 from rammer.runtime.spread_run import Joined, SpreadRuns
 from rammer.runtime.units import numbered
 from rammer.transport import launch
@@ -30,6 +32,10 @@ from rammer.transport.protocol import TIMEOUT, Fabric, Party, Site
 
 if TYPE_CHECKING:
     from rammer.compiler import Compiler
+    from rammer.place.ranges import OpenShapes
+
+#: Shapes of inputs, and ranges of open dimensions.
+SpreadKey: TypeAlias = "tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, Span], ...]]"
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,8 @@ class SpreadModel:
     progress: Progress = quiet
     compile_seconds: float = 0.0
     backends: dict[int, Backend] = field(default_factory=dict)  #: By the device's number.
-    runs: SpreadRuns | None = None
+    made: dict[SpreadKey, SpreadRuns] = field(default_factory=dict)  #: By shapes and ranges; what was used last is last.
+    links: tuple[Link, ...] | None = None
     failed: bool = False
 
     def backend(self, number: int) -> Backend:
@@ -130,25 +137,41 @@ class SpreadModel:
         """As ``Executable.checked``."""
         return check_inputs(self.source.head.inputs, inputs)
 
-    def prepare(self, inputs: Mapping[str, Array]) -> SpreadRuns:
-        """Compile for the shapes of ``inputs``, and join the devices; refuses processes that would run something else."""
-        from rammer.place.spreading import compile_spread
+    @cached_property
+    def lengths(self) -> Lengths:
+        """What the user said of open dimensions. BadInput where that cannot be."""
+        return Lengths.of(self.source.head.inputs, self.request.lengths)
 
+    def prepare(self, inputs: Mapping[str, Array]) -> SpreadRuns:
+        """Compile for the shapes of ``inputs``, or the range that they lie in, and join the devices, unless that was done. As
+        many sets of shapes stay as the request says: what was not used for longest is freed. Refuses processes that would run
+        something else."""
         with self.ending():
-            placed(self.joining.place)
+            at = open_shapes(self.source.head, self.lengths, inputs)
+            key = tuple(sorted(at.shapes.items())), tuple(sorted(at.spans.items()))
+            runs = self.made.pop(key, None) or self._joined(at)
+            self.made[key] = runs
+            for old in list(self.made)[: -max(self.request.resident, 1)]:
+                self.made.pop(old).leave()
+            return runs
+
+    def _joined(self, at: OpenShapes) -> SpreadRuns:
+        from rammer.place.spreading import compile_open
+
+        placed(self.joining.place)
+        if self.links is None:
             said = versions() | {"device list": ",".join(self.names), "options": str(self.request), "joining": str(self.joining)}
             said["transport"] = self.chosen.name
             agree(self.fabric, said, self.names, max(self.joining.timeout, launch.STARTING))
             links = measured_links(self.fabric, self.names, self.joining.timeout, f"measured by {self.chosen.name}")
-            begin = time.perf_counter()
-            shapes = shapes_of(self.source.head, inputs)
-            goal, place = self.joining.goal, placed(self.joining.place)
-            spread = compile_spread(self.compilers(), self.source.model, shapes, links, goal, place)
-            self.compile_seconds = time.perf_counter() - begin
-            own = {n: self.backend(n) for n in self.fabric.mine}
-            joined = Joined(self.sites, self.chosen, self.joining.depth, self.joining.timeout)
-            self.runs = SpreadRuns(spread, own, joined, self.fabric, 4 * self.compile_seconds)
-            return self.runs
+            self.links = tuple(links)
+        begin = time.perf_counter()
+        goal, place = self.joining.goal, placed(self.joining.place)
+        spread = compile_open(self.compilers(), self.source.model, at, self.links, goal, place)
+        self.compile_seconds = time.perf_counter() - begin
+        own = {n: self.backend(n) for n in self.fabric.mine}
+        joined = Joined(self.sites, self.chosen, self.joining.depth, self.joining.timeout)
+        return SpreadRuns(spread, own, joined, self.fabric, 4 * self.compile_seconds)
 
     def feeds(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Inputs as devices have them: of types that nothing computes in, their bits."""
@@ -176,9 +199,10 @@ class SpreadModel:
 
     def close(self) -> None:
         """Free everything; in all processes together, unless something failed."""
-        if self.runs is not None:
-            self.failed |= self.runs.closed
-            self.runs.close()
+        self.failed |= any(runs.closed for runs in self.made.values())
+        for runs in self.made.values():
+            runs.leave()
+        self.made = {}
         self.fabric.close(self.failed)
         for backend in self.backends.values():
             backend.close()
@@ -193,7 +217,7 @@ def open_spread(
     check_spread(model, request)
     registry = Registry()
     source = open_source(model, registry.operators)
-    source.head  # noqa: B018 - reads and checks the model before any driver is touched
+    Lengths.of(source.head.inputs, request.lengths)  # reads and checks the model before any driver is touched
     check_apart(registry, names)
     names = placed_on_hosts(registry, names)
     sites = tuple(
@@ -218,10 +242,17 @@ def check_spread(model: Path, request: Request) -> None:
     check_forms(request.layout, request.batching)
     if is_artifact(model):
         raise BadInput(f"{model} was compiled for one device", "--device", "give the model itself, or one device")
-    if request.lengths:
-        raise BadInput("ranges of lengths run on one device", "--shape", "give a length, or one device")
     if request.tune != "off":
         raise BadInput("kernels are not measured for several devices: each would choose others", "--tune", "leave out --tune")
+
+
+def open_shapes(head: Head, lengths: Lengths, inputs: Mapping[str, Array]) -> OpenShapes:
+    """What is compiled for ``inputs``: their shapes, or those of the range that their lengths lie in, at its greatest."""
+    from rammer.place.ranges import OpenShapes
+
+    shapes = shapes_of(head, inputs)
+    spans = lengths.spans_of(head.inputs, shapes)
+    return OpenShapes(lengths.longest(head.inputs, shapes, spans), spans, lengths.derived)
 
 
 def placed(path: Path | None) -> str:

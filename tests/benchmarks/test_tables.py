@@ -73,8 +73,9 @@ def test_a_table_is_measured_written_and_on_the_page(name: str, tmp_path: Path) 
     assert text.partition("\n")[0] in (tmp_path / "tables.md").read_text().replace("## ", "# ")
 
 
-def test_a_table_grows_model_by_model(tmp_path: Path) -> None:
+def test_a_table_grows_model_by_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of other models stay with --keep, those of one that is measured again are replaced, and wrong ones stay wrong."""
+    monkeypatch.setattr(matrices, "POLICIES", ("sequential",))
     words = ("matrix", *TINY, "--small", "--out", str(tmp_path), "--keep")
     path = tmp_path / "ipu_sim_matrix.md"
     assert called(*words, "--models", "alexnet").exit_code == 0

@@ -96,6 +96,24 @@ def test_compare_finds_a_mismatch(rammer: Command, model: Path, tmp_path: Path) 
     assert done.code == 1 and "MISMATCH (missing)" in done.out
 
 
+def test_compare_says_where_onnxruntime_does_something_else(rammer: Command, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Its layer of integers rounds what ours does not (tests/core/test_contrib.py), and only then the two are others."""
+    node = helper.make_node(
+        "DynamicQuantizeLSTM", ["x", "w", "r", *[""] * 5, "s", "z", "s", "z"], ["y"], domain="com.microsoft", hidden_size=4
+    )
+    weights = [numpy_helper.from_array(rng.integers(0, 255, (1, n, 16)).astype(np.uint8), w) for n, w in ((3, "w"), (4, "r"))]
+    weights += [numpy_helper.from_array(np.full(1, v, t), n) for n, v, t in (("s", 0.005, np.float32), ("z", 120, np.uint8))]
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [5, 2, 3]), ("y", [5, 1, 2, 4]))]
+    graph = helper.make_graph([node], "m", ports[:1], ports[1:], weights)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    said = "ONNX Runtime's DynamicQuantizeLSTM rounds inputs and state to 8 bits"
+    done = rammer("compare", tmp_path / "m.onnx", "--device", "toy")
+    assert done.code == 1 and f"toy: {said}" in done.out
+    done = rammer("compare", tmp_path / "m.onnx", "--device", "toy", "--rtol", "1", "--atol", "1")
+    assert done.code == 0 and said not in done.out
+
+
 @pytest.mark.parametrize("against", ["onnxruntime", "reference"])
 def test_compare_says_what_a_reference_refuses(rammer: Command, tmp_path: Path, against: str) -> None:
     rows = helper.make_tensor_value_info("rows", TensorProto.INT64, [4])

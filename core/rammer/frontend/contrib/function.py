@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
 
 from rammer.errors import BadInput
 from rammer.frontend import nodes as nd
@@ -129,6 +129,8 @@ class OperatorFunction:
     hosted: bool = False
     #: Places of operands that decide shapes: bodies are written for their values.
     deciding: tuple[int, ...] = ()
+    #: What ONNX Runtime does otherwise, where its results are others.
+    departs: str = ""
 
 
 #: (domain, operator) -> function.
@@ -140,16 +142,24 @@ _CODES: Final[Mapping[str, int]] = {
 }
 
 
-def function(op: str, signature: str, *, deciding: tuple[int, ...] = (), **attributes: Any) -> Callable[[Writer], Writer]:
+def function(
+    op: str, signature: str, *, deciding: tuple[int, ...] = (), departs: str = "", **attributes: Any
+) -> Callable[[Writer], Writer]:
     """Decorator: define an operator of ONNX Runtime's by a function that writes its bodies and gives the names of its results.
-    ``signature`` and ``attributes`` are those of ``schemas.add_schema``."""
+    ``signature`` and ``attributes`` are those of ``schemas.add_schema``, the others those of ``OperatorFunction``."""
 
     def register(write: Writer) -> Writer:
         add_schema(MICROSOFT, op, signature, attributes)
-        FUNCTIONS[MICROSOFT, op] = OperatorFunction(write, deciding=deciding)
+        FUNCTIONS[MICROSOFT, op] = OperatorFunction(write, deciding=deciding, departs=departs)
         return write
 
     return register
+
+
+def departures(model: ModelProto) -> list[str]:
+    """What ONNX Runtime does otherwise in this model's operators: a line each."""
+    found = {n.op_type: f.departs for n in model.graph.node if (f := FUNCTIONS.get((n.domain, n.op_type))) and f.departs}
+    return [f"ONNX Runtime's {op} {departs}" for op, departs in found.items()]
 
 
 def expand_use(

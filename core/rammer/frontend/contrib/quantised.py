@@ -246,7 +246,7 @@ def q_embed_layer_normalization(b: FunctionBody) -> list[str]:
     "X: F, W: Q, R: Q, B?: F, sequence_lens?: M, initial_h?: F, initial_c?: F, P?: F, W_scale: F, W_zero_point: Q, R_scale: F,"
     " R_zero_point: Q -> Y?: F, Y_h?: F, Y_c?: F",
     activation_alpha=list[float], activation_beta=list[float], activations=list[str], clip=float | None, direction="forward",
-    hidden_size=int | None, input_forget=0,
+    hidden_size=int | None, input_forget=0, departs="rounds inputs and state to 8 bits, by the rows that one of its threads has",
 )  # fmt: skip
 def dynamic_quantize_lstm(b: FunctionBody) -> list[str]:
     """ONNX's LSTM with the weights that integers stand for; inputs and state are not rounded to 8 bits before the products."""

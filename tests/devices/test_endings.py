@@ -66,10 +66,10 @@ def wrong_at(name: str, device: str, program: RProgram, rng: np.random.Generator
     names = [o.name for o in session.get_outputs()]
     for place in some(rng.permutation(len(points))):
         inputs = model.inputs(points[place], rng)
-        wide, point = widened(ranged, compiled.graph, inputs)
+        wide, point = widened(ranged, compiled.graph.inputs, inputs)
         if isinstance(loaded, Poisoned):
             loaded.poison()
-        got = narrowed(ranged, compiled.graph, loaded.run(wide).outputs, point)
+        got = narrowed(ranged, compiled.graph.outputs, loaded.run(wide).outputs, point)
         expected = dict(zip(names, session.run(None, inputs), strict=True))
         if not all(np.allclose(got[n], v, 1e-4, 1e-5) for n, v in expected.items()):
             found.append(points[place])
@@ -230,7 +230,7 @@ def test_a_shorter_run_takes_fewer_cycles(rng: np.random.Generator) -> None:
     _, compiled, segment, ranged, points = parts("attention")
     loaded, seconds = Registry().open("ipu_sim").load(fold(segment.program, 2), segment.constants), []
     for point in (points[-1], points[0]):
-        wide, _ = widened(ranged, compiled.graph, RANGED["attention"](rng).inputs(point, rng))
+        wide, _ = widened(ranged, compiled.graph.inputs, RANGED["attention"](rng).inputs(point, rng))
         seconds.append(loaded.run(wide).seconds)
     loaded.close()
     assert seconds[1] < 0.8 * seconds[0]

@@ -198,7 +198,7 @@ class RangedSearch:
         """The operators in an order in which they may run, each with what the ones before it wrote."""
         assert self.compiled.ranged is not None
         memory = HostMemory(self.program, self.constants)
-        wide, point = widened(self.compiled.ranged, self.compiled.graph, self.model.inputs(lengths, self.rng))
+        wide, point = widened(self.compiled.ranged, self.compiled.graph.inputs, self.model.inputs(lengths, self.rng))
         memory.write_inputs(wide)
         point = {self.compiled.ranged.lengths[n]: v for n, v in point.items() if n in self.compiled.ranged.lengths}
         last = {t.operator: i for i, t in enumerate(fold(self.program, 1).rows[0])}

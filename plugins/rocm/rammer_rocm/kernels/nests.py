@@ -101,9 +101,10 @@ class CountedNest:
         own = {c.name: c for c in (*unit.inlined.values(), *computes)}
         self.work = [operations(p.reducer, p.body) for p in parts]
         self.reducers = {p.reducer: own[p.reducer] for p in parts if p.reducer}
-        loads = {(ld, p.reducer) for p in parts for ld in ex.loads(p.body) if ld.tensor not in unit.inlined}
+        # In the order of the text, not of names: sums of the same numbers in another order are other numbers.
+        loads = dict.fromkeys((ld, p.reducer) for p in parts for ld in ex.loads(p.body) if ld.tensor not in unit.inlined)
         self.reads = list[NestRead]()
-        for load, reducer in sorted(loads, key=str):
+        for load, reducer in loads:
             used = frozenset(ex.axes_of(load))
             steps = tuple(step(unit, load, f"x{d}") for d in range(count))
             taps = {r.name: step(unit, load, f"{reducer}.{r.name}") for r in own[reducer].reduce} if reducer else {}

@@ -87,7 +87,7 @@ class PlainTasks:
 
     def seconds(self, tiled: ROperator) -> float:
         """Predicted seconds of the mean task."""
-        return self.cycle * sum(CYCLES[what] * often for what, often in self.mean(tiled).items())
+        return self.cycle * math.fsum(CYCLES[what] * often for what, often in self.mean(tiled).items())
 
     def mean(self, tiled: ROperator) -> dict[str, float]:
         """What the mean task does, by the names of ``CYCLES``."""

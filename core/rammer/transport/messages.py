@@ -9,18 +9,17 @@ computes lies in buffers of MPI and the system until then.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from rammer.errors import DeviceFailure, of_system
+from rammer.errors import DeviceFailure
 from rammer.transport.endpoint import Array, MemoryEndpoint
 from rammer.transport.exposed import Exposed
 from rammer.transport.local import zeros
-from rammer.transport.mpi import EAGER, MPI, NAP, PATIENT, MpiFabric, polled
+from rammer.transport.mpi import MPI, MpiFabric, opened, polled, rest
 from rammer.transport.protocol import Endpoint, Fabric, Party, Transport
 from rammer.transport.watch import Watch
 
@@ -61,8 +60,7 @@ class Mailbox:
         while not mpi.Request.Testall(sent):
             self.receive()
             polls += 1
-            if polls > EAGER:
-                time.sleep(NAP if polls > PATIENT else 0)
+            rest(polls)
 
     def receive(self) -> None:
         """Take in what has come, from each process in its order."""
@@ -159,12 +157,7 @@ class MessageWriter:
 
 
 def _open(party: Party) -> Fabric:
-    try:
-        return MessageFabric(party)
-    except Exception as problem:
-        if (told := of_system(problem, "transport messages")) is not None:
-            raise told from problem
-        raise
+    return opened(MessageFabric, party, "messages")
 
 
 #: For devices of several processes whose hosts have an ordinary network between them.

@@ -66,8 +66,7 @@ class MpiFabric:
                     f"device {self.comm.rank} waits for the other processes ({sites}), which have not met within {seconds:g} s",
                     hint="one of them hangs or has died",
                 )
-            if polls > EAGER:
-                time.sleep(NAP if polls > PATIENT else 0)
+            rest(polls)
 
     def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
         """MPI allocates the window: of processes of one host it is memory that they share."""
@@ -158,9 +157,24 @@ def polled(ready: Callable[[], bool], ended: Callable[[], bool], seconds: float,
         polls += 1
         if polls % SELDOM == 0 and (ended() or time.monotonic() > deadline):
             return False
-        if polls > EAGER:
-            time.sleep(NAP if polls > PATIENT else 0)
+        rest(polls)
     return True
+
+
+def rest(polls: int) -> None:
+    """Between two polls, after so many."""
+    if polls > EAGER:
+        time.sleep(NAP if polls > PATIENT else 0)
+
+
+def opened(fabric: Callable[[Party], Fabric], party: Party, name: str) -> Fabric:
+    """The fabric of transport ``name``; what the system refuses is told as such."""
+    try:
+        return fabric(party)
+    except Exception as problem:
+        if (told := of_system(problem, f"transport {name}")) is not None:
+            raise told from problem
+        raise
 
 
 def _probe() -> None:
@@ -178,12 +192,7 @@ def _connects(a: Site, b: Site) -> str | None:
 
 
 def _open(party: Party) -> Fabric:
-    try:
-        return MpiFabric(party)
-    except Exception as problem:
-        if (told := of_system(problem, "transport mpi")) is not None:
-            raise told from problem
-        raise
+    return opened(MpiFabric, party, "mpi")
 
 
 #: For devices of several processes, on one host or several.

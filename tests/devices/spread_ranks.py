@@ -125,9 +125,9 @@ def main(wanted: Wanted) -> dict[str, Any]:
         present(wanted, int(os.environ["OMPI_COMM_WORLD_RANK"]))
     # Who begins late on a loaded machine is no fault, unless faults in the beginning are what is wanted.
     patience = PATIENCE if wanted.early else 3 * PATIENCE
-    rank, size = launch.world(patience) if launch.launched() > 1 else (0, 1)
+    rank, size = launch.world(patience / launch.STARTS) if launch.launched() > 1 else (0, 1)
     if size > 1:
-        launch.leave(wanted.timeout)
+        launch.leave(wanted.timeout / launch.ENDS)
     sites = tuple(Site(wanted.device, "cpu", n % size) for n in range(count))
     spread = chain(count, wanted.length + (rank if wanted.lie else 0))
     mine = [rank] if size > 1 else range(count)

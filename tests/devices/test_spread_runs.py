@@ -148,8 +148,8 @@ def test_a_hang_in_mpi_itself_ends_all(where: str) -> None:
     """While it begins, and when all work is over."""
     stop = "os.getenv('OMPI_COMM_WORLD_RANK') == '1' and os.kill(os.getpid(), signal.SIGSTOP)"
     lines = {
-        "beginning": [stop, "launch.module(3.0)"],
-        "leaving": ["launch.world()", "launch.leave(3.0)", stop],
+        "beginning": [stop, "launch.module(3.0 / launch.STARTS)"],
+        "leaving": ["launch.world()", "launch.leave(3.0 / launch.ENDS)", stop],
     }
     line = ["mpirun", "-n", "2", "--oversubscribe", sys.executable, "-c"]
     text = "\n".join(["import os, signal", "from rammer.transport import launch", *lines[where]])

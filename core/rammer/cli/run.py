@@ -86,7 +86,7 @@ def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choi
     """
 
     want = load_npz(wanted.expected) if wanted.expected else None
-    if names := several(device):
+    if names := several(device, wanted.joining.timeout):
         run_spread(model, names, wanted, (want, tolerance), choice, request)
         return
     with progress(model.name) as sink:

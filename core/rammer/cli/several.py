@@ -51,7 +51,7 @@ def joining_options(fn: F) -> F:
             type=click.FloatRange(0, min_open=True),
             default=TIMEOUT,
             show_default=True,
-            help="Several devices: seconds that one waits for another.",
+            help="Several devices: seconds that one waits for another; 6 times that for its start, 12 times for its end.",
         ),
         click.option(
             "--transport", default="", metavar="NAME", help="Several devices: how tensors cross. Default: the best there is."

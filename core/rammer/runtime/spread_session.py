@@ -50,9 +50,9 @@ class Joining:
     place: Path | None = None
 
 
-def several(device: str) -> tuple[str, ...]:
+def several(device: str, timeout: float = TIMEOUT) -> tuple[str, ...]:
     """The devices that ``--device`` names for this run, in order; of one alone, in one process, nothing. DeviceUnavailable where
-    processes and names do not fit together."""
+    processes and names do not fit together; processes start within ``launch.starting(timeout)``."""
     names = tuple(n.strip() for n in device.split(",")) if "," in device else (device,)
     count = launch.launched()
     if not all(names) and len(names) > 1:
@@ -67,7 +67,7 @@ def several(device: str) -> tuple[str, ...]:
         )
     if not device:
         raise BadInput("several processes need a device by name", hint="name one with --device")
-    rank, size = launch.world()
+    rank, size = launch.world(timeout)
     if size != count:
         raise DeviceUnavailable(
             f"the launcher started {count} processes, and MPI knows {size}",
@@ -162,7 +162,7 @@ class SpreadModel:
         if self.links is None:
             said = versions() | {"device list": ",".join(self.names), "options": str(self.request), "joining": str(self.joining)}
             said["transport"] = self.chosen.name
-            agree(self.fabric, said, self.names, max(self.joining.timeout, launch.STARTING))
+            agree(self.fabric, said, self.names, launch.starting(self.joining.timeout))
             links = measured_links(self.fabric, self.names, self.joining.timeout, f"measured by {self.chosen.name}")
             self.links = tuple(links)
         begin = time.perf_counter()
@@ -219,7 +219,7 @@ def open_spread(
     source = open_source(model, registry.operators)
     Lengths.of(source.head.inputs, request.lengths)  # reads and checks the model before any driver is touched
     check_apart(registry, names)
-    names = placed_on_hosts(registry, names)
+    names = placed_on_hosts(registry, names, joining.timeout)
     sites = tuple(
         Site(name, kind_of(registry, name), n if launch.launched() > 1 else 0, launch.apart()) for n, name in enumerate(names)
     )
@@ -228,12 +228,12 @@ def open_spread(
     return SpreadModel(source, names, joining, replace(request), registry, fabric, sites, progress)
 
 
-def placed_on_hosts(registry: Registry, names: tuple[str, ...]) -> tuple[str, ...]:
+def placed_on_hosts(registry: Registry, names: tuple[str, ...], timeout: float) -> tuple[str, ...]:
     """With numbers of units, where processes are given units of one host and name none; all processes ask together."""
     if launch.launched() == 1:
         return names
-    own = registry.status(names[launch.world()[0]].partition(":")[0])
-    said = launch.said_by_ranks([launch.first_on_host(), len(own.hardware)])
+    own = registry.status(names[launch.world(timeout)[0]].partition(":")[0])
+    said = launch.said_by_ranks([launch.first_on_host(timeout), len(own.hardware)], timeout)
     return numbered(names, [host for host, _ in said], [units for _, units in said])
 
 

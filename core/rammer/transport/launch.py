@@ -16,18 +16,30 @@ from typing import Any, Final
 import numpy as np
 
 from rammer.errors import DeviceFailure, MissingDependency
-from rammer.transport.watch import Watch
+from rammer.transport.watch import TIMEOUT, Watch
 
-__all__ = ["STARTING", "apart", "first_on_host", "launched", "leave", "module", "said_by_ranks", "stay", "world"]
+__all__ = [
+    "ENDS",
+    "STARTS",
+    "apart",
+    "ending",
+    "first_on_host",
+    "launched",
+    "leave",
+    "module",
+    "said_by_ranks",
+    "starting",
+    "stay",
+    "world",
+]
 
 #: Variables by which launchers tell a process how many there are: Open MPI, MPICH and Intel MPI, Slurm's PMIx.
 SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 #: How many of them are on this host.
 NEAR: Final = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-#: Seconds that processes may start one behind the other, at least: a busy machine, or a disk that is far away.
-STARTING: Final = 60.0
-#: Seconds that the others may take to end when this process has ended its work: one of them may still write large files.
-ENDING: Final = 120.0
+#: How much longer than for one transfer (``Joining.timeout``) a process waits for others to start, on a busy machine or from a
+#: disk that is far away; and to end when its own work is over: one of them may still write large files.
+STARTS, ENDS = 6, 12
 _LEAVING: Final[list[Watch]] = []
 
 
@@ -43,9 +55,19 @@ def apart() -> bool:
     return any(int(s) < launched() for s in said if s.isdigit())
 
 
-def module(seconds: float = STARTING) -> Any:
-    """``mpi4py.MPI``, and begins MPI, which all processes do within so many seconds or end; MissingDependency where it or MPI is
-    not there.
+def starting(timeout: float) -> float:
+    """Seconds that processes may start one behind the other, where one waits ``timeout`` seconds for another."""
+    return STARTS * timeout
+
+
+def ending(timeout: float) -> float:
+    """Seconds that processes may end one behind the other, where one waits ``timeout`` seconds for another."""
+    return ENDS * timeout
+
+
+def module(timeout: float = TIMEOUT) -> Any:
+    """``mpi4py.MPI``, and begins MPI, which all processes do within ``starting(timeout)`` or end; MissingDependency where it or
+    MPI is not there.
 
     With threads that call in turns: Open MPI has no windows over TCP where several may call at once. And without an end at
     exit: in a process whose peer has died that would wait for it.
@@ -61,7 +83,7 @@ def module(seconds: float = STARTING) -> Any:
         raise MissingDependency("MPI", f"install openmpi-bin or another MPI ({problem})") from problem
     if not MPI.Is_initialized():
         given = ctypes.c_int()
-        with watched("beginning MPI", seconds):
+        with watched("beginning MPI", starting(timeout)):
             code = ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(given))
         if code:
             raise DeviceFailure(f"MPI does not begin: {MPI.Get_error_string(code)}")
@@ -81,36 +103,36 @@ def watched(doing: str, seconds: float) -> Iterator[None]:
         watch.close()
 
 
-def world(seconds: float = STARTING) -> tuple[int, int]:
-    """This process's rank, and how many there are; ``seconds`` as of ``module``."""
-    comm = module(seconds).COMM_WORLD
+def world(timeout: float = TIMEOUT) -> tuple[int, int]:
+    """This process's rank, and how many there are; ``timeout`` as of ``module``."""
+    comm = module(timeout).COMM_WORLD
     return comm.rank, comm.size
 
 
-def first_on_host() -> int:
+def first_on_host(timeout: float = TIMEOUT) -> int:
     """The lowest rank of those that share memory with this one. All processes ask together."""
-    mpi = module()
-    with watched("asking who is on one host", STARTING):
+    mpi = module(timeout)
+    with watched("asking who is on one host", starting(timeout)):
         here = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
         first = int(here.allreduce(mpi.COMM_WORLD.rank, mpi.MIN))
         here.Free()
     return first
 
 
-def said_by_ranks(numbers: Sequence[int]) -> list[list[int]]:
+def said_by_ranks(numbers: Sequence[int], timeout: float = TIMEOUT) -> list[list[int]]:
     """What each rank says, as many numbers each. All processes ask together."""
-    comm = module().COMM_WORLD
+    comm = module(timeout).COMM_WORLD
     found = np.zeros((comm.size, len(numbers)), np.int64)
-    with watched("telling each other numbers", STARTING):
+    with watched("telling each other numbers", starting(timeout)):
         comm.Allgather(np.array(numbers, np.int64), found)
     return [[int(n) for n in row] for row in found]
 
 
-def leave(seconds: float = ENDING) -> None:
-    """At the end of the process, leave MPI when all others do, within so many seconds, of which the first call says how many. The
-    watch begins now: no thread does at the end."""
+def leave(timeout: float = TIMEOUT) -> None:
+    """At the end of the process, leave MPI when all others do, within ``ending(timeout)``, of which the first call says how long
+    that is. The watch begins now: no thread does at the end."""
     if not _LEAVING:
-        _LEAVING.append(Watch("a process", seconds, hears=False))
+        _LEAVING.append(Watch("a process", ending(timeout), hears=False))
         atexit.register(_end, module(), _LEAVING[0])
 
 

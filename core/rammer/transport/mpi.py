@@ -35,7 +35,7 @@ class MpiFabric:
     """This process's device, by rank, and the others'."""
 
     def __init__(self, party: Party) -> None:
-        self.party, self.mpi = party, module()
+        self.party, self.mpi = party, module(party.timeout)
         self.comm = self.mpi.COMM_WORLD
         if len(party.sites) != self.comm.size:
             raise DeviceFailure(f"{len(party.sites)} devices for {self.comm.size} processes")
@@ -100,7 +100,7 @@ class MpiFabric:
             self.watch.doing("")
         self.watch.close()
         if not failed:
-            leave()
+            leave(self.party.timeout)
         else:
             stay()
 

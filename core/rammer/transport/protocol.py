@@ -16,12 +16,11 @@ from rammer.device.manifest import Backend
 from rammer.ir.spread import Spread
 from rammer.transport.counters import Counters
 from rammer.transport.exposed import Exposed
+from rammer.transport.watch import TIMEOUT
 
 __all__ = ["TIMEOUT", "Endpoint", "Fabric", "Party", "RunsParts", "Site", "TimesItself", "Transport"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: Seconds after which a device that waits for another one gives up.
-TIMEOUT = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from typing import Final
 
 from rammer.errors import DeviceFailure, printable
 
+#: Seconds after which a device that waits for another one gives up.
+TIMEOUT: Final = 10.0
 #: Seconds that a wait with a limit of its own has, besides that, to end by itself.
 GRACE: Final = 2.0
 #: Seconds between two looks.

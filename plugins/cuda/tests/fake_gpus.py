@@ -4,10 +4,13 @@ out one by one, and programs that a simulated chip computes. A launch ends befor
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,6 +104,63 @@ class HostMemory:
         self.address = self.whole.ctypes.data + -self.whole.ctypes.data % 256
 
 
+class HostUnit:
+    """The thread's own, whichever it is."""
+
+    def __init__(self, index: int) -> None:
+        self.id = index
+
+    def __enter__(self) -> HostUnit:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """It stays."""
+
+
+class HostBlocks:
+    """Allocations that are files of a folder, so that other processes map them by a handle, as CUDA's runtime has it. A handle
+    is 64 bytes; OSError for one of nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.names, self.maps = folder, dict[int, str](), dict[int, mmap.mmap]()
+
+    def malloc(self, nbytes: int) -> int:
+        """The address of a new file's bytes."""
+        name = f"{os.getpid()}_{len(self.names)}"
+        (self.folder / name).write_bytes(bytes(nbytes))
+        return self._mapped(name)
+
+    def memset(self, place: int, value: int, nbytes: int) -> None:
+        """All bytes."""
+        ctypes.memset(place, value, nbytes)
+
+    def ipcGetMemHandle(self, place: int) -> bytes:
+        """For other processes."""
+        return self.names[place].encode().ljust(64, b"\0")
+
+    def ipcOpenMemHandle(self, handle: bytes) -> int:
+        """The address here of another process's allocation."""
+        return self._mapped(handle.rstrip(b"\0").decode())
+
+    def ipcCloseMemHandle(self, place: int) -> None:
+        """It is no longer here."""
+        self.maps.pop(place).close()
+        del self.names[place]
+
+    def free(self, place: int) -> None:
+        """The file goes."""
+        name = self.names[place]
+        self.ipcCloseMemHandle(place)
+        (self.folder / name).unlink()
+
+    def _mapped(self, name: str) -> int:
+        with (self.folder / name).open("r+b") as file:
+            found = mmap.mmap(file.fileno(), 0)
+        place = ctypes.addressof(ctypes.c_uint8.from_buffer(found))
+        self.names[place], self.maps[place] = name, found
+        return place
+
+
 class HostEnd(End):
     """The ends of a GPU whose launches are carried out here."""
 
@@ -110,7 +170,7 @@ class HostEnd(End):
         self.names = {r.name: i for i, r in enumerate(layout.routes)}
         self.routes = {r.name: r for r in layout.routes}
         self.failure = np.zeros(len(FAILURE), np.uint32).view(HostArray)
-        self.launches = 0
+        self.launches, self.module = 0, None
 
     def exchange(self, entries: Sequence[PeerEntry]) -> Any:
         """A launch."""

@@ -31,11 +31,11 @@ ANYWHERE: Final = 4
 
 
 class PeerFabric:
-    """GPUs that reach each other's memory."""
+    """GPUs that reach each other's memory; processes tell each other of it by ``words``, which is MPI's where none is given."""
 
-    def __init__(self, party: Party) -> None:
+    def __init__(self, party: Party, words: Fabric | None = None) -> None:
         self.party = party
-        self.words: Fabric = (LOCAL if len({s.process for s in party.sites}) == 1 else MPI).open(party)
+        self.words = words or (LOCAL if len({s.process for s in party.sites}) == 1 else MPI).open(party)
         self.mine = self.words.mine
         self.opened: list[Any] = []
 

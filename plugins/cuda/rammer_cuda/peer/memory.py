@@ -4,15 +4,19 @@ handles of CUDA's inter-process memory."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
-from rammer.errors import DeviceFailure, DeviceUnavailable
+from rammer.errors import DeviceUnavailable
 
 from rammer_cuda.driver import check, driver
 from rammer_cuda.hardware import Unit, cupy
+
+#: Bytes of which memory that other processes map is a multiple: what CUDA puts into one block goes to them as a whole (CUDA
+#: Programming Guide, Interprocess Communication).
+BLOCK: Final = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +31,22 @@ class Offer:
 
 
 class PeerMemory:
-    """``nbytes`` of GPU ``index``, zeros at first. An allocation of its own: a handle gives away all of one."""
+    """At least ``nbytes`` of GPU ``index``, zeros at first. An allocation of its own: a handle gives away all of one."""
 
     def __init__(self, index: int, nbytes: int) -> None:
-        self.unit, self.nbytes = Unit(index), nbytes
-        runtime = cupy().cuda.runtime
+        self.unit = Unit(index)
+        runtime, nbytes = cupy().cuda.runtime, -(-nbytes // BLOCK) * BLOCK
         with self.unit:
             self.address = int(runtime.malloc(nbytes))
             runtime.memset(self.address, 0, nbytes)
             runtime.deviceSynchronize()
 
     def offer(self, abroad: bool) -> Offer:
-        """For the others; with a handle where some of them are processes ``abroad``."""
-        with self.unit:
-            handle = b""
-            if abroad:
-                made = check(driver().cuIpcGetMemHandle(self.address), "asking for a handle of a GPU's memory")
-                handle = bytes(made.reserved)
+        """For the others; with a handle where some of them are processes ``abroad``. DeviceUnavailable where there is none."""
+        handle = b""
+        if abroad:
+            with self.unit, between_processes("asking for a handle of a GPU's memory"):
+                handle = bytes(cupy().cuda.runtime.ipcGetMemHandle(self.address))
         return Offer(os.getpid(), self.address, handle, bus_of(self.unit.id))
 
     def close(self) -> None:
@@ -58,28 +61,36 @@ class ReachedMemory:
     """The memory of all GPUs of a run, as GPU ``index`` of this process reaches it. DeviceUnavailable where it cannot."""
 
     def __init__(self, index: int, offers: Sequence[Offer]) -> None:
-        self.unit, self.opened = Unit(index), list[Any]()
+        self.unit, self.opened = Unit(index), list[int]()
         self.addresses = [self._address(o) for o in offers]
 
     def _address(self, offer: Offer) -> int:
         allow(self.unit.id, offer.bus)
         if offer.process == os.getpid():
             return offer.address
-        api = driver()
-        handle = api.CUipcMemHandle()
-        handle.reserved = offer.handle
-        with self.unit:
-            lazily = api.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-            found = check(api.cuIpcOpenMemHandle(handle, int(lazily)), f"mapping memory of process {offer.process}")
+        with self.unit, between_processes(f"mapping memory of process {offer.process}"):
+            found = int(cupy().cuda.runtime.ipcOpenMemHandle(offer.handle))  # and peer access, by its default flags
         self.opened.append(found)
-        return int(found)
+        return found
 
     def close(self) -> None:
         """Let go of other processes' memory."""
         with self.unit:
             while self.opened:
-                with suppress(DeviceFailure):  # its process may be gone
-                    check(driver().cuIpcCloseMemHandle(self.opened.pop()), "letting go of a GPU's memory")
+                with suppress(cupy().cuda.runtime.CUDARuntimeError):  # its process may be gone
+                    cupy().cuda.runtime.ipcCloseMemHandle(self.opened.pop())
+
+
+@contextmanager
+def between_processes(doing: str) -> Iterator[None]:
+    """What CUDA refuses, DeviceUnavailable tells."""
+    try:
+        yield
+    except cupy().cuda.runtime.CUDARuntimeError as problem:
+        raise DeviceUnavailable(
+            f"{doing} failed: {problem}",
+            hint="processes of one container share GPUs' memory; --transport mpi goes through the host's",
+        ) from problem
 
 
 def bus_of(index: int) -> str:

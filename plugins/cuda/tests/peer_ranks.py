@@ -1,0 +1,102 @@
+"""A pipeline over GPUs that are the host, a process of MPI each: what ``test_peer_processes`` starts.
+
+``mpirun -n 2 python -m plugins.cuda.tests.peer_ranks '{"folder": "/tmp/x", "runs": 20, ...}'``. Memory of a GPU is a
+file, which the other process maps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx.reference import ReferenceEvaluator
+
+from rammer.device.manifest import Backend
+from rammer.errors import RammerError
+from rammer.runtime.spread_run import Joined, SpreadRuns
+from rammer.transport import launch
+from rammer.transport.measure import measured_links
+from rammer.transport.protocol import Party, Site
+
+from .fake_gpus import HostBackend, HostBlocks, HostEnd, HostUnit, host_cupy, host_place
+from .test_peer_part import SHAPE, spread_over, stack
+from rammer_cuda.peer import fabric, memory, part
+from rammer_cuda.plugin import PEER
+
+LAYERS = 5
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A folder for the GPUs' memory, one for what processes find, runs of one seed, and what goes wrong: the last process is
+    ``kill``ed or stopped after half of the runs, or cannot ``map`` the others' memory."""
+
+    folder: str
+    told: str
+    runs: int = 8
+    seed: int = 0
+    depth: int = 2
+    timeout: float = 20.0
+    fault: str = ""
+
+
+def played(folder: Path, fault: bool) -> HostBlocks:
+    """The host is what CUDA is asked for from here on."""
+    cupy, blocks = host_cupy(), HostBlocks(folder)
+    for name in ("malloc", "memset", "free", "ipcGetMemHandle", "ipcOpenMemHandle", "ipcCloseMemHandle"):
+        setattr(cupy.cuda.runtime, name, getattr(blocks, name))
+    if fault:
+        cupy.cuda.runtime.ipcOpenMemHandle = lambda handle: blocks.ipcOpenMemHandle(b"none")
+    for module in (fabric, memory, part):
+        module.cupy = lambda: cupy  # type: ignore[attr-defined]
+    part.place = host_place  # type: ignore[attr-defined]
+    memory.Unit = HostUnit  # type: ignore[misc, assignment]
+    memory.allow = lambda index, bus: None  # type: ignore[attr-defined]
+    memory.bus_of = lambda index: f"0000:{index:02x}:00.0"  # type: ignore[attr-defined]
+    fabric.End = lambda index, *rest: HostEnd(*rest)  # type: ignore[attr-defined]
+    return blocks
+
+
+def main(asked: Asked) -> dict[str, Any]:
+    """Counters; raises where outputs are not what one device makes."""
+    rank, size = launch.world()
+    blocks, last = played(Path(asked.folder), asked.fault == "map" and rank == size - 1), rank == size - 1
+    spread, backend = spread_over(size, LAYERS)
+    sites = tuple(Site(f"cuda:{n}", "gpu", n) for n in range(size))
+    transport, party = replace(PEER, probe=lambda: None), Party(sites, asked.timeout)
+    joined = transport.open(party)
+    joined.meet({rank: ""}, 60.0)  # all have compiled
+    names = [s.device for s in sites]
+    links = measured_links(joined, names, asked.timeout, "here")
+    here: Backend = HostBackend(backend)  # type: ignore[assignment]
+    runs = SpreadRuns(spread, {rank: here}, Joined(sites, transport, asked.depth, asked.timeout), joined, 60.0)
+    rng = np.random.default_rng(asked.seed)
+    inputs = [{"x": rng.standard_normal(SHAPE).astype(np.float32)} for _ in range(asked.runs)]
+    half, outputs = asked.runs // 2, list[dict[str, np.ndarray]]()
+    for given in (inputs[:half], inputs[half:]):
+        outputs += runs.run_all(given)[0]
+        if last and asked.fault in ("kill", "stop"):
+            os.kill(os.getpid(), signal.SIGKILL if asked.fault == "kill" else signal.SIGSTOP)
+    counters = [c.values() for c in runs.counters()]
+    runs.close()
+    model = ReferenceEvaluator(stack(LAYERS))
+    for given, made in zip(inputs, outputs, strict=False):
+        for name, want in zip(("y", "h0"), model.run(None, given), strict=True):
+            np.testing.assert_allclose(made[name], want, rtol=1e-5, atol=1e-6)
+    return {"rank": rank, "runs": len(outputs), "counters": counters, "links": len(links), "left": len(blocks.names)}
+
+
+if __name__ == "__main__":
+    asked = Asked(**json.loads(sys.argv[1]))
+    try:
+        found = main(asked)
+    except RammerError as problem:
+        print(f"error: {problem}", file=sys.stderr, flush=True)
+        os._exit(problem.exit_code)
+    Path(asked.told, str(found["rank"])).write_text(json.dumps(found))

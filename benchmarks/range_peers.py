@@ -41,6 +41,12 @@ class Runner:
     timed: Callable[[Mapping[str, Array]], float]
     close: Callable[[], None] = field(default=lambda: None)
 
+    def begin(self, inputs: Mapping[str, Array]) -> float:
+        """A first call with inputs of a length, which may compile; its seconds."""
+        start = time.perf_counter()
+        self.timed(inputs)
+        return time.perf_counter() - start
+
 
 def ours(name: str, exe: Executable, device_clock: bool) -> Runner:
     """Rammer's; by the device's clock where it has one of its own (a GPU's events, simulated time), else whole runs."""
@@ -77,16 +83,28 @@ def onnx_runtime(proto: onnx.ModelProto, threads: int) -> Runner:
     return Runner("ONNX Runtime", run, timed)
 
 
-def torch_peers(proto: onnx.ModelProto) -> list[Runner]:
-    """torch eager, and ``torch.compile(dynamic=True)``, in float32 and by GPU events (without a GPU: whole calls).
-    DeviceUnavailable without torch."""
-    torch = load_torch()
-    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    set_torch_precision("float32")
-    torch.backends.cudnn.benchmark = False  # it would search anew at every length
-    module = open_module(proto).to(place).eval()
-    compiled = torch.compile(module, dynamic=True)
-    return [_torch(name, proto, call, place) for name, call in (("torch", module), ("torch.compile", compiled))]
+#: torch eager, and ``torch.compile(dynamic=True)``.
+TORCH: Final = ("torch", "torch.compile")
+
+
+class TorchPeers:
+    """Those of ``TORCH``, in float32 and by GPU events (without a GPU: whole calls). They share a module, which is made when the
+    first of them is opened."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.proto = proto
+        self.module: Any = None
+
+    def open(self, name: str) -> Runner:
+        """One by name; what is compiled is so in first calls. DeviceUnavailable without torch."""
+        torch = load_torch()
+        place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self.module is None:
+            set_torch_precision("float32")
+            torch.backends.cudnn.benchmark = False  # it would search anew at every length
+            self.module = open_module(self.proto).to(place).eval()
+        call = self.module if name == TORCH[0] else torch.compile(self.module, dynamic=True)
+        return _torch(name, self.proto, call, place)
 
 
 def _torch(name: str, proto: onnx.ModelProto, call: Any, place: Any) -> Runner:
@@ -110,10 +128,8 @@ def _torch(name: str, proto: onnx.ModelProto, call: Any, place: Any) -> Runner:
 
 
 def alternated(runners: Sequence[Runner], inputs: Mapping[str, Array], rounds: int) -> list[Took]:
-    """Each runner's bursts in turns, so that what changes on the machine meanwhile changes for all."""
+    """Each runner's bursts in turns, once all have begun, so that what changes on the machine meanwhile changes for all."""
     bursts: list[list[Took]] = [[] for _ in runners]
-    for runner in runners:
-        runner.timed(inputs)
     for _ in range(rounds):
         for found, runner in zip(bursts, runners, strict=True):
             found.append(_burst(runner, inputs))

@@ -1,17 +1,24 @@
 """Programs for ranges of lengths at full size: right at every length, few programs, memory that stays, and times.
 
     python -m benchmarks ranges --device rocm --models bert_base,gpt2,resnet50 --out benchmarks/results -- --threads 1
-    python -m benchmarks ranges --device cuda --out benchmarks/results -- --budget 500
+    python -m benchmarks ranges --device cuda --models bert_base --budget 150 --keep --out benchmarks/results -- --checks 4
     python -m benchmarks ranges --device ipu_sim --small --models bert_base,gpt2,resnet50 --option tiles=64
 
 BERT-base for sequences of 1 to 512, GPT-2 for one token after 0 to 63, ResNet-50 for batches of 1 to 32, with seeded weights
-(``zoo/ranged.py``). First rammer runs alone, at ``--lengths`` lengths in random order, twice: what is compiled and what memory it
-takes. Then each result is compared with ONNX Runtime's, and runs of the range's program, of ONNX Runtime (on cuda: torch and
-``torch.compile(dynamic=True)``) and, at ``--exact`` lengths, of a program compiled for the length alone take turns. On rocm and
-ONNX Runtime times are whole runs, NumPy in and out, on the same ``--threads`` cores; CPU time is that of all threads of the
-process and tells of work where others load the machine. On cuda times are GPU events, on a simulator simulated. After
-``--budget`` seconds no further length is timed. Caches are empty at the start. It ends with 1 where a result is wrong, memory
-grows or a range takes more than 5 programs.
+(``zoo/ranged.py``). Three steps, in this order:
+
+1. memory: rammer runs alone, at ``--memory`` lengths, twice: what is compiled and what memory it takes (with ``--budget``: none);
+2. times: runs of the range's program, at the first ``--exact`` lengths of a program compiled for the length alone, and of
+   ``--peers`` take turns. Lengths come in a fixed order (the longest, one between, the shortest, then edges of the programs and
+   others by turns), so what a ``--budget`` leaves time for is spread over the range. No length is begun once the model's share of
+   those seconds has passed; what is compiled counts, and is told apart as seconds of first calls;
+3. errors: results of the first ``--checks`` lengths are compared with ONNX Runtime's, whatever the budget.
+
+Peers are ``onnxruntime`` or, on cuda, ``torch`` and ``torch.compile`` (with ``dynamic=True``); they begin when the first length
+has been timed without them. On rocm and ONNX Runtime times are whole runs, NumPy in and out, on the same ``--threads`` cores; CPU
+time is that of all threads of the process and tells of work where others load the machine. On cuda times are GPU events, on a
+simulator simulated. After each length what is known is written. Caches are empty at the start unless ``--cache`` names a folder.
+It ends with 1 where a result is wrong, memory grows or a range takes more than 5 programs.
 """
 
 from __future__ import annotations
@@ -24,11 +31,10 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import pairwise, zip_longest
 from pathlib import Path
-from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -36,71 +42,28 @@ import numpy as np
 import onnx
 from entry import run
 from facts import environment_of
-from range_peers import Runner, Took, alternated, error_of, onnx_runtime, ours, torch_peers
-from result import Result, write
+from range_found import ALONE, RANGE, Found, Page, Row
+from range_peers import TORCH, Runner, TorchPeers, alternated, error_of, onnx_runtime, ours
 from zoo.entry import SEED
 from zoo.ranged import RANGED, Open, find_ranged
 
 import rammer
 from rammer.errors import BadInput, RammerError
 from rammer.runtime.executable import Executable
-from rammer.runtime.lengths import BUCKETS
+from rammer.runtime.lengths import bounds
 
-#: Relative to the largest value of an output: float32, and sums in another order.
-TOLERANCE = 5e-5
-#: Bytes that a process may grow by while nothing new is compiled: allocators keep what threads freed.
-GROWTH = 16 << 20
-RANGE, ALONE = "range", "alone"
+#: Every peer; which of them a device has depends on its clock.
+PEERS = ("onnxruntime", *TORCH)
 
 
-@dataclass
-class Row:
-    """A length: the largest relative error, and what each runner took."""
-
-    length: int
-    error: float
-    took: dict[str, Took] = field(default_factory=dict)
-
-
-@dataclass
-class Found:
-    """What is known of a model. ``resident`` are bytes before, after the first program of each bucket and after all runs;
-    ``disk`` bytes of the model's file, of constants kept beside it, and of programs."""
-
-    model: Open
-    lengths: int
-    programs: int = 0
-    compiling: float = 0.0
-    resident: tuple[int, int, int] = (0, 0, 0)
-    disk: tuple[int, int, int] = (0, 0, 0)
-    rows: list[Row] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)  #: Peers that do not run the model, and why.
-
-    @property
-    def error(self) -> float:
-        """The worst; infinite where one is NaN, or nothing is known."""
-        return max((r.error if math.isfinite(r.error) else math.inf for r in self.rows), default=math.inf)
-
-    @property
-    def fine(self) -> bool:
-        """Whether all lengths are right, by few programs, in memory that stays."""
-        grown = self.resident[2] - self.resident[1]
-        return self.error <= TOLERANCE and self.programs <= BUCKETS and grown <= GROWTH and len(self.rows) == self.lengths
-
-    def ratio(self, over: str, under: str, cpu: bool) -> str:
-        """Geometric mean over the lengths that both were timed at, and how many those are."""
-        pairs = [(r.took[over], r.took[under]) for r in self.rows if over in r.took and under in r.took]
-        if not pairs:
-            return ""
-        return f"{math.exp(fmean(math.log((a.cpu / b.cpu) if cpu else (a.seconds / b.seconds)) for a, b in pairs)):.2f}"
-
-
-def drawn(model: Open, count: int, seed: int) -> list[int]:
-    """Lengths of the model's range, both ends among them, in random order."""
+def ordered(model: Open, count: int, seed: int) -> list[int]:
+    """So many lengths of the model's range: the longest, one between and the shortest; then those at the edges of its programs
+    and others drawn from ``seed``, by turns. Fewer lengths are the beginning of more."""
     low, high = model.span
-    rng, inner = np.random.default_rng(seed), np.arange(low + 1, high)
-    chosen = {low, high, *(int(n) for n in rng.choice(inner, min(count - 2, len(inner)), replace=False))}
-    return [int(n) for n in rng.permutation(sorted(chosen))]
+    drawn = [int(n) for n in np.random.default_rng(seed).permutation(np.arange(low + 1, high))]
+    edges = [n for bound in bounds(model.span)[1:] for n in (bound + 1, bound)]
+    later = [n for pair in zip_longest(edges, drawn[1:]) for n in pair if n is not None]
+    return list(dict.fromkeys([high, *drawn[:1], low, *later]))[:count]
 
 
 def resident() -> int:
@@ -116,16 +79,20 @@ def used() -> float:
 
 
 class Measuring:
-    """One model on one device."""
+    """One model on one device. ``told`` is called whenever more is known."""
 
-    def __init__(self, model: Open, folder: Path, args: argparse.Namespace, end: float) -> None:
-        self.model, self.args, self.end = model, args, end
+    def __init__(self, model: Open, folder: Path, args: argparse.Namespace, end: float, told: Callable[[], None]) -> None:
+        self.model, self.args, self.end, self.told = model, args, end, told
+        self.begun = time.perf_counter()
         self.options = dict(o.split("=", 1) for o in args.option)
-        self.file, self.programs = folder / "model.onnx", folder / "programs"
+        self.file, self.programs = folder / "model.onnx", (args.cache or folder) / "programs"
         self.proto = model.build(args.seed)
         onnx.save(self.proto, self.file)
-        self.lengths = drawn(model, args.lengths, args.seed)
-        self.found = Found(model, len(self.lengths))
+        self.lengths = ordered(model, args.lengths, args.seed)
+        self.checks = self.lengths[: args.checks]
+        self.found = Found(model.key, model.symbol, model.span, len(self.checks))
+        self.torch = TorchPeers(self.proto)
+        self.opened = dict[str, Runner | None]()  #: None: does not run the model.
 
     def inputs(self, length: int) -> dict[str, np.ndarray]:
         """Those of this length."""
@@ -133,145 +100,137 @@ class Measuring:
 
     def compiled(self, spans: dict[str, tuple[int, int]]) -> Executable:
         """For a range, or for what comes first."""
-        return rammer.compile(self.file, self.args.device, shapes=spans, options=self.options, tune=self.args.tune)
+        exe = rammer.compile(self.file, self.args.device, shapes=spans, options=self.options, tune=self.args.tune)
+        exe.programs = self.programs if spans or self.args.cache else exe.programs
+        return exe
 
     def run(self) -> Found:
         """All of it."""
         exe = self.compiled({self.model.symbol: self.model.span})
-        exe.programs = self.programs
         try:
+            device_clock = exe.backend.vdevice.simulated or exe.backend.hardware.kind == "gpu"
             self.alone(exe)
-            self.timed(exe)
+            self.timed(exe, device_clock)
+            self.checked(exe)
         finally:
             exe.close()
         return self.found
 
     def alone(self, exe: Executable) -> None:
         """What rammer compiles and keeps, with nobody else in the process."""
-        before, first, compiling = resident(), 0, 0.0
-        for again in (False, True):
-            for length in self.lengths:
-                inputs, start, count = self.inputs(length), used(), len(exe.cache)
-                exe.run(inputs)
-                if len(exe.cache) > count:
-                    compiling += used() - start
+        before, first = resident(), 0
+        lengths = self.lengths[: self.args.memory]
+        for again in (False, True) if lengths else ():
+            for length in lengths:
+                if self.ran(exe, length):
                     first = resident()
-                    self.say(f"{length}: program {len(exe.cache)}, {used() - start:.1f} CPU s")
-            self.say(f"{len(self.lengths)} lengths {'twice' if again else 'once'}")
-        self.found.programs, self.found.compiling = len(exe.cache), compiling
-        self.found.resident = (before, first, resident())
-        kept = [
-            sum(f.stat().st_size for f in self.file.parent.rglob(where) if f.is_file()) for where in ("constants/*", "programs/*")
-        ]
-        self.found.disk = (self.file.stat().st_size, *kept)
+            self.say(f"{len(lengths)} lengths {'twice' if again else 'once'}")
+        if lengths:
+            self.found.resident, self.found.disk = (before, first, resident()), self.disk()
+            self.told()
 
-    def timed(self, exe: Executable) -> None:
-        """Each length: right, and timed while there is time. Those that get a program of their own come first."""
-        simulated, gpu = exe.backend.vdevice.simulated, exe.backend.hardware.kind == "gpu"
-        mine, judge = ours(RANGE, exe, simulated or gpu), onnx_runtime(self.proto, self.args.threads)
-        peers = [] if simulated else self.working(lambda: torch_peers(self.proto)) if gpu else [judge]
+    def ran(self, exe: Executable, length: int) -> bool:
+        """A first run with the program of the range; whether that was compiled for it."""
+        inputs, start, count = self.inputs(length), used(), len(exe.cache)
+        exe.run(inputs)
+        self.found.programs = len(exe.cache)
+        if len(exe.cache) == count:
+            return False
+        self.found.compiling += used() - start
+        self.say(f"{length}: program {len(exe.cache)}, {used() - start:.1f} CPU s")
+        return True
+
+    def disk(self) -> tuple[int, ...]:
+        """Bytes of the model's file, and of constants and programs that are kept."""
+        parts = [self.programs.parent.rglob(where) for where in ("constants/*", "programs/*")]
+        return (self.file.stat().st_size, *(sum(f.stat().st_size for f in part if f.is_file()) for part in parts))
+
+    def timed(self, exe: Executable, device_clock: bool) -> None:
+        """Lengths while there is time."""
+        mine = ours(RANGE, exe, device_clock)
         for number, length in enumerate(self.lengths):
-            inputs = self.inputs(length)
-            row = Row(length, error_of(mine.run(inputs), judge.run(inputs)))
-            self.found.rows.append(row)
-            if time.perf_counter() < self.end:
-                self.time(row, [mine, *peers], number < self.args.exact, simulated or gpu)
-            said = " ".join(f"{n} {t.seconds * 1e3:.3f} ({t.cpu * 1e3:.3f} CPU)" for n, t in row.took.items())
-            self.say(f"{length}: error {row.error:.1e}; ms: {said}")
-
-    def working(self, peers: Callable[[], list[Runner]]) -> list[Runner]:
-        """Those that run the model; why another does not is said, and kept for the table."""
-        found = list[Runner]()
-        try:
-            made = peers()
-        except RammerError as problem:
-            self.found.missing.append(f"{self.model.key}: {problem.what}")
-            return []
-        for runner in made:
-            try:
-                runner.run(self.inputs(self.lengths[0]))
-                found.append(runner)
-            except Exception as problem:  # a peer's own faults are no reason to lose the rest
-                self.found.missing.append(f"{self.model.key}: {runner.name}: {type(problem).__name__}: {str(problem)[:200]}")
-        return found
-
-    def time(self, row: Row, runners: list[Runner], exact: bool, device_clock: bool) -> None:
-        """Runners in turns, with one for this length where that is asked for."""
-        inputs = self.inputs(row.length)
-        if exact:
-            runners = [*runners, ours(ALONE, self.compiled({}), device_clock)]
-        try:
-            for runner, took in zip(runners, alternated(runners, inputs, self.args.rounds), strict=True):
-                row.took[runner.name] = took
-        finally:
+            if time.perf_counter() >= self.end:
+                self.say(f"{number} of {len(self.lengths)} lengths are timed: there is no time for more")
+                break
+            self.ran(exe, length)
+            runners, exact = [mine], number < self.args.exact
             if exact:
-                runners[-1].close()
+                runners.append(ours(ALONE, self.compiled({}), device_clock))
+            try:
+                self.time(self.found.row(length), runners, self.peers(exe))
+            finally:
+                if exact:
+                    runners[-1].close()
+
+    def time(self, row: Row, runners: list[Runner], peers: Mapping[str, Callable[[], Runner]]) -> None:
+        """Our programs in turns, then with peers: they begin late, so that there are times where a peer takes long to begin."""
+        inputs = self.inputs(row.length)
+        for runner in runners:
+            self.begin(runner, row.length, inputs)
+        if not all(name in self.opened for name in peers):
+            self.turns(row, runners, inputs)
+        working = [p for name, make in peers.items() if (p := self.peer(name, make, row.length, inputs))]
+        if working or not row.took:
+            self.turns(row, [*runners, *working], inputs)
+
+    def turns(self, row: Row, runners: list[Runner], inputs: Mapping[str, np.ndarray]) -> None:
+        """Take times, say and keep them."""
+        for runner, took in zip(runners, alternated(runners, inputs, self.args.rounds), strict=True):
+            row.took[runner.name] = took
+        said = " ".join(f"{n} {t.seconds * 1e3:.3f} ({t.cpu * 1e3:.3f} CPU)" for n, t in row.took.items())
+        self.say(f"{row.length}: ms: {said}")
+        self.told()
+
+    def begin(self, runner: Runner, length: int, inputs: Mapping[str, np.ndarray]) -> None:
+        """A first call."""
+        took = runner.begin(inputs)
+        self.found.first[runner.name] = self.found.first.get(runner.name, 0.0) + took
+        if took > 1.0:
+            self.say(f"{length}: first call of {runner.name} took {took:.1f} s")
+
+    def peers(self, exe: Executable) -> dict[str, Callable[[], Runner]]:
+        """Those that were asked for and have this device's clock."""
+        if exe.backend.vdevice.simulated:
+            return {}  # its time is not ours
+        have = TORCH if exe.backend.hardware.kind == "gpu" else PEERS[:1]
+        makes = {n: partial(self.torch.open, n) for n in TORCH} | {PEERS[0]: self.judge}
+        return {name: makes[name] for name in (have if self.args.peers is None else self.args.peers)}
+
+    def judge(self) -> Runner:
+        """ONNX Runtime, opened once."""
+        return self.opened.get(PEERS[0]) or onnx_runtime(self.proto, self.args.threads)
+
+    def peer(self, name: str, make: Callable[[], Runner], length: int, inputs: Mapping[str, np.ndarray]) -> Runner | None:
+        """The peer after its first call at this length. Why one does not run the model is said, and kept for the table."""
+        try:
+            found = self.opened[name] if name in self.opened else make()
+            if found is not None:
+                self.begin(found, length, inputs)
+            self.opened[name] = found
+            return found
+        except RammerError as problem:
+            why = f"{name}: {problem.what}"
+        except Exception as problem:  # a peer's own faults are no reason to lose the rest
+            why = f"{name}: {type(problem).__name__}: {str(problem)[:200]}"
+        self.found.missing.append(f"{self.model.key}: {why}")
+        self.say(why)
+        self.opened[name] = None
+        return None
+
+    def checked(self, exe: Executable) -> None:
+        """Results beside ONNX Runtime's."""
+        judge = self.judge() if self.checks else None
+        for length in self.checks if judge else ():
+            inputs = self.inputs(length)
+            self.ran(exe, length)
+            row = self.found.row(length)
+            row.error = error_of(exe.run(inputs), judge.run(inputs))
+            self.say(f"{length}: error {row.error:.1e}")
+        self.told()
 
     def say(self, text: str) -> None:
         """Progress."""
-        print(f"{self.model.key}: {text}", file=sys.stderr, flush=True)
-
-
-HEADERS = (
-    "model",
-    "range",
-    "lengths",
-    "worst error",
-    "programs",
-    "compiling, CPU s",
-    "MiB before",
-    "MiB at the last program",
-    "MiB at the end",
-    "file, MiB",
-    "constants beside it, MiB",
-    "programs, MiB",
-)
-
-
-def summary(found: Found) -> list[str]:
-    """A line of the table."""
-    low, high = found.model.span
-    sizes = [f"{n / 2**20:.0f}" for n in (*found.resident, *found.disk)]
-    where = f"{found.model.symbol} {low} to {high}"
-    verdict = "" if found.fine else " NOT FINE"
-    head = [found.model.key + verdict, where, str(found.lengths), f"{found.error:.1e}", str(found.programs)]
-    return [*head, f"{found.compiling:.1f}", *sizes]
-
-
-def ratios(found: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
-    """Geometric means by both clocks."""
-    headers, lines = ["model", "ratio", "lengths", "by time", "by CPU time"], list[list[str]]()
-    for f in found:
-        peers = dict.fromkeys(n for r in f.rows for n in r.took if n not in (RANGE, ALONE))
-        for over, under in ((RANGE, ALONE), *((p, RANGE) for p in peers)):
-            count = sum(over in r.took and under in r.took for r in f.rows)
-            lines.append([f.model.key, f"{over} / {under}", str(count), f.ratio(over, under, False), f.ratio(over, under, True)])
-    return headers, lines
-
-
-def by_length(found: Found) -> tuple[list[str], list[list[str]]]:
-    """All lengths of a model."""
-    names = list(dict.fromkeys(n for r in found.rows for n in r.took))
-    headers = [found.model.symbol, "error", *(f"{n}, ms{c}" for n in names for c in ("", " CPU"))]
-    lines = list[list[str]]()
-    for r in sorted(found.rows, key=lambda r: r.length):
-        times = [f"{t * 1e3:.3f}" for n in names if n in r.took for t in (r.took[n].seconds, r.took[n].cpu)]
-        lines.append([str(r.length), f"{r.error:.1e}", *times, *[""] * (len(headers) - 2 - len(times))])
-    return headers, lines
-
-
-def document(found: Sequence[Found], args: argparse.Namespace) -> str:
-    """The Markdown file."""
-    notes = [
-        "Errors are the largest difference to ONNX Runtime, relative to the largest value. MiB are of the whole process, in "
-        "which nothing but rammer ran until then. Ratios are geometric means: `range / alone` is the program of the range to "
-        "one compiled for the length (less is better), others are a peer's time to that of the range's program (more is better).",
-        f"Cores: {args.threads or 'all'}; load of the machine before and after: {args.load} and {os.getloadavg()[0]:.1f}.",
-        *(f"No peer: {why}." for f in found for why in f.missing),
-    ]
-    parts = {"Ratios": ratios(found)} | {f"{f.model.key} by length": by_length(f) for f in found}
-    result = Result("Programs for ranges of lengths", HEADERS, [summary(f) for f in found], notes, parts)
-    return result.document(" ".join(["python -m benchmarks ranges", *args.words]), environment_of(args.device.startswith("cuda")))
+        print(f"{self.model.key} {time.perf_counter() - self.begun:7.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -283,39 +242,57 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tune", default="off")
     for name, value in {"--seed": SEED, "--lengths": 100, "--exact": 8, "--rounds": 5, "--threads": 0}.items():
         made.add_argument(name, type=int, default=value)
-    made.add_argument("--budget", type=float, default=math.inf, help="seconds after which nothing more is timed")
-    made.add_argument("--markdown", type=Path)
+    made.add_argument("--budget", type=float, default=math.inf, help="seconds after which no length is begun to be timed")
+    made.add_argument("--peers", help=f"with commas, of {', '.join(PEERS)}; none for rammer alone (the device's)")
+    made.add_argument("--memory", type=int, help="lengths to measure memory with (all; with a budget none)")
+    made.add_argument("--checks", type=int, help="lengths to compare with ONNX Runtime (all)")
+    made.add_argument("--cache", type=Path, help="a folder with kernels and programs of earlier runs (an empty one)")
+    made.add_argument("--markdown", type=Path, help="the page; its records are beside it, as .jsonl")
+    made.add_argument("--keep", action="store_true", help="what the records say of other models stays")
     return made
 
 
-def measured(args: argparse.Namespace) -> list[Found]:
+def settled(args: argparse.Namespace) -> argparse.Namespace:
+    """What follows from other options. BadInput for what cannot be."""
+    if args.lengths < 3:
+        raise BadInput("fewer than three lengths are no range", "--lengths")
+    args.peers = tuple(p for p in args.peers.split(",") if p and p != "none") if args.peers is not None else None
+    for name in set(args.peers or ()) - {*PEERS}:
+        raise BadInput(f"unknown peer {name!r}", "--peers", f"some of: {', '.join(PEERS)}; or none")
+    for name, default in (("memory", args.lengths if args.budget == math.inf else 0), ("checks", args.lengths)):
+        given = getattr(args, name)
+        setattr(args, name, default if given is None else max(given, 0))
+    return args
+
+
+def measured(args: argparse.Namespace, page: Page) -> None:
     """The models, each with its share of the time that is left."""
     models, start = [find_ranged(k) for k in args.models.split(",") if k], time.perf_counter()
-    found = list[Found]()
     for number, model in enumerate(models):
         now = time.perf_counter()
         end = now + max(start + args.budget - now, 0.0) / (len(models) - number)
         with tempfile.TemporaryDirectory() as folder:
-            found.append(Measuring(model, Path(folder), args, end).run())
-        if args.markdown:  # what is known is not lost with the rest
-            write(args.markdown, document(found, args))
-    return found
+            at_work = Measuring(model, Path(folder), args, end, page.tell)
+            page.found.append(at_work.found)
+            at_work.run()
 
 
 def main() -> None:
     """Entry point."""
-    args = parser().parse_args()
-    args.words = [Path(w).name if before == "--markdown" else w for before, w in pairwise(sys.argv)]
-    if args.lengths < 2:
-        raise BadInput("fewer than two lengths are no range", "--lengths")
+    args = settled(parser().parse_args())
+    words = [Path(w).name if before == "--markdown" else w for before, w in pairwise(sys.argv)]
     if args.threads:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    args.load = f"{os.getloadavg()[0]:.1f}"
+    cores = f"Cores: {args.threads or 'all'}; load of the machine before: {os.getloadavg()[0]:.1f}."
+    facts = environment_of(args.device.startswith("cuda"))
+    page = Page(args.markdown, " ".join(["python -m benchmarks ranges", *words]), cores, facts)
+    if args.keep:
+        page.keep()
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["XDG_CACHE_HOME"] = cache
-        found = measured(args)
-    print(document(found, args))
-    sys.exit(0 if all(f.fine for f in found) else 1)
+        os.environ["XDG_CACHE_HOME"] = str(args.cache.resolve()) if args.cache else cache
+        measured(args, page)
+    print(page.text())
+    sys.exit(0 if all(f.fine for f in page.found) else 1)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ _TABLES: Final = (
         "ranges",
         "programs for ranges of lengths beside those for one, and beside peers",
         "ranges",
-        spelled={**_COMMON, **_MARKED, "rounds": "--rounds"},
+        spelled={**_COMMON, **_MARKED, "rounds": "--rounds", "budget": "--budget", "keep": "--keep"},
         among="zoo.ranged:RANGED",
     ),
     Table("scaling", "many simulated chips: predicted and simulated", "scaling", spelled=_MARKED, devices=("ipu_sim",)),

@@ -70,7 +70,7 @@ def _script(chosen: Table, out: Path | None, asked: dict[str, Any], rest: Sequen
             raise BadInput(
                 f"table {chosen.name} takes no --{name}", hint=f"it takes {', '.join(chosen.spelled) or 'its own, behind --'}"
             )
-        words += [chosen.spelled[name], str(value)]
+        words += [chosen.spelled[name], str(value)] if value is not True else [chosen.spelled[name]]
     if out is not None and "out" in chosen.spelled:
         stem = f"{short(asked.get('device') or chosen.devices[0])}_{chosen.name.replace('-', '_')}"
         folder = out.resolve()
@@ -131,7 +131,7 @@ def main(
         keys = ",".join(_keys(chosen, models, small)) if models else ""
         named = devices or (chosen.devices[:1] if "device" in chosen.spelled else ())
         asked: dict[str, Any] = {"device": ",".join(named), "models": keys, "tune": tune, "precision": precision}
-        asked |= {"rounds": rounds, "seed": seed, "budget": budget, "keep": "rows" if keep else None}
+        asked |= {"rounds": rounds, "seed": seed, "budget": budget, "keep": keep or None}
         code = _script(chosen, out, asked, (*(w for o in options for w in ("--option", o)), *rest))
         if out is not None and not code:
             _page(out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,8 +30,9 @@ from rammer_cuda.source import Writer
 Value = TypeVar("Value")
 #: Beyond any number of threads, bytes of shared memory and blocks of a cluster.
 LARGEST = 1 << 24
-#: What is cached of a kernel by name: strings, and whole numbers.
-TEXTS, SIZES = ("entry", "device", "body"), ("threads", "shared", "dynamic", "blocks", "resident")
+#: What is cached of a kernel by name: every field that is a string, a whole number or a flag.
+TEXTS, SIZES, FLAGS = (tuple(f.name for f in fields(TaskKernel) if f.type == kind) for kind in ("str", "int", "bool"))
+PLAIN = (*TEXTS, *SIZES, *FLAGS)
 
 
 class Cached:
@@ -88,7 +89,7 @@ def _record(kernels: Mapping[str, TaskKernel]) -> dict[str, Any]:
         packings = tuple(a.packing and a.packing.key for a in k.arguments)
         number = numbers.setdefault((k.entry, *packings), len(numbers))
         if number == len(distinct):
-            form = {"written": [a.written for a in k.arguments], **{n: getattr(k, n) for n in (*TEXTS, "parameters", *SIZES)}}
+            form = {"written": [a.written for a in k.arguments], **{n: getattr(k, n) for n in (*PLAIN, "parameters")}}
             distinct.append({"like": name} if any(packings) else form)
         users[name] = number, [a.tensor for a in k.arguments]
     return {"kernels": distinct, "operators": users}
@@ -101,7 +102,7 @@ def _restored(record: Any, program: RProgram, binding: Binding, writer: Writer) 
     for o in program.operators:
         number, tensors = record["operators"][o.name]
         written = [t in o.outputs for t in tensors]
-        if not {*tensors} <= {*o.inputs, *o.outputs} or written != [a.written for a in kernels[number].arguments]:
+        if not {*tensors} <= {*o.inputs, *o.lengths, *o.outputs} or written != [a.written for a in kernels[number].arguments]:
             raise ValueError(f"not the kernel of {o.name}")
         arguments = zip(kernels[number].arguments, tensors, strict=True)
         result[o.name] = replace(kernels[number], arguments=tuple([Argument(t, a.written, a.packing) for a, t in arguments]))
@@ -112,9 +113,9 @@ def _kernel(k: Mapping[str, Any], program: RProgram, binding: Binding, writer: W
     if "like" in k:
         return writer.written(program.operator[k["like"]], binding)
     arguments = tuple(Argument("", bool(w)) for w in k["written"])
-    sizes, texts = {n: k[n] for n in SIZES}, {n: k[n] for n in TEXTS}
-    whole = all(type(n) is int and 0 <= n < LARGEST for n in sizes.values())
-    if not whole or not all(isinstance(t, str) for t in (*texts.values(), *k["parameters"])):
+    plain = {n: k[n] for n in PLAIN}
+    whole = all(type(plain[n]) is int and 0 <= plain[n] < LARGEST for n in SIZES) and all(type(plain[n]) is bool for n in FLAGS)
+    if not whole or not all(isinstance(t, str) for t in (*(plain[n] for n in TEXTS), *k["parameters"])):
         raise ValueError(f"not a kernel: {k['entry']}")
     checked("a kernel", k["entry"])
-    return TaskKernel(**texts, parameters=tuple(k["parameters"]), arguments=arguments, **sizes)
+    return TaskKernel(parameters=tuple(k["parameters"]), arguments=arguments, **plain)

@@ -5,8 +5,8 @@ and in what a kernel may read only after it has waited for the kernels before it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from random import Random
 
 import numpy as np
@@ -81,6 +81,13 @@ template <bool ROUND> static unsigned rm_tf32(float x) {
 }
 static void rm_words4(unsigned (&r)[4], const float *at) { rm_blocks4<false>(r, (const unsigned short *)at); }
 """
+
+
+def told(kernels: Mapping[str, TaskKernel]) -> dict[str, tuple[object, ...]]:
+    """All that a launch needs of every kernel, to be compared; how an argument is packed by the key that stands for it."""
+    plain = [f.name for f in fields(TaskKernel) if f.name != "arguments"]
+    arguments = {n: [(a.tensor, a.written, a.packing and a.packing.key) for a in k.arguments] for n, k in kernels.items()}
+    return {n: (*(getattr(k, name) for name in plain), arguments[n]) for n, k in kernels.items()}
 
 
 def planted(kernel: TaskKernel, edit: Callable[[str], str]) -> TaskKernel:

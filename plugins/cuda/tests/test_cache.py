@@ -23,6 +23,7 @@ from rammer.testing.some import some
 
 pytest.importorskip("cuda.bindings")
 
+from .cuda_on_host import told
 from rammer_cuda import cache, compile, launches
 from rammer_cuda.backend import open_backend
 from rammer_cuda.kernels.task import TaskKernel
@@ -45,28 +46,11 @@ def compiled(model: onnx.ModelProto) -> tuple[RProgram, Binding]:
     return program, Binding(program.types, program.storage, frozenset(segment.constants))
 
 
-def launched(kernels: dict[str, TaskKernel]) -> list[tuple[object, ...]]:
-    """All that a launch needs of every kernel; how an argument is packed by the key that stands for it."""
-    return [
-        (
-            n,
-            k.entry,
-            k.text,
-            k.threads,
-            k.shared,
-            k.dynamic,
-            k.blocks,
-            [(a.tensor, a.written, a.packing and a.packing.key) for a in k.arguments],
-        )
-        for n, k in kernels.items()
-    ]
-
-
 def test_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
-    made = launched(Writer().all(program.operators, binding))
-    assert launched(cache.cached_kernels(program, binding, Writer())) == made
+    made = told(Writer().all(program.operators, binding))
+    assert told(cache.cached_kernels(program, binding, Writer())) == made
     assert len(list((tmp_path / "binaries" / "cuda").iterdir())) == 1
 
     emitted: list[str] = []
@@ -80,7 +64,7 @@ def test_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
             pytest.fail("written again")
 
     again = cache.cached_kernels(program, binding, Noting())
-    assert launched(again) == made
+    assert told(again) == made
     packed = {k.entry for k in again.values() if any(a.packing for a in k.arguments)}
     plain = {k.entry for k in again.values()} - packed
     assert len(plain) > 5 and len(packed) > 2
@@ -92,14 +76,14 @@ def test_other_constants_are_another_record(monkeypatch: pytest.MonkeyPatch, tmp
     program, binding = small_nasnet()
     cache.cached_kernels(program, binding, Writer())
     none = Binding(binding.types, binding.storages, frozenset())
-    assert launched(cache.cached_kernels(program, none, Writer())) == launched(Writer().all(program.operators, none))
+    assert told(cache.cached_kernels(program, none, Writer())) == told(Writer().all(program.operators, none))
     assert not any(a.packing for k in some(cache.cached_kernels(program, none, Writer()).values()) for a in k.arguments)
 
 
 def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
-    made = launched(cache.cached_kernels(program, binding, Writer()))
+    made = told(cache.cached_kernels(program, binding, Writer()))
     (file,) = (tmp_path / "binaries" / "cuda").iterdir()
     whole = file.read_text()
     for junk in (
@@ -112,7 +96,7 @@ def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_
         whole.replace('"threads"', '"thread"', 1),
     ):
         file.write_text(junk)
-        assert launched(cache.cached_kernels(program, binding, Writer())) == made, junk[:60]
+        assert told(cache.cached_kernels(program, binding, Writer())) == made, junk[:60]
         assert file.read_text() == whole
 
 
@@ -140,7 +124,7 @@ def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytes
     monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
     monkeypatch.setattr(launches, "CACHED_FROM", 1)
     program, binding = small_nasnet()
-    made, plan = launched(cache.cached_kernels(program, binding, Writer())), launches.cached_launches(program)
+    made, plan = told(cache.cached_kernels(program, binding, Writer())), launches.cached_launches(program)
     files = {p.name.split(".")[-2]: p for p in (tmp_path / "binaries" / "cuda").iterdir()}
     for what, changes in {
         "kernels": (
@@ -148,6 +132,7 @@ def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytes
             ('"body": "', '"body": 1, "text": "'),
             ('"parameters": ["', '"parameters": [1, "'),
             ('"threads": ', '"threads": 9999999'),
+            ('"stops": false', '"stops": 0'),
             ('"written": [false', '"written": [true'),
             ('"operators": {', '"operator": {'),
         ),
@@ -157,7 +142,7 @@ def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytes
         for change in changes:
             assert change[0] in text
             cache_text(files[what], text.replace(*change, 1))
-            assert launched(cache.cached_kernels(program, binding, Writer())) == made, change
+            assert told(cache.cached_kernels(program, binding, Writer())) == made, change
             assert launches.cached_launches(program) == plan, change
             assert cached_text(files[what]) == text, change
 

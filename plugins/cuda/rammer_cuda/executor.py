@@ -42,6 +42,17 @@ class Recipe:
     records: tuple[int, ...] = ()
 
 
+def launched(
+    program: RProgram, binding: Binding, gpu: Gpu, writer: Writer, kept: bool
+) -> tuple[Sequence[Launch], dict[str, TaskKernel]]:
+    """What runs a program: its launches in order, and their kernels by operator as they are handed to the compiler. Both are
+    taken from the cache, and ``kept`` there."""
+    kernels = cached_kernels(program, binding, writer) if kept else writer.all(program.operators, binding)
+    ends = {o.name: ended(o, kernels[o.name], binding) for o in program.operators}
+    plan, made = packed(cached_launches(program) if kept else launches(program), ends, program, binding, gpu)
+    return plan, {x.operator: made[x.operator] for x in plan}
+
+
 class CudaProgram(GpuProgram):
     """A program resident on a GPU. Buffers keep their addresses, so the graph is built once.
 
@@ -57,17 +68,11 @@ class CudaProgram(GpuProgram):
         repeat: int = 1,
         writer: Writer | None = None,
     ) -> None:
-        binding = Binding.of(program, constants)
-        writer = writer or Writer()
-        kernels = cached_kernels(program, binding, writer) if repeat == 1 else writer.all(program.operators, binding)
-        kernels = {o.name: ended(o, kernels[o.name], binding) for o in program.operators}
+        plan, kernels = launched(program, Binding.of(program, constants), gpu, writer or Writer(), kept=repeat == 1)
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
         read |= program.moved_constants
         super().__init__(Resident(program, constants, gpu, index, read))
-        plan = cached_launches(program) if repeat == 1 else launches(program)
-        plan, kernels = packed(plan, kernels, program, binding, gpu)
-        kernels = {x.operator: kernels[x.operator] for x in plan}
         with self.resident.device:
             self.resident.pack(arguments, constants)
             functions = self.resident.load(kernels.values())

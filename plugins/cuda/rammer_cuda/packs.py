@@ -17,7 +17,7 @@ from rammer_cuda.device import source
 from rammer_cuda.families import family_of
 from rammer_cuda.generic.kernel import STATIC_SHARED
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.kernels.part import barrier, narrow
+from rammer_cuda.kernels.part import barrier, declared, narrow
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, consecutive
 
@@ -103,7 +103,7 @@ def beside(parts: Sequence[tuple[TaskKernel, tuple[int, ...]]]) -> TaskKernel:
     for number, (kernel, tasks) in enumerate(parts):
         texts.append(_function(number, kernel, threads))
         names = [f"a{len(parameters) + k}" for k in range(len(kernel.parameters))]
-        parameters += [p.rpartition("p")[0] + name for p, name in zip(kernel.parameters, names, strict=True)]
+        parameters += [declared(p, name) for p, name in zip(kernel.parameters, names, strict=True)]
         arguments += kernel.arguments
         tests = [f"block < {begin + len(tasks)}"] * (number + 1 < len(parts))
         call = f"rm_part{number}({''.join(f'{n}, ' for n in names)}nullptr, {tasks[0] - begin}, RmPart{{block}});"

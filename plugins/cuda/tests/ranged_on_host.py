@@ -77,7 +77,7 @@ def deep(rng: np.random.Generator) -> RangedModel:
 
 #: What kernels of this device meet besides what those of every device do.
 MODELS: dict[str, Callable[[np.random.Generator], RangedModel]] = {
-    **{n: RANGED[n] for n in ("products", "attention", "cache", "causal")},
+    **RANGED,
     "sums": sums,
     "rows": rows,
     "heads": heads,
@@ -127,7 +127,7 @@ class Step:
     def judged(self, tiled: ROperator, have: Mapping[str, Array], left: bool = True) -> str:
         """What is wrong with results; "" if nothing. What tasks beyond the lengths ``left`` is what was there before."""
         for number, (name, want) in enumerate(self.wanted.items()):
-            counts, beyond = self._regions(tiled, number)
+            counts, beyond = self.regions(tiled, number)
             with np.errstate(invalid="ignore"):  # a bound of infinite values is none
                 error = np.nan_to_num(0.0 if want.error is None else want.error, nan=1e-4, posinf=1e-4)
                 same = (have[name] == want.value) | (np.abs(have[name] - want.value) <= error)
@@ -138,7 +138,7 @@ class Step:
                 return f"{name}: a task beyond the length did not end at {dict(self.point)}"
         return ""
 
-    def _regions(self, tiled: ROperator, number: int) -> tuple[Array, Array]:
+    def regions(self, tiled: ROperator, number: int) -> tuple[Array, Array]:
         """Of a result: the elements that count, and those of tasks that leave what was there."""
         counts, beyond = (np.full(tiled.anchor.shape, value) for value in (True, False))
         for e in tiled.endings:
@@ -194,11 +194,17 @@ class RangedSearch:
         self.constants = segment.constants
         self.binding = Binding.of(self.program, self.constants)
 
-    def steps(self, lengths: Mapping[str, int]) -> Iterator[Step]:
-        """The operators in an order in which they may run, each with what the ones before it wrote."""
+    def inputs(self, lengths: Mapping[str, int]) -> tuple[dict[str, Array], Point]:
+        """Fresh inputs with these lengths as a run gives them to the program, and the lengths."""
+        assert self.compiled.ranged is not None
+        return widened(self.compiled.ranged, self.compiled.graph.inputs, self.model.inputs(lengths, self.rng))
+
+    def steps(self, lengths: Mapping[str, int], given: tuple[dict[str, Array], Point] | None = None) -> Iterator[Step]:
+        """The operators in an order in which they may run, each with what the ones before it wrote, on fresh inputs or on what
+        is ``given``."""
         assert self.compiled.ranged is not None
         memory = HostMemory(self.program, self.constants)
-        wide, point = widened(self.compiled.ranged, self.compiled.graph.inputs, self.model.inputs(lengths, self.rng))
+        wide, point = given or self.inputs(lengths)
         memory.write_inputs(wide)
         point = {self.compiled.ranged.lengths[n]: v for n, v in point.items() if n in self.compiled.ranged.lengths}
         last = {t.operator: i for i, t in enumerate(fold(self.program, 1).rows[0])}
@@ -231,8 +237,26 @@ class RangedSearch:
             if self.backend.fits(tiled, step.binding):
                 kernel = task_kernel(tiled, step.binding)
                 assert stops_as_it_should(tiled, kernel), tiled.head()
-                if kernel.blocks == 1 and kernel.threads <= MOST_THREADS and "bulk" not in kernel.text:
+                if runs_here(kernel):
                     yield tiled, kernel
+
+
+def searched(case: str, rng: np.random.Generator) -> RangedSearch:
+    """The search over the candidates of a case."""
+    name, _, precision = case.partition(" ")
+    return RangedSearch(name, rng, precision or "float32")
+
+
+def points(search: RangedSearch, rng: np.random.Generator) -> list[dict[str, int]]:
+    """The ends of the range, and lengths within."""
+    spans = search.model.spans.items()
+    ends = [{n: span[k] for n, span in spans} for k in (0, 1)]
+    return [{n: int(rng.integers(low, high)) for n, (low, high) in spans}, *ends]
+
+
+def runs_here(kernel: TaskKernel) -> bool:
+    """Whether host threads can run a kernel."""
+    return kernel.blocks == 1 and kernel.threads <= MOST_THREADS and "bulk" not in kernel.text
 
 
 def lot_of(tiled: ROperator, binding: Binding) -> int:

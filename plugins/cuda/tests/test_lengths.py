@@ -15,7 +15,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.shorter import PARTS, ending_axes, part_of, shorter
 from rammer.testing.some import some
 
-from .ranged_on_host import MODELS, RangedSearch, Step, lot_of
+from .ranged_on_host import MODELS, RangedSearch, Step, lot_of, points, searched
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.emulator.launch import COMPILER
@@ -38,12 +38,6 @@ STOPPED = {
 CASES = [*STOPPED, "attention", "cache", "causal"]
 
 
-def searched(case: str, rng: np.random.Generator) -> RangedSearch:
-    """The search over the candidates of a case."""
-    name, _, precision = case.partition(" ")
-    return RangedSearch(name, rng, precision or "float32")
-
-
 def step_of(case: str, family: str, length: int, rng: np.random.Generator) -> tuple[RangedSearch, Step]:
     """An operator with stops that the family takes, at a length."""
     search = searched(case, rng)
@@ -51,13 +45,6 @@ def step_of(case: str, family: str, length: int, rng: np.random.Generator) -> tu
         if step.operator.stops and any(t.family == family for t, _ in search.candidates(step)):
             return search, step
     raise AssertionError(f"no {family} in {case}")
-
-
-def points(search: RangedSearch, rng: np.random.Generator) -> list[dict[str, int]]:
-    """The ends of the range, and lengths within."""
-    spans = search.model.spans.items()
-    ends = [{n: span[k] for n, span in spans} for k in (0, 1)]
-    return [{n: int(rng.integers(low, high)) for n, (low, high) in spans}, *ends]
 
 
 @needs_compiler

@@ -9,6 +9,8 @@ from rammer_cuda.kernels.task import TaskKernel
 
 #: A declaration of static shared memory in a kernel's statements: its type, its name, its extents.
 _STATIC = re.compile(r"__shared__ ((?:__align__\(\d+\) )?)([\w ]+?) (\w+)((?:\[\d+\])*);")
+#: The type of a pointer's declaration, which ends in its name.
+_TYPE = re.compile(r"(.*?)\w+")
 
 
 def narrow(kernel: TaskKernel, threads: int) -> bool:
@@ -27,6 +29,13 @@ def barrier(kernel: TaskKernel, threads: int, meet: str = "rm_part_meet") -> str
     if not narrow(kernel, threads) or not meets(kernel):
         return ""
     return f"const auto __syncthreads = [] {{ {meet}<{kernel.threads}>(); }};\n"
+
+
+def declared(parameter: str, name: str) -> str:
+    """The declaration of a pointer like ``parameter``, called ``name``."""
+    found = _TYPE.fullmatch(parameter)
+    assert found is not None, parameter
+    return found[1] + name
 
 
 @dataclass(frozen=True, slots=True)

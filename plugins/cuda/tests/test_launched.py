@@ -1,0 +1,125 @@
+"""What the executor of launches hands to the compiler for a program of a range: kernels behind the test of where they end,
+several in one launch, and those that an earlier process cached."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings")
+
+from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
+from rammer.runtime.host_memory import HostMemory
+from rammer.testing.some import some
+
+from .cuda_on_host import on_host, told
+from .ranged_on_host import MODELS, RangedSearch, Step, points, runs_here, searched
+from rammer_cuda.compile import compile_all
+from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
+from rammer_cuda.executor import launched
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.launches import Launch, consecutive
+from rammer_cuda.source import Writer, translation_unit
+
+PROGRAMS = [
+    *MODELS,
+    *(f"{name} {how}" for name in ("products", "causal", "heads", "rows") for how in ("float16", "tf32", "bfloat16")),
+]
+
+
+class LaunchedRun:
+    """A run of a program's launches on host threads: what nobody has written is no number, and what a kernel leaves beyond the
+    lengths, its readers find there."""
+
+    def __init__(self, search: RangedSearch, lengths: Mapping[str, int]) -> None:
+        given = search.inputs(lengths)
+        self.search, self.program, self.memory = search, search.program, HostMemory(search.program, search.constants)
+        self.memory.write_inputs(given[0])
+        self.steps: dict[str, Step] = {s.operator.name: s for s in search.steps(lengths, given)}
+
+    def problems(self, plan: Sequence[Launch], kernels: Mapping[str, TaskKernel]) -> list[str]:
+        """What is wrong with the results of each operator; nothing, if all are right."""
+        parts = [(x, kernels[x.operator], self._operators(kernels[x.operator])) for x in plan]
+        left, found = Counter(o.name for _, _, operators in parts for o in operators), list[str]()
+        for launch, kernel, operators in parts:
+            self._run(launch, kernel, operators)
+            left.subtract(o.name for o in operators)
+            for operator in (o for o in operators if not left[o.name]):
+                found += [p] if (p := self._finished(operator)) else []
+        return found
+
+    def _operators(self, kernel: TaskKernel) -> list[ROperator]:
+        """Those of which a kernel computes tasks."""
+        written = {a.tensor for a in kernel.arguments if a.written}
+        return [o for o in self.program.operators if written & {*o.outputs}]
+
+    def _run(self, launch: Launch, kernel: TaskKernel, operators: Sequence[ROperator]) -> None:
+        tensors, first = self.memory.tensors, consecutive(launch.tasks)
+        if first is not None and runs_here(kernel):
+            host = HostKernel.of(kernel, self.search.binding, self.search.constants, on_host(kernel), len(launch.tasks))
+            for name, values in run_on_host(host, {a.tensor: tensors[a.tensor].copy() for a in kernel.arguments}, first).items():
+                tensors[name][...] = values
+            return
+        (alone,) = operators  # clusters and blocks of many threads
+        for index in launch.tasks:
+            self.memory.run_task(alone, index)
+
+    def _finished(self, operator: ROperator) -> str:
+        """What is wrong with the results of an operator, which are made exact where they count: others are judged by that."""
+        step, have = self.steps[operator.name], {n: self.memory.tensors[n].copy() for n in operator.outputs}
+        for number, name in enumerate(operator.outputs):
+            counts, _ = step.regions(operator, number)
+            clean = next((s.tensors[name] for s in self.steps.values() if name in s.tensors), have[name])
+            self.memory.tensors[name][...] = np.where(counts, clean, have[name])
+        return step.judged(operator, have, left=False)
+
+
+class Restoring(Writer):
+    """Writes no program's kernels, which are in the cache."""
+
+    def all(self, operators: Iterable[ROperator], binding: Binding) -> dict[str, TaskKernel]:
+        """Not again."""
+        raise AssertionError("written again")
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cache in which nothing is."""
+    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", PROGRAMS)
+def test_launches_of_a_range_are_right(case: str, rng: np.random.Generator) -> None:
+    """At both ends of the range and within, as kernels come from the cache; there they are as they were written."""
+    search = searched(case, rng)
+    plan, kernels = launched(search.program, search.binding, search.backend.gpu, Writer(), kept=True)
+    _, again = launched(search.program, search.binding, search.backend.gpu, Restoring(), kept=True)
+    assert told(again) == told(kernels)
+    compile_all({n: translation_unit([k]) for n, k in kernels.items()}, "sm_90a")
+    for point in some(points(search, rng) if COMPILER else [{}]):
+        assert not point or LaunchedRun(search, point).problems(plan, again) == []
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", PROGRAMS)
+def test_candidates_come_from_the_cache_as_they_were_written(case: str, rng: np.random.Generator) -> None:
+    """Some of every family for each operator, as programs of their own."""
+    search = searched(case, rng)
+    for step in some(search.steps(points(search, rng)[0])):
+        families: dict[str, list[ROperator]] = {}
+        for tiled in some(search.backend.offered(step.operator, step.binding)):
+            if search.backend.fits(tiled, step.binding):
+                families.setdefault(tiled.family, []).append(tiled)
+        for tiled in some(listed[int(i)] for listed in families.values() for i in rng.permutation(len(listed))[:3]):
+            program, constants = step.program(tiled)
+            binding = Binding.of(program, constants)
+            made, again = (launched(program, binding, search.backend.gpu, w, kept=True) for w in (Writer(), Restoring()))
+            assert told(again[1]) == told(made[1])

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rammer.cli.reach import reach_table, reached
+from rammer.cli.reach import reach_table, reached, transport_table
 from rammer.device.loader import PLUGINS, DeviceStatus, Registry
 from rammer.report.table import plain, size
 from rammer.transport import launch
@@ -19,8 +19,8 @@ from rammer.transport import launch
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-test", is_flag=True, help="Skip the self-test.")
 def command(as_json: bool, no_test: bool) -> None:
-    """List devices with their state, and which reach which, by what and how fast; exits 0 even when none works. Under mpirun
-    the processes are measured.
+    """List devices with their state, which reach which, by what and how fast, and all transports; exits 0 even when none works.
+    Under mpirun the processes are measured.
 
     Example: rammer devices
     """
@@ -39,7 +39,7 @@ def command(as_json: bool, no_test: bool) -> None:
         table = [[r["device"], r["state"], r["name"], r["kind"], r["memory"], r["veus"], r["self_test"]] for r in rows]
         click.echo(plain(table, ["device", "state", "hardware", "kind", "memory", "vEUs", "self-test"]))
         if ways:
-            click.echo("\n" + reach_table(ways))
+            click.echo("\n" + reach_table(ways) + "\n\n" + transport_table(registry))
     else:
         click.echo(f"no devices: no plugin is installed ({PLUGINS})")
 

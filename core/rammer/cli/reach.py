@@ -6,10 +6,10 @@ from itertools import combinations
 from typing import Any, Final
 
 from rammer.device.loader import DeviceStatus, Registry
-from rammer.errors import RammerError
+from rammer.errors import MissingDependency, RammerError
 from rammer.report.table import duration, plain
 from rammer.transport import launch
-from rammer.transport.find import choose
+from rammer.transport.find import choose, transports
 from rammer.transport.measure import measured_links
 from rammer.transport.protocol import Party, Site
 
@@ -47,6 +47,19 @@ def _measured(registry: Registry, sites: list[Site]) -> list[dict[str, Any]]:
         for k in links
         if k.source < k.target
     ]
+
+
+def transport_table(registry: Registry) -> str:
+    """All transports, what each joins, and what one lacks here."""
+    lines = []
+    for transport in transports(registry):
+        try:
+            transport.probe()
+            state = "ok"
+        except MissingDependency as problem:
+            state = problem.reason
+        lines.append([transport.name, state, transport.summary])
+    return plain(lines, ["transport", "state", "joins"])
 
 
 def reach_table(rows: list[dict[str, Any]]) -> str:

@@ -61,10 +61,36 @@ PEER = Transport(
 )
 
 
+def symmetric() -> None:
+    """What NVSHMEM needs; MissingDependency without it."""
+    from rammer_cuda.peer.symmetric import probe as asked
+
+    asked()
+
+
+def shares(a: Site, b: Site) -> str | None:
+    """Why two GPUs are not joined by NVSHMEM, or None."""
+    from rammer_cuda.peer.symmetric import connects as asked
+
+    return asked(a, b)
+
+
+def open_symmetric(party: Party) -> Fabric:
+    """GPUs of several processes, joined by NVSHMEM."""
+    from rammer_cuda.peer.symmetric import SymmetricFabric
+
+    return SymmetricFabric(party)
+
+
+SYMMETRIC = Transport(
+    "nvshmem", "GPUs of one host or several, a process each: NVSHMEM's puts", symmetric, shares, open_symmetric, rank=5, far=10
+)
+
+
 @hookimpl
 def rammer_transports() -> Sequence[Transport]:
     """Transfers between GPUs."""
-    return [PEER]
+    return [PEER, SYMMETRIC]
 
 
 @hookimpl

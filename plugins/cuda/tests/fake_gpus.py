@@ -8,7 +8,6 @@ import mmap
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,11 +121,11 @@ class HostBlocks:
     is 64 bytes; OSError for one of nothing."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.names, self.maps = folder, dict[int, str](), dict[int, mmap.mmap]()
+        self.folder, self.names, self.maps, self.made = folder, dict[int, str](), dict[int, mmap.mmap](), 0
 
-    def malloc(self, nbytes: int) -> int:
+    def malloc(self, nbytes: int, name: str = "") -> int:
         """The address of a new file's bytes."""
-        name = f"{os.getpid()}_{len(self.names)}"
+        name, self.made = name or f"{os.getpid()}_{self.made}", self.made + 1
         (self.folder / name).write_bytes(bytes(nbytes))
         return self._mapped(name)
 
@@ -164,8 +163,8 @@ class HostBlocks:
 class HostEnd(End):
     """The ends of a GPU whose launches are carried out here."""
 
-    def __init__(self, number: int, layout: PeerLayout, addresses: Sequence[int], limit: float) -> None:
-        self.unit: Any = nullcontext()
+    def __init__(self, index: int, number: int, layout: PeerLayout, addresses: Sequence[int], limit: float) -> None:
+        self.unit: Any = HostUnit(index)
         self.number, self.layout, self.addresses, self.limit = number, layout, addresses, limit
         self.names = {r.name: i for i, r in enumerate(layout.routes)}
         self.routes = {r.name: r for r in layout.routes}

@@ -25,9 +25,11 @@ from rammer.transport.measure import measured_links
 from rammer.transport.protocol import Party, Site
 
 from .fake_gpus import HostBackend, HostBlocks, HostEnd, HostUnit, host_cupy, host_place
+from .fake_nvshmem import FakeNvshmem
 from .test_peer_part import SHAPE, spread_over, stack
-from rammer_cuda.peer import fabric, memory, part
-from rammer_cuda.plugin import PEER
+from rammer_cuda.peer import fabric, memory, part, symmetric
+from rammer_cuda.peer.symmetric import SymmetricEnd
+from rammer_cuda.plugin import PEER, SYMMETRIC
 
 LAYERS = 5
 
@@ -44,6 +46,11 @@ class Asked:
     depth: int = 2
     timeout: float = 20.0
     fault: str = ""
+    transport: str = PEER.name
+
+
+class HostSymmetricEnd(SymmetricEnd, HostEnd):
+    """One whose launches are carried out here."""
 
 
 def played(folder: Path, fault: bool) -> HostBlocks:
@@ -53,13 +60,17 @@ def played(folder: Path, fault: bool) -> HostBlocks:
         setattr(cupy.cuda.runtime, name, getattr(blocks, name))
     if fault:
         cupy.cuda.runtime.ipcOpenMemHandle = lambda handle: blocks.ipcOpenMemHandle(b"none")
-    for module in (fabric, memory, part):
+    for module in (fabric, memory, part, symmetric):
         module.cupy = lambda: cupy  # type: ignore[attr-defined]
     part.place = host_place  # type: ignore[attr-defined]
-    memory.Unit = HostUnit  # type: ignore[misc, assignment]
+    memory.Unit = symmetric.Unit = HostUnit  # type: ignore[misc, assignment]
+    shmem = FakeNvshmem(folder)
+    symmetric.nvshmem = lambda: shmem  # type: ignore[attr-defined]
+    symmetric.device = lambda index: None  # type: ignore[attr-defined]
+    symmetric.SymmetricEnd = HostSymmetricEnd  # type: ignore[misc, attr-defined]
     memory.allow = lambda index, bus: None  # type: ignore[attr-defined]
     memory.bus_of = lambda index: f"0000:{index:02x}:00.0"  # type: ignore[attr-defined]
-    fabric.End = lambda index, *rest: HostEnd(*rest)  # type: ignore[attr-defined]
+    fabric.End = HostEnd  # type: ignore[attr-defined]
     return blocks
 
 
@@ -69,7 +80,8 @@ def main(asked: Asked) -> dict[str, Any]:
     blocks, last = played(Path(asked.folder), asked.fault == "map" and rank == size - 1), rank == size - 1
     spread, backend = spread_over(size, LAYERS)
     sites = tuple(Site(f"cuda:{n}", "gpu", n) for n in range(size))
-    transport, party = replace(PEER, probe=lambda: None), Party(sites, asked.timeout)
+    manifest = next(t for t in (PEER, SYMMETRIC) if t.name == asked.transport)
+    transport, party = replace(manifest, probe=lambda: None), Party(sites, asked.timeout)
     joined = transport.open(party)
     joined.meet({rank: ""}, 60.0)  # all have compiled
     names = [s.device for s in sites]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,11 +26,12 @@ from rammer.runtime.spread_part import Runs
 from rammer.testing.some import some
 from rammer.transport.counters import Counters
 from rammer.transport.exposed import Exposed
+from rammer.transport.find import choose
 from rammer.transport.measure import ROUNDS, WARM, measured_links
 from rammer.transport.protocol import Endpoint, RunsParts, Site, TimesItself
 
 from .fake_gpus import HostBackend, HostEnd, HostMemory, host_cupy, host_place
-from rammer_cuda.peer import fabric
+from rammer_cuda.peer import fabric, symmetric
 from rammer_cuda.peer import part as module
 from rammer_cuda.peer.fabric import PeerEndpoint, check_apart, connects, heard, told
 from rammer_cuda.peer.layout import PeerLayout, Route
@@ -63,7 +66,7 @@ def parts_of(spread: Spread, backend: Any, depth: int, limit: float, monkeypatch
     layout = PeerLayout(routes, len(spread.parts), depth)
     memory = [HostMemory(layout.nbytes(d)) for d in range(len(spread.parts))]
     monkeypatch.setattr(module, "HELD", memory, raising=False)  # lives as long as the test
-    ends = [HostEnd(d, layout, [m.address for m in memory], limit) for d in range(len(memory))]
+    ends = [HostEnd(d, d, layout, [m.address for m in memory], limit) for d in range(len(memory))]
     return [module.CudaPart(spread, d, HostBackend(backend), end, Counters()) for d, end in enumerate(ends)]  # type: ignore[arg-type]
 
 
@@ -104,7 +107,7 @@ def test_what_the_host_asks_of_an_endpoint(rng: np.random.Generator, monkeypatch
     monkeypatch.setattr(fabric, "cupy", lambda: cupy)
     layout = PeerLayout((Route("there", 40, 0, 1), Route("back", 40, 1, 0)), 2, 2)
     memory = [HostMemory(layout.nbytes(d)) for d in range(2)]
-    ends = [HostEnd(d, layout, [m.address for m in memory], 10.0) for d in range(2)]
+    ends = [HostEnd(d, d, layout, [m.address for m in memory], 10.0) for d in range(2)]
     here, there = (PeerEndpoint(end, None, 10.0) for end in ends)  # type: ignore[arg-type]
     sent = [rng.integers(0, 256, 40).astype(np.uint8) for _ in range(7)]
 
@@ -143,7 +146,7 @@ def test_links_are_measured_as_runs_write(monkeypatch: pytest.MonkeyPatch) -> No
             layout = PeerLayout(tuple(Route(t.name, t.nbytes, t.source, t.target) for t in exposed.transfers), 3, exposed.depth)
             self.memory = [HostMemory(layout.nbytes(d)) for d in self.mine]
             places = [m.address for m in self.memory]
-            ends.update({d: PeerEndpoint(HostEnd(d, layout, places, 20.0), None, 20.0) for d in self.mine})  # type: ignore[arg-type]
+            ends.update({d: PeerEndpoint(HostEnd(d, d, layout, places, 20.0), None, 20.0) for d in self.mine})  # type: ignore[arg-type]
             return dict(ends)
 
     links = measured_links(Fakes(), ("cuda:0", "cuda:1", "cuda:2"), 20.0, "fakes")  # type: ignore[arg-type]
@@ -168,7 +171,40 @@ def test_gpus_that_cannot_be_joined_are_told_why() -> None:
     assert "twice" in (connects(gpu, Site("cuda:0", "gpu", 0)) or "")
     assert "rocm is no GPU of cuda" in (connects(gpu, Site("rocm", "cpu", 0)) or "")
     assert connects(gpu, Site("cuda:1", "gpu", 1)) is None
+    assert "several hosts" in (connects(gpu, Site("cuda:1", "gpu", 1, apart=True)) or "")
     assert connects(gpu, Site("cuda:1", "gpu", 0))  # there is no driver here, or it says what it allows
+
+
+@pytest.mark.skipif(find_spec("nvshmem") is not None, reason="nvshmem4py is there")
+def test_what_nvshmem_lacks_is_said() -> None:
+    sites = [Site(f"cuda:{n}", "gpu", n, apart=True) for n in range(2)]
+    with pytest.raises(DeviceUnavailable, match=r"nvshmem: needs nvshmem4py, which was not found: pip install"):
+        choose(Registry(), sites, "nvshmem")
+    assert choose(Registry(), sites).name == "messages"
+    assert "one process" in (symmetric.connects(replace(sites[0], process=1), sites[1]) or "")
+    assert "no GPU of cuda" in (symmetric.connects(Site("rocm", "cpu"), sites[1]) or "")
+    assert symmetric.connects(*sites) is None
+
+
+def test_copies_of_what_departs_lie_apart(rng: np.random.Generator) -> None:
+    """Words and slots of any routes, on every GPU."""
+    count, depth = int(rng.integers(2, 5)), int(rng.integers(1, 4))
+    pairs = [(int(a), int(b)) for a, b in rng.integers(0, count, (9, 2)) if a != b]
+    routes = tuple(Route(f"r{k}", int(rng.integers(0, 2000)), *pair) for k, pair in enumerate(pairs))
+    layout = PeerLayout(routes, count, depth)
+    for number in some(range(count)):
+        places = symmetric.StagedLayout(layout, number)
+        own = {r.name: r for r in routes}
+        blocks = [(start, start + symmetric.WORD) for start in places.words.values()]
+        blocks += [
+            (start + k * layout.stride(own[n]), start + k * layout.stride(own[n]) + own[n].nbytes)
+            for n, start in places.slots.items()
+            for k in range(depth)
+        ]
+        assert {r.name for r in routes if r.source == number} == set(places.slots)
+        assert all(start % 16 == 0 for start, _ in blocks)
+        blocks.sort()
+        assert all(a[1] <= b[0] for a, b in pairwise(blocks)) and (not blocks or blocks[-1][1] <= places.nbytes)
 
 
 def test_offers_are_told_as_text() -> None:
@@ -188,5 +224,5 @@ def test_one_gpu_is_not_two_devices() -> None:
 
 def test_a_plugin_brings_the_transport() -> None:
     found: Mapping[str, Any] = {t.name: t for t in Registry().transports()}
-    assert found["cuda-peer"].rank > 0
+    assert found["cuda-peer"].rank > found["nvshmem"].rank > 0 and found["nvshmem"].far > found["cuda-peer"].far
     assert issubclass(PeerEndpoint, RunsParts) and Endpoint is not None

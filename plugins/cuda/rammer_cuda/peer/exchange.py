@@ -43,6 +43,9 @@ class End:
     ``limit`` is how long something waits before it gives up, in seconds.
     """
 
+    #: How tensors cross, for people; and copies of a tensor on the way.
+    how, copies = "transfers by NVLink or PCIe into the other GPU's memory", 0
+
     def __init__(self, index: int, number: int, layout: PeerLayout, addresses: Sequence[int], limit: float) -> None:
         self.unit, self.number, self.layout, self.addresses = Unit(index), number, layout, addresses
         self.limit, self.names = limit, {r.name: i for i, r in enumerate(layout.routes)}
@@ -63,11 +66,23 @@ class End:
         route = self.routes[name]
         return self.addresses[route.target] + self.layout.slots[name] + slot % self.layout.depth * self.layout.stride(route)
 
+    def landing(self, name: str, slot: int) -> int:
+        """Where this GPU writes a route's tensor."""
+        return self.slot(name, slot)
+
+    def flagged(self, name: str) -> int:
+        """Where it writes the route's flag."""
+        return self.word(self.routes[name].target, name, "flag")
+
+    def credited(self, name: str) -> int:
+        """Where it writes the credit of a route that ends here."""
+        return self.word(self.routes[name].source, name, "credit")
+
     def put(self, name: str, slot: int, source: int, nbytes: int | None = None) -> PeerEntry:
         """Writes the tensor at address ``source`` into a slot, once it is free, and its flag. With 0 bytes the flag alone."""
         route = self.routes[name]
         size = route.nbytes if nbytes is None else nbytes
-        flag, count = self.word(route.target, name, "flag"), self.word(self.number, name, "sent")
+        flag, count = self.flagged(name), self.word(self.number, name, "sent")
         credit = self.word(self.number, name, "credit")
         entry = PeerEntry(
             PeerKind.PUT,
@@ -76,7 +91,7 @@ class End:
             count,
             credit,
             self.layout.depth,
-            self.slot(name, slot),
+            self.landing(name, slot),
             source if size else 0,
             size,
         )
@@ -95,12 +110,9 @@ class End:
 
     def credit(self, name: str) -> PeerEntry:
         """Says that the tensor of the next run that was not given back has been read."""
-        source = self.routes[name].source
-        return PeerEntry(
-            PeerKind.CREDIT, self.names[name], self.word(source, name, "credit"), self.word(self.number, name, "given")
-        )
+        return PeerEntry(PeerKind.CREDIT, self.names[name], self.credited(name), self.word(self.number, name, "given"))
 
-    def exchange(self, entries: Sequence[PeerEntry]) -> Exchange:
+    def exchange(self, entries: Sequence[PeerEntry]) -> Any:
         """A launch of these entries, in no order."""
         return Exchange(self, entries)
 
@@ -110,7 +122,7 @@ class End:
         size = self.routes[name].nbytes
         if size < LARGE:
             return [self.exchange([self.put(name, slot, source), *more])]
-        copy = Copy(self.unit, self.slot(name, slot), source, size)
+        copy = Copy(self.unit, self.landing(name, slot), source, size)
         return [self.exchange([self.room(name)]), copy, self.exchange([self.put(name, slot, 0, 0), *more])]
 
     def waited(self) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -63,14 +64,17 @@ class PeerFabric:
         return ends
 
     def close(self, failed: bool = False) -> None:
-        """Let go of others' memory, and, when all have, free this process's own."""
+        """Let go of others' memory, and, when all have, free this process's own. Where one has ``failed``, what its GPU refuses
+        is not told of any more."""
         mapped = [x for x in self.opened if not isinstance(x, PeerMemory)]
-        for thing in mapped:
-            thing.close()
+        with suppress(*[DeviceFailure] * failed):
+            for thing in mapped:
+                thing.close()
         if not failed and self.opened:
             self.meet(dict.fromkeys(self.mine, "let go"), self.party.timeout)
         for thing in self.opened:
-            thing.close()
+            with suppress(*[DeviceFailure] * failed):
+                thing.close()
         self.opened = []
         self.words.close(failed)
 
@@ -112,7 +116,7 @@ class PeerEndpoint:
         end, route = self.end, self.end.routes[name]
         if isinstance(values, np.ndarray):
             given = np.ascontiguousarray(values)
-            copy = HostCopy(end.slot(name, run), given)
+            copy = HostCopy(end.landing(name, run), given)
             self._all([end.exchange([end.room(name)]), copy, end.exchange([end.put(name, run, 0, 0)])])
             self.counters.host_copies += 1
         else:
@@ -215,6 +219,8 @@ def connects(a: Site, b: Site) -> str | None:
     for site in (a, b):
         if site.device.partition(":")[0] != "cuda" or site.kind != "gpu":
             return f"{site.device} is no GPU of cuda"
+        if site.apart:
+            return "the processes are of several hosts"
     if a.process == b.process:
         if index_of(a.device) == index_of(b.device):
             return f"{a.device} twice: a GPU cannot be two devices of one run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -71,9 +72,9 @@ class CudaPart:
     @property
     def notes(self) -> tuple[str, ...]:
         """How the part runs."""
-        graphs = all(_plain(p) for p in self.loaded)
+        graphs = all(isinstance(piece, CapturedGraph) for slot in self.slots for piece in slot.steps)
         how = "one CUDA graph a run" if graphs else "steps, waits and writes queued one by one"
-        return (f"{how}; transfers by NVLink or PCIe into the other GPU's memory",)
+        return (f"{how}; {self.end.how}",)
 
     # --- building -----------------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ class CudaPart:
             p for step, program in zip(self.steps, self.loaded, strict=True) for p in self._pieces(slot, step, program, number)
         ]
         if not all(isinstance(p, (Exchange, Copy, GraphPiece)) for p in pieces):
-            return pieces
+            return [p.alone() if isinstance(p, GraphPiece) else p for p in pieces]
         graph, ends = check(driver().cuGraphCreate(0), "creating a graph"), list[Any]()
         for piece in pieces:
             if isinstance(piece, GraphPiece):
@@ -180,6 +181,7 @@ class CudaPart:
             if transfer.source == self.device:
                 self.counters.payload_writes += 1 if transfer.nbytes else 0
                 self.counters.nbytes += transfer.nbytes
+                self.counters.copies += self.end.copies
             self.counters.flag_writes += self.device in (transfer.source, transfer.target)
 
     def _finish(self, run: int, runs: Runs) -> None:
@@ -201,11 +203,12 @@ class CudaPart:
             program.check_finished()
 
     def close(self) -> None:
-        """Wait, and free the programs; what others write to is the fabric's."""
+        """Wait, and free the programs; what others write to is the fabric's. A GPU that has failed is not waited for."""
         with self.end.unit:
             if self.slots:
-                self.stream.synchronize()
-                self.aside.synchronize()
+                with suppress(cupy().cuda.runtime.CUDARuntimeError):
+                    self.stream.synchronize()
+                    self.aside.synchronize()
             for slot in self.slots:
                 for piece in slot.steps:
                     getattr(piece, "close", lambda: None)()
@@ -217,10 +220,15 @@ class CudaPart:
 
 @dataclass(frozen=True)
 class GraphPiece:
-    """A program whose launches become nodes, on the addresses of ``resident``."""
+    """A program whose launches become nodes, on the addresses of ``resident``; or a graph ``alone``."""
 
     program: Any
     resident: Resident
+
+    def alone(self) -> OnStream:
+        """To be queued by itself."""
+        launchable: OnStream = self.program.launchable_on(self.resident)
+        return launchable
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from rammer.errors import BadInput
 from rammer.frontend import wire
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import Model, read_model
-from rammer.ir.content import Contents, digest
+from rammer.ir.content import digest
+from rammer.ir.joined import Contents
 from rammer.ir.mapped import Mapped, is_mapped, released
 
 KINDS = [k for k in TensorProto.DataType.values() if k not in (TensorProto.UNDEFINED, TensorProto.STRING)]

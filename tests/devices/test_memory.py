@@ -17,6 +17,7 @@ import rammer
 from rammer.compiled.kept import LARGE
 from rammer.device.shared import SharedConstants
 from rammer.errors import BadInput
+from rammer.ir.joined import Constants
 from rammer.runtime.executable import Executable
 from rammer.testing.some import some
 
@@ -161,3 +162,41 @@ def _shared(exe: Executable) -> SharedConstants[object]:
     shared = getattr(found, "shared", found)
     assert isinstance(shared, SharedConstants)
     return shared
+
+
+def siblings(path: Path, rng: np.random.Generator, extents: list[int]) -> Path:
+    """Products of one tensor, with weights of their own, that one product reads."""
+    columns = [192 * n for n in extents]
+    nodes = [helper.make_node("MatMul", ["x", f"w{i}"], [f"p{i}"]) for i in range(len(columns))]
+    nodes += [helper.make_node("Tanh", [f"p{i}"], [f"t{i}"]) for i in range(len(columns))]
+    nodes += [helper.make_node("ReduceSum", [f"t{i}", "axes"], [f"s{i}"]) for i in range(len(columns))]
+    nodes.append(helper.make_node("Sum", [f"s{i}" for i in range(len(columns))], ["y"]))
+    weights = [numpy_helper.from_array(rng.standard_normal((192, n), np.float32) / 14, f"w{i}") for i, n in enumerate(columns)]
+    ports = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, s)] for n, s in (("x", [24, 192]), ("y", None))]
+    weights.append(numpy_helper.from_array(np.array([1]), "axes"))
+    graph = helper.make_graph(nodes, "siblings", *ports, weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+@pytest.mark.parametrize("extents", [[1, 1, 1], [1, 2]])
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
+def test_weights_of_siblings_are_kept_nowhere_else(
+    device: str, extents: list[int], rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """Products that are one: a process that compiles, and one that finds the program."""
+    path = siblings(tmp_path / "m.onnx", rng, extents)
+    x = rng.standard_normal((24, 192), np.float32)
+    results = []
+    for _ in range(2):
+        exe = rammer.compile(path, device, batching="all", options={"tiles": "16"} if device == "ipu_sim" else {})
+        exe.programs = tmp_path / "kept" / "programs"
+        special = exe.prepare({"x": x})
+        constants = [s.constants for s in special.compiled.segments if isinstance(getattr(s, "constants", None), Constants)]
+        recipes = [p for c in some(constants) for p in c.parts.values() if not isinstance(p, np.ndarray)]
+        assert recipes and (device == "ipu_sim" or not any(p.alive for p in recipes))  # what simulated memory holds is the array
+        results.append(exe.run({"x": x})["y"])
+        exe.close()
+    assert not (tmp_path / "kept" / "constants").exists()
+    assert len([*(tmp_path / "kept" / "programs").iterdir()]) == 1
+    np.testing.assert_array_equal(*results)

@@ -1,7 +1,8 @@
 """Large constants of kept programs: once on disk, whichever programs of a model read them.
 
-What a model's own files hold, whatever the order of its axes, stays there, and a program names the file and the place; anything
-else is a file of the cache, named after what it holds. Both are mapped when a program is loaded.
+What a model's own files hold, whatever the order of its axes, stays there, and a program names the file and the place; of what
+was put together of such, it names the pieces. Anything else is a file of the cache, named after what it holds. Files are mapped
+when a program is loaded.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ import numpy as np
 from rammer.compiled.files import write_whole
 from rammer.ir.content import digest, remembered
 from rammer.ir.data import place_in
+from rammer.ir.joined import JoinRecipe, recipe_of
 from rammer.ir.mapped import Mapped, dense_order, place_of, released
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Bytes from which a constant is kept apart from programs.
 LARGE: Final = 1 << 16
 #: A constant in an index: the file of the model and the first byte, or the name of a file of the cache and 0; its digest; and its
-#: axes in the order in which its values lie in the file.
+#: axes in the order in which its values lie in the file. Of pieces side by side: whether their axis is a new one, and which; the
+#: digest of the whole; and shape and row of each.
 Row: TypeAlias = "list[Any]"
-MODEL, CACHE = "model", "cache"
+MODEL, CACHE, JOINED = "model", "cache", "joined"
+#: How often pieces are put together of pieces, at most.
+DEEPEST: Final = 8
 
 
 @dataclass
@@ -41,6 +46,9 @@ class KeptConstants:
 
     def put(self, array: Array, sources: tuple[Mapped, ...]) -> Row:
         """Keep an array, which may be in a file of the model. OSError where that fails."""
+        recipe = recipe_of(array)
+        if recipe is not None:
+            return self._put_together(recipe, sources)
         made = digest(array)
         for file in sources:
             at, order = place_of(array, file), dense_order(array)
@@ -57,8 +65,37 @@ class KeptConstants:
         released(array)
         return [CACHE, made, 0, made, list(range(array.ndim))]
 
+    def _put_together(self, recipe: JoinRecipe, sources: tuple[Mapped, ...]) -> Row:
+        pieces = [p.array() if isinstance(p, JoinRecipe) else p for p in recipe.pieces]
+        return [JOINED, recipe.new, recipe.axis, recipe.digest(), [[list(p.shape), self.put(p, sources)] for p in pieces]]
+
     def get(self, row: Row, dtype: str, shape: tuple[int, ...]) -> Array:
         """The array that a row tells of. ValueError or OSError where it is not there, or is another one."""
+        if isinstance(row, list) and row[:1] == [JOINED]:
+            recipe = self._recipe(row, dtype, DEEPEST)
+            if recipe.shape != shape:
+                raise ValueError("pieces of a kept constant come to another one")
+            return recipe.array()
+        return self._one(row, dtype, shape)
+
+    def _recipe(self, row: Row, dtype: str, left: int) -> JoinRecipe:
+        _, new, axis, made, rows = row if len(row) == 5 else ("", None, None, None, None)
+        if not isinstance(new, bool) or type(axis) is not int or axis < 0 or not isinstance(made, str) or not left:
+            raise ValueError("pieces of a kept constant are none")
+        if not isinstance(rows, list) or not rows:
+            raise ValueError("pieces of a kept constant are none")
+        pieces: list[Array | JoinRecipe] = []
+        for pair in rows:
+            shape, piece = pair if isinstance(pair, list) and len(pair) == 2 else (None, [])
+            if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+                raise ValueError("a piece of a kept constant has an impossible shape")
+            joined = isinstance(piece, list) and piece[:1] == [JOINED]
+            pieces.append(self._recipe(piece, dtype, left - 1) if joined else self._one(piece, dtype, tuple(shape)))
+        return JoinRecipe(tuple(pieces), axis, new, made)
+
+    def _one(self, row: Row, dtype: str, shape: tuple[int, ...]) -> Array:
+        if not isinstance(row, list) or len(row) != 5:
+            raise ValueError("a kept constant is none")
         kind, name, at, made, order = row
         if (
             not isinstance(name, str)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from rammer.ir.compute import ComputeGraph
-from rammer.ir.content import Contents
 from rammer.ir.extent import Ranged
 from rammer.ir.graph import Graph, Node
+from rammer.ir.joined import Contents
 from rammer.ir.mapped import in_memory
 from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram
@@ -64,6 +64,15 @@ class ProgramSegment:
     kernels: Mapping[str, tuple[RKernel, ...]] = field(default_factory=dict)
     choice: str = ""
 
+    def with_contents(self, contents: Contents) -> ProgramSegment:
+        """The same with constants that are equal to others' in ``contents`` being those."""
+        constants, compute, tile = contents.of(self.constants), self.compute, self.tile
+        if compute is not None:
+            compute = replace(compute, constants=contents.of(compute.constants))
+        if tile is not None:
+            tile = replace(tile, graph=replace(tile.graph, constants=contents.of(tile.graph.constants)))
+        return replace(self, constants=constants, compute=compute, tile=tile)
+
     def busy_time(self) -> float:
         """Seconds of vEUs that all tasks take together by their kernels."""
         made = {o: k for kernels in self.kernels.values() for k in kernels for o in (k.operator,)}
@@ -114,9 +123,7 @@ def host_needs(compiled: Compiled) -> set[str]:
 def with_contents(compiled: Compiled, contents: Contents) -> Compiled:
     """``compiled`` with constants that are equal to others' in ``contents`` being those; what runs on the host read, too, is in
     memory: a file may be written to later."""
-    segments = tuple(
-        replace(s, constants=contents.of(s.constants)) if isinstance(s, ProgramSegment) else s for s in compiled.segments
-    )
-    needed, constants = host_needs(compiled), contents.of(compiled.graph.constants)
-    constants = {n: in_memory(a) if n in needed else a for n, a in constants.items()}
+    segments = tuple(s.with_contents(contents) if isinstance(s, ProgramSegment) else s for s in compiled.segments)
+    needed, held = host_needs(compiled), contents.of(compiled.graph.constants)
+    constants = {n: in_memory(a) if n in needed else a for n, a in held.items()}
     return replace(compiled, graph=replace(compiled.graph, constants=constants), segments=segments)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
-from weakref import ReferenceType, WeakValueDictionary, ref
+from weakref import ReferenceType, ref
 
 import numpy as np
 
@@ -49,21 +47,3 @@ def remembered(array: Array, made: str) -> None:
     """Say the digest of a read-only array, which was found before."""
     key = id(array)
     _KNOWN[key] = ref(array, lambda _: _KNOWN.pop(key, None)), made
-
-
-@dataclass
-class Contents:
-    """Arrays by what they hold: of equal ones, all who ask get the first, as long as anybody has it."""
-
-    held: WeakValueDictionary[str, Array] = field(default_factory=WeakValueDictionary)
-
-    def of(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """``arrays``, read-only, or equal ones that others have."""
-        return {name: self._one(array) for name, array in arrays.items()}
-
-    def _one(self, array: Array) -> Array:
-        array = np.asarray(array)
-        if array.flags.writeable:
-            array = np.array(array) if array.nbytes <= SMALL else array.view()
-            array.flags.writeable = False
-        return self.held.setdefault(digest(array), array)

@@ -21,8 +21,8 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.errors import BadInput, DeviceFailure, warn
 from rammer.ir.collector import collector_paused
-from rammer.ir.content import Contents
 from rammer.ir.extent import NoRange
+from rammer.ir.joined import Contents
 from rammer.ir.operator import RKernel
 from rammer.profile.store import KernelStore
 from rammer.runtime.binding import Asked, asked

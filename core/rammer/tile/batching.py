@@ -21,6 +21,7 @@ import numpy as np
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, ComputeGraph, identity_load
 from rammer.ir.expr import Expr, Load, Ref
+from rammer.ir.joined import side_by_side
 from rammer.ir.names import Names, identifier
 from rammer.ir.types import TensorType
 from rammer.tile.siblings import (
@@ -72,7 +73,7 @@ class Joins:
         """The constants ``key[0]`` along dimension ``key[1]``, a new one if ``key[2]``."""
         if key not in self.made:
             arrays = [known[n] for n in key[0]]
-            self.made[key] = np.stack(arrays, key[1]) if key[2] else np.concatenate(arrays, key[1])
+            self.made[key] = side_by_side(arrays, key[1], key[2])
         return self.made[key]
 
 

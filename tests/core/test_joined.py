@@ -1,0 +1,120 @@
+"""Constants that are put together of others: known by their pieces, which stay in the model's file, on disk and in memory."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rammer.compiled.kept import DEEPEST, JOINED, LARGE, KeptConstants, Row
+from rammer.ir.content import digest
+from rammer.ir.joined import Constants, Contents, recipe_of, side_by_side
+from rammer.ir.mapped import Mapped
+
+WIDE = 192  # of float32 a square is larger than what a program holds itself
+
+
+def filed(path: Path, rng: np.random.Generator, count: int) -> tuple[Mapped, list[np.ndarray[Any, Any]]]:
+    """A file of square matrices, and these as they lie there or transposed."""
+    path.write_bytes(rng.standard_normal((count, WIDE, WIDE), np.float32).tobytes())
+    file = Mapped.of(path)
+    arrays = np.frombuffer(file.data, np.float32).reshape(count, WIDE, WIDE)
+    return file, [a.T if rng.random() < 0.3 else a for a in arrays]
+
+
+def read(kept: KeptConstants, row: Row, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return kept.get(row, str(like.dtype), like.shape)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("number", range(40))
+def test_pieces_stay_where_they_are(number: int, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Side by side along any axis, or a new one, also of pieces put together before, and of one that no file has."""
+    file, pieces = filed(tmp_path / "m.onnx", rng, int(rng.integers(2, 5)))
+    own = rng.random() < 0.5
+    if own:
+        pieces[0] = rng.standard_normal((WIDE, WIDE), np.float32)
+    want = pieces
+    for _ in range(int(rng.integers(1, 3))):
+        new, axis = bool(rng.integers(2)), int(rng.integers(pieces[0].ndim))
+        want = [(np.stack if new else np.concatenate)(want, axis)] * 2
+        pieces = [side_by_side(pieces, axis, new)] * 2
+    made = pieces[0]
+    np.testing.assert_array_equal(made, want[0])
+    recipe = recipe_of(made)
+    assert recipe is not None and recipe.shape == made.shape and not made.flags.writeable
+    kept = KeptConstants(tmp_path / "kept", tmp_path, {"m.onnx": file.state})
+    row = kept.put(made, (file,))
+    beside = [f.stat().st_size for f in (tmp_path / "kept").glob("*")]
+    assert beside == [WIDE * WIDE * 4] * own
+    del made, pieces, recipe
+    again = read(kept, row, want[0])
+    np.testing.assert_array_equal(again, want[0])
+    assert recipe_of(again) is not None and digest(again) == digest(want[0])
+
+
+def test_what_no_file_has_is_an_array(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Also what is small: a program holds it itself."""
+    arrays = [rng.standard_normal((WIDE, WIDE), np.float32) for _ in range(2)]
+    assert recipe_of(side_by_side(arrays, 0, True)) is None
+    file, mapped = filed(tmp_path / "m.onnx", rng, 1)
+    assert mapped[0].nbytes > LARGE and file.data
+    assert recipe_of(side_by_side([mapped[0][:2], mapped[0][2:4]], 0, False)) is None
+
+
+def test_values_live_as_long_as_somebody_has_them(rng: np.random.Generator, tmp_path: Path) -> None:
+    _, pieces = filed(tmp_path / "m.onnx", rng, 3)
+    contents, made = Contents(), side_by_side(pieces, 1, False)
+    first = contents.of({"a": made, "b": pieces[0]})
+    second = contents.of(Constants({"c": recipe_of(side_by_side(pieces, 1, False)) or made}))
+    want, recipe = made.copy(), recipe_of(made)
+    assert recipe is not None and second.parts["c"] is recipe and first["a"] is made and first["b"] is not None
+    del made
+    gc.collect()
+    assert not recipe.alive
+    again = first["a"]
+    assert again is second["c"] and recipe_of(again) is recipe and digest(again) == digest(want)
+    np.testing.assert_array_equal(again, want)
+    assert [*first] == ["a", "b"] and len(first) == 2 and "a" in first and "c" not in first
+
+
+def test_rows_that_nobody_wrote_are_refused(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Every part of a row as something else: a ValueError, or the same values."""
+    file, pieces = filed(tmp_path / "m.onnx", rng, 3)
+    made = side_by_side([side_by_side(pieces[:2], 0, False), side_by_side(pieces[1:], 0, False)], 1, True)
+    kept = KeptConstants(tmp_path / "kept", tmp_path, {"m.onnx": file.state})
+    row = kept.put(made, (file,))
+    assert row[0] == JOINED
+    places = list(_places(row, ()))
+    odd = [None, "", -1, 3, True, 2.5, [], {}, [[]], 1 << 40, [JOINED], row]
+    refused = 0
+    for _ in range(300):
+        spoiled: Any = copy.deepcopy(row)
+        place = places[int(rng.integers(len(places)))]
+        inner = spoiled
+        for at in place[:-1]:
+            inner = inner[at]
+        inner[place[-1]] = odd[int(rng.integers(len(odd)))]
+        try:
+            found = read(kept, spoiled, made)
+        except (ValueError, OSError):
+            refused += 1
+        else:
+            assert found.shape == made.shape
+    assert refused > 150
+    deep: Any = row
+    for _ in range(DEEPEST):
+        deep = [JOINED, False, 0, "x", [[list(made.shape), deep]]]
+    with pytest.raises(ValueError, match="are none"):
+        read(kept, deep, made)
+
+
+def _places(row: Any, before: tuple[int, ...]) -> Any:
+    for at, part in enumerate(row):
+        yield (*before, at)
+        if isinstance(part, list):
+            yield from _places(part, (*before, at))

@@ -35,7 +35,7 @@ STOPPED = {
     "products tf32": {"gemm_tf32", "gemm", "rowwise", ""},
     "products bfloat16": {"gemm_bf16", "gemm", "rowwise", ""},
 }
-CASES = [*STOPPED, "attention", "cache", "causal"]
+CASES = [*STOPPED, "attention", "cache", "causal", "residual", "windows"]
 
 
 def step_of(case: str, family: str, length: int, rng: np.random.Generator) -> tuple[RangedSearch, Step]:
@@ -157,7 +157,7 @@ def test_choices_are_priced_over_the_range(case: str, rng: np.random.Generator) 
             assert all(mean <= alone * 1.05 for alone, mean in known), family.name  # models are not quite monotone
             assert not known or not priced or min(priced.values()) <= known[0][1] * (1 + 1e-9)
             cheaper += sum(mean < alone * 0.999 for alone, mean in known)
-    assert cheaper or case in ("cache", "attention")
+    assert cheaper or case in ("cache", "attention", "residual")  # of few tasks each
 
 
 def test_an_operator_is_shorter_where_all_that_reads_it_ends() -> None:

@@ -28,7 +28,7 @@ from rammer.frontend.bind import bind_until
 from rammer.frontend.ending import Ended, ended_operators, interleaved, with_batches
 from rammer.frontend.lower import Lowerings, lower
 from rammer.frontend.lowering import REGISTRY
-from rammer.frontend.ranges import probes, shapes_at
+from rammer.frontend.ranges import bound_at, probes, shapes_at
 from rammer.frontend.reader import Model
 from rammer.frontend.sections import split_segments as split_segments  # where plugins and tests look for it
 from rammer.ir.collector import collector_paused
@@ -144,7 +144,7 @@ class Compiler:
         kept: Mapping[str, str] | None,
     ) -> Compiled:
         """The program of all ``points``, of graphs after all passes ``without`` these."""
-        at, graphs = [p for p, _ in points], [self.static_graph(model, shapes, without) for _, shapes in points]
+        at, graphs = [p for p, _ in points], self.static_graphs(model, [shapes for _, shapes in points], without)
         if open_layers(at, graphs):
             found = open_programs(at, graphs, spans, self._open_steps(without))
             return Compiled(found.graph, found.segments, ranged=found.ranged)
@@ -159,13 +159,13 @@ class Compiler:
         segment = self.program(computes, ports_of(graph.inputs), ports_of(graph.outputs), ended, over)
         return Compiled(graph, (replace(segment, program=interleaved(segment.program)),), ranged=ranged)
 
-    def static_graph(self, model: Model, shapes: Mapping[str, tuple[int, ...]], without: Collection[str]) -> Graph:
-        """The model at these shapes. NoRange where values of a run decide others."""
+    def static_graphs(
+        self, model: Model, shapes: Sequence[Mapping[str, tuple[int, ...]]], without: Collection[str]
+    ) -> list[Graph]:
+        """The model at each of these shapes. NoRange where values of a run decide others."""
         with self.step("bind"):
-            graph, rest = bind_until(model, shapes, self.lowerings, ranged=True)
-        if rest is not None:
-            raise NoRange(rest.why.what, rest.why.where, "each shape is compiled on its own")
-        return self._without(graph, without)
+            graphs = bound_at(model, shapes, self.lowerings)
+        return [self._without(g, without) for g in graphs]
 
     def _without(self, graph: Graph, without: Collection[str]) -> Graph:
         with self.step("passes"):

@@ -12,6 +12,7 @@ from rammer.frontend.generalise import Generalised, generalised
 from rammer.frontend.lower import lower
 from rammer.frontend.ranges import probes
 from rammer.frontend.reader import read_model
+from rammer.frontend.unroll import MetLoops
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.evaluate import run_graph
 from rammer.passes.pipeline import OF_EXTENTS, Pipeline, default_passes
@@ -22,7 +23,7 @@ def lowered(found: RangedModel, point: Mapping[str, int]) -> ComputeGraph:
     """The model's tensor program at these lengths alone."""
     read = read_model(found.proto)
     shapes = {p.name: tuple(point[d] if isinstance(d, str) else int(d or 0) for d in p.shape) for p in read.inputs}
-    graph, rest = bind_until(read, shapes, ranged=True)
+    graph, rest = bind_until(read, shapes, ranged=MetLoops())
     if rest is not None:
         raise rest.why
     return lower(Pipeline(tuple(p for p in default_passes() if p.name not in OF_EXTENTS)).run(graph)[0])

@@ -14,7 +14,7 @@ from rammer.compiled.uses import Uses
 from rammer.errors import BadInput
 from rammer.frontend.appending import Appended, appended
 from rammer.frontend.ending import Ended, interleaved
-from rammer.frontend.generalise import affine_through, generalised
+from rammer.frontend.generalise import affine_through, begins_alike, generalised
 from rammer.frontend.lower import Lowerings, lower
 from rammer.frontend.rolled import RolledTurn, bound_turn, is_turns
 from rammer.frontend.sections import split_segments
@@ -25,7 +25,7 @@ from rammer.ir.names import Names, identifier
 from rammer.ir.program import Port
 from rammer.ir.types import TensorType
 from rammer.ir.verify import verify
-from rammer.passes.opening import OpenStack, layers, opened, turn_for
+from rammer.passes.opening import OpenStack, layers, opened, size_of
 from rammer.plan.repeat import repeated, turn_ports
 
 _APART = "each shape is compiled on its own"
@@ -89,15 +89,20 @@ def open_programs(
 ) -> Opened:
     """The programs of graphs with ``open_layers``. NoRange where there are none for all lengths."""
     extents = open_layers(points, graphs)
-    least = {d: low for d, (low, _) in spans.items()}
-    most = {n: e.at(points[0]) for n, e in extents.items()}
-    sizes = {n: (most[n], turn_for(e.at(least), most[n])) for n, e in extents.items()}
-    made = [opened(layers(g)[0], sizes) for g in graphs]
+    least, ahead = {d: low for d, (low, _) in spans.items()}, [layers(g)[0] for g in graphs]
+    sizes = {n: size_of(ahead[0], n, e.at(least), e.at(points[0]), _plain(e)) for n, e in extents.items()}
+    same = {n for n in ahead[0].constants if begins_alike([g.constants.get(n) for g in ahead])}
+    made = [opened(g, sizes, same) for g in ahead]
     stacks = [{s.node.outputs: s for s in found} for _, found in made]
     if any(s.keys() != stacks[0].keys() for s in stacks):
         raise NoRange("recurrent layers are others at other lengths", f"graph {graphs[0].name}", _APART)
     opening = _Opening(points, [g for g, _ in made], stacks, steps)
-    return opening.result({n: (extents[n], turn) for n, (_, turn) in sizes.items()})
+    return opening.result({n: (extents[n], size.turn) for n, size in sizes.items()})
+
+
+def _plain(extent: AffineExtent) -> bool:
+    """Whether it is a length itself."""
+    return not extent.offset and [f for _, f in extent.terms] == [1]
 
 
 class _Opening:
@@ -136,6 +141,8 @@ class _Opening:
         """The shape of a value by lengths."""
         if name in self.graphs[0].constants and name in {v.name for v in self.graphs[0].outputs}:
             raise NoRange(f"output {name} is a constant", hint=_APART)
+        if any(name not in g.types for g in self.graphs):
+            raise NoRange(f"{name} is computed at some lengths alone", hint=_APART)
         chosen = range(len(self.points)) if points is None else points
         shapes = [self.graphs[i].types[name].shape for i in chosen]
         if len({len(s) for s in shapes}) != 1:
@@ -155,20 +162,36 @@ class _Opening:
     def _turns(self, node: Node, extent: AffineExtent, step: int) -> ProgramSegment:
         """Recurrent layers of ``extent`` steps, ``step`` in a turn."""
         told = [(i, t) for i, s in enumerate(self.stacks) if (t := s[node.outputs].turn) is not None]
-        places, rest = [i for i, _ in told], self._others(node, extent, [i for i, _ in told])
-        turn, first = told[0][1], self.graphs[0]
-        names = {d: f"turn_{t}" for d, t in self.lengths.items() if d in rest}
+        turn, first, steps = told[0][1], self.graphs[0], self.stacks[0][node.outputs].steps
+        if steps:
+            rest = self._needed(node, turn)
+            fixed = [i for i, p in enumerate(self.points) if all(p[d] == self.points[0][d] for d in p if d not in rest)]
+            told = [(i, t) for i, t in told if i in fixed]
+        else:
+            rest = self._others(node, extent, [i for i, _ in told])
+        places, names = [i for i, _ in told], {d: f"turn_{t}" for d, t in self.lengths.items() if d in rest}
         segment = self._turn(
             [(self.graphs[i], t) for i, t in told], [{d: self.points[i][d] for d in rest} for i in places], names
         )
         ports = turn_ports(turn, segment.program)
-        ports = replace(ports, fixed=(*ports.fixed, *((names[d], self.lengths[d]) for d in names)))
+        given = [(i, self.lengths[extent.terms[0][0]] if v == steps and _plain(extent) else v) for i, v in ports.fixed]
+        ports = replace(ports, fixed=(*given, *((names[d], self.lengths[d]) for d in names)))
         types = {**first.types, **{t: TensorType("int64", ()) for t in self.lengths.values()}}
         until = replace(extent, terms=tuple((self.lengths[d], f) for d, f in extent.terms))
         program = repeated(segment.program, ports, types, first.constants, until, step)
         verify(program)
         constants = {n: first.constants[n] for n in program.moved_constants}
         return replace(segment, program=program, constants={**segment.constants, **constants}, compute=None)
+
+    def _needed(self, node: Node, turn: RolledTurn) -> list[str]:
+        """The lengths that a turn of a loop hangs on, besides how many steps there are."""
+        found, along = set[str](), {v for _, v, _ in (*turn.slices, *turn.gathered)}
+        for name in filter(None, (*node.inputs, *node.outputs)):
+            dims = self._dims(name)[name in along :]
+            found.update(d for dim in dims if isinstance(dim, AffineExtent) for d, _ in dim.terms)
+            if not begins_alike([g.constants.get(name) for g in self.graphs]):
+                found.update(self.points[0])
+        return [d for d in self.points[0] if d in found]
 
     def _others(self, node: Node, extent: AffineExtent, places: Sequence[int]) -> list[str]:
         """The other lengths that a turn hangs on, which differ between the points at ``places``."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Container, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TypeProto, defs, numpy_helper
@@ -34,13 +34,14 @@ from rammer.frontend.ml.internal import INTERNAL
 from rammer.frontend.reader import Model
 from rammer.frontend.select import selected
 from rammer.frontend.shapes import bound_shapes
-from rammer.frontend.unroll import branch_taken, unrolled
+from rammer.frontend.unroll import MetLoops, branch_taken, unrolled
 from rammer.ir.graph import Graph, Node, Value, verify_graph
 from rammer.ir.names import Names, identifier, shortened
 from rammer.ir.types import KNOWN, TensorType, is_float
 
 #: Operands that were float attributes of older opsets.
 _MADE_FLOAT: Final[Mapping[str, tuple[int, ...]]] = {"Clip": (1, 2), "Pad": (2,)}
+Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 #: Operators whose result follows from the type of their input alone.
 _TYPE_ONLY: Final = frozenset({"Shape", "Size"})
 
@@ -63,7 +64,7 @@ class Scope:
         return Scope(ChainMap({}, self.values), self.opsets)
 
 
-def bind(model: Model, shapes: Mapping[str, tuple[int, ...]], lowered: Container[tuple[str, str]] = REGISTRY) -> Graph:
+def bind(model: Model, shapes: Shapes, lowered: Container[tuple[str, str]] = REGISTRY) -> Graph:
     """``model`` with static types everywhere and everything folded that its input shapes determine.
 
     ``shapes`` maps input names to extents (inputs with a static shape may be left out); ``lowered``
@@ -78,10 +79,10 @@ def bind(model: Model, shapes: Mapping[str, tuple[int, ...]], lowered: Container
 
 
 def bind_until(
-    model: Model, shapes: Mapping[str, tuple[int, ...]], lowered: Container[tuple[str, str]] = REGISTRY, *, ranged: bool = False
+    model: Model, shapes: Shapes, lowered: Container[tuple[str, str]] = REGISTRY, ranged: MetLoops | None = None
 ) -> tuple[Graph, Rest | None]:
     """As ``bind``, as far as shapes are known: the Graph gives what can be computed so far, under its ONNX names, and the Rest
-    waits for it. Without a Rest the Graph is all of the model. ``ranged``: data that follows from shapes stays computed."""
+    waits for it. Without a Rest the Graph is all of the model. ``ranged``, which gets loops: data of shapes stays computed."""
     model.check_files()
     walk = Binder(lowered, model.custom, ranged=ranged)
     graph = model.proto.graph
@@ -143,9 +144,8 @@ class Binder:
     #: Graph outputs' ONNX name -> the identifier kept for them.
     reserved: dict[str, str] = field(default_factory=dict)
     stored: int = 0  #: Bytes of the constants that the file has.
-    ranged: bool = False
-    #: Constants that follow from shapes.
-    shaped: set[str] = field(default_factory=set)
+    ranged: MetLoops | None = None  #: Of one length of a range.
+    shaped: set[str] = field(default_factory=set)  #: Constants that follow from shapes.
 
     def initializers(self, graph: GraphProto, scope: Scope, weights: Mapping[str, np.ndarray] = NOTHING) -> None:
         """Make the constants of ``graph`` known; ``weights`` are those that are not in it."""
@@ -273,7 +273,7 @@ class Binder:
             return False
         shaped = not self.shaped.isdisjoint(scope.values[n] for n in operands)
         counted = shaped and any(is_float(t.dtype) for t in static.values())  # no extents, but numbers that follow from them
-        if self.ranged and (counted or not self.shaped.isdisjoint(scope.values[n] for n in deciding(proto))):
+        if self.ranged is not None and (counted or not self.shaped.isdisjoint(scope.values[n] for n in deciding(proto))):
             return False
         try:
             values = evaluate(nd.plain_node(proto, schema.since_version), operands, static)

@@ -73,6 +73,15 @@ def affine_through(points: Sequence[Point], values: Sequence[int], where: str) -
     return found
 
 
+def begins_alike(values: Sequence[Array | None]) -> bool:
+    """Whether what a constant is at each length is the beginning of the first one; None: it is none there."""
+    whole = values[0]
+    if whole is None:
+        return all(p is None for p in values)
+    nan = is_float(str(whole.dtype))
+    return all(p is whole or (p is not None and np.array_equal(_beginning(whole, p), p, equal_nan=nan)) for p in values)
+
+
 def _refusal(points: Sequence[Point], values: Sequence[object], where: str) -> NoRange:
     at = "; ".join(f"{spelled(p)}: {v}" for p, v in list(zip(points, values, strict=True))[:4])
     return NoRange(f"{where} is no affine function of {', '.join(points[0])} ({at})", hint="each shape is compiled on its own")
@@ -145,10 +154,7 @@ class _Generalisation:
 
     def _prefix(self, name: str) -> bool:
         """Whether a constant of every shorter program is the beginning of that of the longest."""
-        whole = self.graphs[0].constants[name]
-        parts = [g.constants.get(name) for g in self.graphs]
-        nan = is_float(str(whole.dtype))
-        return all(p is whole or (p is not None and np.array_equal(_beginning(whole, p), p, equal_nan=nan)) for p in parts)
+        return begins_alike([g.constants.get(name) for g in self.graphs])
 
     def _counted(self, name: str) -> Compute:
         """Integers that all grow alike with the lengths, such as positions behind a past, as a tensor expression."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rammer.ir.extent import LEAST, NONE, AffineExtent, Point
+from rammer.frontend.bind import bind_until
+from rammer.frontend.lower import Lowerings
+from rammer.frontend.unroll import MetLoops
+from rammer.ir.extent import LEAST, NONE, AffineExtent, NoRange, Point
+from rammer.ir.graph import Graph
 from rammer.ir.port import InputPort
 
 if TYPE_CHECKING:
@@ -27,6 +31,25 @@ def probes(spans: Mapping[str, tuple[int, int]]) -> list[Point]:
         points += [{**longest, name: n} for n in dict.fromkeys(others) if least <= n < high]
     joint = {name: min(max(low, LEAST) + 1, high) for name, (low, high) in spans.items()}
     return [*points, joint] if joint not in points else points
+
+
+def bound_at(model: Model, shapes: Sequence[Mapping[str, tuple[int, ...]]], lowerings: Lowerings) -> list[Graph]:
+    """``model`` at each of these shapes; Loops and Scans of other steps at others stay operators. NoRange where values of a run
+    decide shapes."""
+    met = [MetLoops() for _ in shapes]
+    found = [_bound(model, at, lowerings, loops) for at, loops in zip(shapes, met, strict=True)]
+    if len({len(loops.steps) for loops in met}) > 1:
+        return found
+    each = enumerate(zip(*(loops.steps for loops in met), strict=True))
+    stay = frozenset(number for number, steps in each if len({*steps}) > 1 and None not in steps)
+    return [_bound(model, at, lowerings, MetLoops(stay)) for at in shapes] if stay else found
+
+
+def _bound(model: Model, shapes: Mapping[str, tuple[int, ...]], lowerings: Lowerings, loops: MetLoops) -> Graph:
+    graph, rest = bind_until(model, shapes, lowerings, loops)
+    if rest is not None:
+        raise NoRange(rest.why.what, rest.why.where, "each shape is compiled on its own")
+    return graph
 
 
 def shapes_at(

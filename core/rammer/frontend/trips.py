@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -10,12 +11,14 @@ from onnx import GraphProto, NodeProto, TypeProto, numpy_helper
 
 #: Turns beyond which nobody asks for room for what they gather: a loop that long is stopped by the host.
 MOST_GATHERED: Final = 1 << 24
+#: No values that are known.
+NOTHING: Final[Mapping[str, np.ndarray]] = MappingProxyType({})
 
 
-def always_goes(body: GraphProto) -> bool:
-    """Whether a Loop's condition is the one it got, which held, or a constant that does."""
+def always_goes(body: GraphProto, outer: Mapping[str, np.ndarray] = NOTHING) -> bool:
+    """Whether a Loop's condition is the one it got, which held, or a constant that does, of its own or of what is ``outer``."""
     makers, name = {o: n for n in body.node for o in n.output}, body.output[0].name
-    known = {t.name: numpy_helper.to_array(t) for t in body.initializer}
+    known = {**outer, **{t.name: numpy_helper.to_array(t) for t in body.initializer}}
     while name in makers and makers[name].op_type == "Identity" and not makers[name].domain:
         name = makers[name].input[0]
     if name in makers and makers[name].op_type == "Constant":
@@ -31,7 +34,12 @@ def counted_types(
     trips, going = (operands.get(n) if n else None for n in [*proto.input, "", ""][:2])
     body = next(a.g for a in proto.attribute if a.name == "body")
     held = not proto.input[1] if len(proto.input) > 1 else True
-    if trips is None or trips.size != 1 or not (held or (going is not None and bool(going.all()))) or not always_goes(body):
+    if (
+        trips is None
+        or trips.size != 1
+        or not (held or (going is not None and bool(going.all())))
+        or not always_goes(body, operands)
+    ):
         return {}
     count, found = int(trips.item()), dict[str, TypeProto]()
     for name in proto.output[len(body.input) - 2 :] if 0 < count <= MOST_GATHERED else ():

@@ -6,8 +6,9 @@ Others stay operators, whose bodies ``runtime.bodies`` compiles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from rammer.errors import BadInput
 from rammer.frontend import checks, functions, schemas
 from rammer.frontend.contrib import FUNCTIONS
 from rammer.frontend.control import CONTROL
+from rammer.frontend.trips import always_goes
 
 if TYPE_CHECKING:
     from rammer.frontend.bind import Binder, Scope
@@ -25,11 +27,54 @@ if TYPE_CHECKING:
 MOST_UNROLLED: Final = 1024
 
 
+@dataclass
+class MetLoops:
+    """The Loops and Scans of a model for a range of lengths, but for those in others, in the order in which they are met: those
+    of these numbers ``stay`` operators. ``steps`` are those of each, None where nobody knows."""
+
+    stay: Collection[int] = ()
+    steps: list[int | None] = field(default_factory=list)
+    _depth: int = 0
+
+    @contextmanager
+    def met(self, steps: int | None) -> Iterator[bool]:
+        """One is walked over meanwhile; whether it stays."""
+        number = len(self.steps)
+        self.steps += [] if self._depth else [steps]
+        self._depth += 1
+        try:
+            yield self._depth == 1 and number in self.stay
+        finally:
+            self._depth -= 1
+
+
 def unrolled(walk: Binder, proto: NodeProto, scope: Scope) -> bool:
     """Put the steps of a Loop or Scan that ONNX's inference takes in its place; False where it has to stay. What it adds to
     ``walk`` is then taken back."""
     if proto.op_type not in ("Loop", "Scan") or proto.domain not in ("", "ai.onnx"):
         return False
+    if walk.ranged is None:
+        return _unrolled(walk, proto, scope)
+    with walk.ranged.met(_steps_of(walk, proto, scope)) as stays:
+        return not stays and _unrolled(walk, proto, scope)
+
+
+def _steps_of(walk: Binder, proto: NodeProto, scope: Scope) -> int | None:
+    """How many steps a Loop or Scan takes; None where that is not known."""
+    attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
+    names = [scope.values[n] if n else "" for n in proto.input]
+    if proto.op_type == "Loop":
+        trips, going = walk.known.get(names[0]), walk.known.get(names[1])
+        held = not names[1] or (going is not None and bool(going.all()))
+        known = {n: walk.known[v] for n in checks.node_reads(proto) if (v := scope.values[n]) in walk.known}
+        return max(int(trips.item()), 0) if trips is not None and held and always_goes(attributes["body"], known) else None
+    first = names[-attributes["num_scan_inputs"]]
+    shape = walk.known[first].shape if first in walk.known else walk.types[first].shape
+    axis = (attributes.get("scan_input_axes") or [0])[0]
+    return shape[axis] if -len(shape) <= axis < len(shape) else None
+
+
+def _unrolled(walk: Binder, proto: NodeProto, scope: Scope) -> bool:
     made = len(walk.nodes)
     try:
         steps = _Steps.of(walk, proto, scope)

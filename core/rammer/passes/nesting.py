@@ -6,7 +6,7 @@ Loop of its own, which becomes part of the turn's program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -51,7 +51,7 @@ def nested_turns(graph: Graph, node: Node) -> NestedTurns:
     formal = node.inputs[: len(node.inputs) - len(captures(node))]
     lengths = {graph.types[n].shape[0] for n in formal[len(formal) - scanned :]}
     step = _steps(body, lengths)
-    return NestedTurns(graph, _turn(graph, node, formal[: len(formal) - scanned], formal[len(formal) - scanned :], step))
+    return NestedTurns(graph, turn_of_steps(graph, node, len(formal) - scanned, step, lengths.pop() // step))
 
 
 def _steps(body: GraphProto, lengths: set[int]) -> int:
@@ -67,22 +67,25 @@ def _steps(body: GraphProto, lengths: set[int]) -> int:
     return turn
 
 
-def _turn(graph: Graph, node: Node, states: Sequence[str], slices: Sequence[str], step: int) -> RolledTurn:
-    """One turn of ``step`` steps, by the names that values have in ``graph``."""
+def turn_of_steps(graph: Graph, node: Node, states: int, step: int, count: int) -> RolledTurn:
+    """One of ``count`` turns of ``step`` steps of a Scan with so many ``states``, by the names that values have in ``graph``."""
     names, types = Names(graph.types), dict(graph.types)
+    scanned = int(node.attributes["num_scan_inputs"])
+    first, slices = node.inputs[:states], node.inputs[states : states + scanned]
 
     def turned(name: str) -> str:
         kind, made = graph.types[name], identifier(f"{name}_turns", names)
-        types[made] = TensorType(kind.dtype, (kind.shape[0] // step, step, *kind.shape[1:]))
+        types[made] = TensorType(kind.dtype, (count, step, *kind.shape[1:]))
         return made
 
     given = {turned(n): n for n in slices}
-    stacked = {turned(n) if n else "": n for n in node.outputs[len(states) :]}
+    shown = [(turned(n) if n else "", n) for n in node.outputs[states:]]
+    stacked = dict(shown)
     body = replace(node.attributes["body"], proto=_around(node).SerializeToString())
     outer = replace(
         node,
-        inputs=(*states, *given, *node.inputs[len(states) + len(slices) :]),
-        outputs=(*node.outputs[: len(states)], *stacked),
+        inputs=(*first, *given, *node.inputs[states + scanned :]),
+        outputs=(*node.outputs[:states], *(made for made, _ in shown)),
         attributes={**node.attributes, "body": body},
     )
     read = {i for n in graph.nodes for i in n.inputs} | {v.name for v in graph.outputs}
@@ -126,7 +129,9 @@ def _scan_of(graph: Graph, node: Node) -> tuple[Graph, Node]:
     formal = node.inputs[: len(node.inputs) - len(captures(node))]
     trips, going = (graph.constant(n) if n else None for n in formal[:2])
     body = graph_of(node.attributes["body"])
-    if trips is None or (formal[1] and (going is None or not bool(going.all()))) or not always_goes(body):
+    outer = zip(captures(node), node.inputs[len(formal) :], strict=True)
+    known = {n: graph.constants[o] for n, o in outer if o in graph.constants}
+    if trips is None or (formal[1] and (going is None or not bool(going.all()))) or not always_goes(body, known):
         raise BadInput("nobody knows how often it turns")
     if not 0 < int(trips.item()) <= MOST_TRIPS:
         raise BadInput(f"it turns {int(trips.item())} times")

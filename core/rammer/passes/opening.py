@@ -7,7 +7,7 @@ from the length of a run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Final
@@ -20,6 +20,7 @@ from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.names import Names, identifier
 from rammer.ir.types import TensorType
 from rammer.passes.directions import one_way
+from rammer.passes.open_loops import forward_loops, is_loop, loop_title, opened_loop, steps_of_turn
 from rammer.passes.rewrite import rebuilt
 from rammer.passes.roll import MOST_TURN, Rolling, in_order
 from rammer.passes.stacks import Stack, first_stack, is_cell, steps_of
@@ -35,27 +36,53 @@ def turn_for(least: int, most: int) -> int:
 
 
 def layers(graph: Graph) -> tuple[Graph, dict[str, int]]:
-    """``graph`` with layers of one direction, and the steps of each by its first result."""
-    graph = one_way(graph, 0)
-    return graph, {n.outputs[0]: steps_of(graph, n) for n in graph.nodes if is_cell(n)}
+    """``graph`` with layers of one direction and loops that go ahead, and the steps of each by its first result."""
+    graph, found = forward_loops(one_way(graph, 0))
+    return graph, {**found, **{n.outputs[0]: steps_of(graph, n) for n in graph.nodes if is_cell(n)}}
+
+
+@dataclass(frozen=True)
+class OpenSize:
+    """Most steps of a layer or loop, those of a turn, and whether the steps are a length of their own."""
+
+    most: int
+    turn: int
+    plain: bool
+
+    @property
+    def count(self) -> int:
+        """Most turns."""
+        return -(-self.most // self.turn)
+
+
+def size_of(graph: Graph, title: str, least: int, most: int, plain: bool) -> OpenSize:
+    """That of a layer or loop in ``graph``."""
+    loop = next((n for n in graph.nodes if is_loop(n) and loop_title(n) == title), None)
+    return OpenSize(most, turn_for(least, most) if loop is None else steps_of_turn(loop, least, most), plain)
 
 
 @dataclass(frozen=True)
 class OpenStack:
-    """A stack in a graph: its first ``layer``, the ``node`` in its place, and one turn as a model where it was asked for."""
+    """A stack, or a loop, in a graph: its first ``layer``, the ``node`` in its place, and one turn as a model where it was asked
+    for. ``steps`` is the scalar that says how many there are ("": the turn does not ask)."""
 
     layer: str
     node: Node
     turn: RolledTurn | None
+    steps: str = ""
 
 
-def opened(graph: Graph, sizes: Mapping[str, tuple[int, int]]) -> tuple[Graph, list[OpenStack]]:
-    """``graph`` with a node in the place of each stack of the layers in ``sizes``, which are most steps, and those of a turn, by
-    layer; stacks of most steps tell their turns."""
+def opened(graph: Graph, sizes: Mapping[str, OpenSize], same: Collection[str]) -> tuple[Graph, list[OpenStack]]:
+    """``graph`` with a node in the place of each loop, and stack of the layers, in ``sizes``; loops, and stacks of most steps,
+    tell their turns. ``same`` are constants that begin alike at all lengths."""
     found = list[OpenStack]()
+    for node in [n for n in graph.nodes if is_loop(n) and loop_title(n) in sizes]:
+        size = sizes[loop_title(node)]
+        graph, loop = opened_loop(graph, node, size.turn, size.count, size.plain, same)
+        found.append(OpenStack(loop_title(node), loop.node, loop.turn, loop.steps))
     while (stack := first_stack(graph, 0, sizes)) is not None:
-        most, turn = sizes[stack.cells[0][0].outputs[0]]
-        graph, made = _opened(graph, stack, turn, -(-most // turn), stack.steps == most)
+        size = sizes[stack.cells[0][0].outputs[0]]
+        graph, made = _opened(graph, stack, size.turn, size.count, stack.steps == size.most)
         found.append(made)
     return graph, found
 

@@ -51,7 +51,7 @@ def graph_of_range(compiler: Compiler, model: Model, at: OpenShapes) -> RangeGra
 
 def _found(compiler: Compiler, model: Model, at: OpenShapes, without: Collection[str]) -> RangeGraph:
     points = probes(at.spans)
-    graphs = [compiler.static_graph(model, shapes_at(model, at.shapes, p, at.derived), without) for p in points]
+    graphs = compiler.static_graphs(model, [shapes_at(model, at.shapes, p, at.derived) for p in points], without)
     if open_layers(points, graphs):
         raise NoRange("recurrent layers take other steps at other lengths, on one device only", f"graph {graphs[0].name}")
     with compiler.step("lower"):

@@ -9,7 +9,7 @@ from rammer.codegen.operations import literal, put
 from rammer.codegen.target import CTarget
 from rammer.codegen.text import Text, digits, total
 from rammer.device.manifest import Binding
-from rammer.ir.extent import Ending
+from rammer.ir.extent import Beside, Ending
 from rammer.ir.operator import ROperator
 
 
@@ -28,6 +28,9 @@ class EndText:
         box, text = self._box(), Text()
         for ending in self.operator.endings:
             low, high = box[ending.axis]
+            if ending.beside is not None:
+                text.lines += self._beside(ending.beside, ending, box, before)
+                continue
             test = f"{high} <= {self._extent(ending)}" if ending.below else f"{low} >= {self._extent(ending)}"
             with text.block(f"if ({test})"):
                 if before:
@@ -43,6 +46,22 @@ class EndText:
             low, high = whole[ending.axis]
             end = f"max((int){self._extent(ending)}, {low})"
             self._fill(text, ending, {**whole, ending.axis: (end, high)})
+        return text.lines
+
+    def _beside(self, rows: Beside, ending: Ending, box: Mapping[str, tuple[str, str]], before: str) -> list[str]:
+        """Statements that return where the task's place is none of ``rows``; of more places than one none."""
+        tiles = {a.name: t for a, t in zip(self.operator.anchor.axes, self.operator.tile, strict=True)}
+        if tiles[ending.axis] != 1 or tiles[rows.by] != 1:
+            return []
+        ((tensor, _),), kind, text = ending.extent.terms, self.target.types["int64"], Text()
+        with text.block(""):
+            text.line(f"{kind} step = ({kind})({box[ending.axis][0]}) - {self.lengths[tensor]}[{box[rows.by][0]}];")
+            if rows.of:
+                text.line(f"step = (step % {rows.of} + {rows.of}) % {rows.of};")
+            with text.block(f"if (step < 0 || step >= {rows.count})"):
+                if before:
+                    text.line(before)
+                text.line("return;")
         return text.lines
 
     def _extent(self, ending: Ending) -> str:

@@ -16,7 +16,7 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.expr import Const, Expr, Load, Op, Ref
 from rammer.ir.extent import AffineExtent, Dim, Ranged
-from rammer.ir.standing import continues, extent_of
+from rammer.ir.standing import continues, extent_of, written_rows
 from rammer.ir.types import TensorType
 
 #: An integer expression as factors of places and lengths, and a number.
@@ -64,7 +64,7 @@ def merged(ended: Ended | None, more: Mapping[str, EndedTensor]) -> Ended | None
         old = made.get(name, new)
         fills = tuple(None if e is not None and f == 0 else f for e, f in zip(new.extents, old.fills, strict=True))
         extents = tuple(e if e is not None else known for e, known in zip(new.extents, old.extents, strict=True))
-        made[name] = EndedTensor(new.shape, extents, fills, new.starts)
+        made[name] = EndedTensor(new.shape, extents, fills, new.starts, new.rows)
     return Ended(made, ended.stops if ended is not None else ())
 
 
@@ -88,13 +88,20 @@ class _Append:
         places = [(d, at) for d in range(len(compute.axes)) for at in self._positions(widened, d)]
         made = next((m for d, at in places if (m := self._canonical(widened, d, at)) is not None), None)
         if made is None and types[past] == types[output] and continues(widened, past):
-            made = widened, None
+            made = widened, self._beside(widened)
         if made is None:
             return None
         compute, ended = made
         computes = tuple(compute if c.name == output else c for c in graph.computes)
         kinds = {**types, past: TensorType(types[past].dtype, types[output].shape)}
         return Appended(replace(graph, computes=computes, types=kinds), {output: past}, {} if ended is None else {output: ended})
+
+    def _beside(self, compute: Compute) -> EndedTensor | None:
+        """Where the output is written, if each place along another axis has rows of its own."""
+        rows, nothing = written_rows(compute, self.past), (None,) * len(compute.axes)
+        at = rows[1].terms[0][0] if rows is not None else ""
+        known = at in self.graph.inputs and self.graph.types[at].dtype == "int64"
+        return EndedTensor(compute.shape, nothing, nothing, (), rows) if known else None
 
     def _unguarded(self, compute: Compute) -> Expr:
         """The body, whose reads of the past at the same place lie within it, since it has the extent of the output."""

@@ -13,7 +13,7 @@ from rammer.frontend.beyond import Ends
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph
 from rammer.ir.expr import Expr, Load, Number, Op, Ref
-from rammer.ir.extent import AffineExtent, Dim, Ending, Stop
+from rammer.ir.extent import AffineExtent, Beside, Dim, Ending, Stop
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.ir.types import is_float
@@ -28,6 +28,7 @@ class EndedTensor:
     extents: tuple[AffineExtent | None, ...]
     fills: tuple[float | None, ...]
     starts: tuple[AffineExtent | None, ...] = ()  #: Of an output in an input's place: before these it is the input.
+    rows: tuple[int, AffineExtent, int, Beside] | None = None  #: Likewise: beside these (``standing.written_rows``).
 
 
 @dataclass(frozen=True)
@@ -162,4 +163,10 @@ def _endings(operator: ROperator, tensors: Mapping[str, EndedTensor]) -> tuple[E
         begin = begins.pop()
         if begin is not None and not begins:
             made.append(Ending(axis.name, begin, (None,) * len(outputs), below=True))
+    rows = {k.rows for k in outputs}
+    found = rows.pop()
+    if found is not None and not rows:
+        axes = [a.name for a in operator.anchor.axes]
+        beside = replace(found[3], by=axes[found[2]])
+        made.append(Ending(axes[found[0]], found[1], (None,) * len(outputs), True, beside))
     return tuple(sorted(made, key=lambda e: e.writes))

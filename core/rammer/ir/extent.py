@@ -47,7 +47,34 @@ class AffineExtent:
 
 
 _TERM: Final = r"(?:-?\d{1,18}\*)?[A-Za-z_]\w*"
+_BESIDE: Final = re.compile(r"by ([A-Za-z_]\w*) for (\d{1,18})(?: of (\d{1,18}))?", re.ASCII)
 _EXTENT: Final = re.compile(rf"({_TERM}(?: \+ {_TERM})*)(?: \+ (-?\d{{1,18}}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """``count`` places of an axis from that element of a tensor on which the place along axis ``by`` chooses; modulo ``of``
+    where that is not 0, else none before the axis begins."""
+
+    by: str
+    count: int
+    of: int = 0
+
+    def __str__(self) -> str:
+        return f"by {self.by} for {self.count}{f' of {self.of}' if self.of else ''}"
+
+    @staticmethod
+    def parse(text: str) -> Beside:
+        """Inverse of ``str``. ValueError for anything else."""
+        found = _BESIDE.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text[:80]!r} tells no places")
+        return Beside(found[1], int(found[2]), int(found[3] or 0))
+
+    def holds(self, place: int, begin: int) -> bool:
+        """Whether ``place`` is one of them, which begin at ``begin``."""
+        step = (place - begin) % self.of if self.of else place - begin
+        return 0 <= step < self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +82,15 @@ class Ending:
     """An operator's tasks whose first element along ``axis`` lies at or beyond ``extent`` compute nothing that counts: they
     write ``fills``, one for each output, and nothing where that is None. With ``below`` it is the tasks that end at or before
     ``extent``: what they would write is there (``standing``). ``extent`` is a function of inputs of one element (int64) of the
-    program, read anew in every run. A device may compute such tasks instead, which writes the same."""
+    program, read anew in every run. With ``beside`` it is tasks of one place along both axes that are none of those, which begin
+    at ``extent``, then an input of as many elements as there are places along the other axis. A device may compute such tasks
+    instead, which writes the same."""
 
     axis: str
     extent: AffineExtent
     fills: tuple[float | None, ...]
     below: bool = False
+    beside: Beside | None = None
 
     @property
     def writes(self) -> bool:
@@ -69,6 +99,8 @@ class Ending:
 
     def __str__(self) -> str:
         fills = f" with {', '.join('none' if f is None else repr(f) for f in self.fills)}" if self.writes else ""
+        if self.beside is not None:
+            return f"{self.axis} beside {self.extent} {self.beside}"
         return f"{self.axis} {'below' if self.below else 'at'} {self.extent}{fills}"
 
     @staticmethod
@@ -76,6 +108,9 @@ class Ending:
         """Inverse of ``str``, for an operator with so many ``outputs``. ValueError for anything else."""
         axis, _, rest = text.partition(" ")
         side, _, rest = rest.partition(" ")
+        if side == "beside":
+            extent, _, places = rest.partition(" ")
+            return Ending(axis, AffineExtent.parse(extent), (None,) * outputs, True, Beside.parse(places))
         if side not in ("at", "below"):
             raise ValueError(f"{text[:80]!r} says not at which length tasks end")
         extent, filled, fills = rest.partition(" with ")

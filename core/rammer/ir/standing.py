@@ -9,13 +9,14 @@ proves; it holds at every length.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rammer.ir import expr as ex
 from rammer.ir.bodies import VerifyError
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Const, Expr, Load, Op, Ref
-from rammer.ir.extent import AffineExtent
+from rammer.ir.extent import AffineExtent, Beside, Ending
 
 if TYPE_CHECKING:
     from rammer.ir.operator import ROperator
@@ -102,8 +103,21 @@ def check_states(program: RProgram) -> None:
                 raise VerifyError(f"{other.name} writes into the buffer of state {output}", other.name)
     for operator in program.operators:
         for ending in operator.endings:
-            if ending.below and not all(_begins(operator, n, ending.axis, ending.extent, pairs) for n in operator.outputs):
+            if ending.below and not all(_left(operator, n, ending, pairs) for n in operator.outputs):
                 raise VerifyError(f"'ends {ending}', but {operator.name} has something to write there", operator.name)
+
+
+def _left(operator: ROperator, output: str, ending: Ending, pairs: Mapping[str, str]) -> bool:
+    """Whether ``output`` is its past wherever a task ends."""
+    if ending.beside is None:
+        return _begins(operator, output, ending.axis, ending.extent, pairs)
+    compute = next(c for c in operator.computes if c.name == output)
+    found = written_rows(compute, pairs[output]) if output in pairs else None
+    if found is None:
+        return False
+    axis, extent, by, rows = found
+    names = [a.name for a in operator.anchor.axes]
+    return (names[axis], extent, replace(rows, by=names[by])) == (ending.axis, ending.extent, ending.beside)
 
 
 def _begins(operator: ROperator, output: str, axis: str, extent: AffineExtent, pairs: Mapping[str, str]) -> bool:
@@ -119,3 +133,22 @@ def _begins(operator: ROperator, output: str, axis: str, extent: AffineExtent, p
         return False
     found = extent_of(test.args[1])
     return found is not None and same_extent(found, extent)
+
+
+def written_rows(compute: Compute, past: str) -> tuple[int, AffineExtent, int, Beside] | None:
+    """Where ``compute`` is anything but ``past``, if that is so many places along an axis from an element of a tensor on, which
+    another axis chooses: the axis, the tensor, the other axis, and the places by names of axes; None elsewhere."""
+    own, of = [Ref(a.name) for a in compute.axes], 0
+    match compute.body:
+        case Op("where", (Op("and_", (Op("le", (zero, step)), Op("lt", (same, Const(int(count)))))), _, old)):
+            if zero != ex.integer(0) or step != same or old != Load(past, tuple(own)):
+                return None
+        case _:
+            return None
+    match step:
+        case Op("mod", (inner, Const(int(of)))):
+            step = inner
+    match step:
+        case Op("sub", (Ref() as place, Load(tensor, (Ref() as chosen,), None))) if place in own and chosen in own:
+            return own.index(place), AffineExtent(((tensor, 1),), 0), own.index(chosen), Beside(chosen.axis, count, of)
+    return None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from rammer.ir.bodies import FARTHEST, MOST_AXES, Bodies, VerifyError
-from rammer.ir.extent import AffineExtent
+from rammer.ir.extent import AffineExtent, Ending
 from rammer.ir.names import is_identifier
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, RProgram, Task
@@ -153,6 +153,8 @@ def _check_endings(program: RProgram, operator: ROperator) -> None:
             raise VerifyError(f"'ends {ending}' is about no axis or other outputs", operator.name)
         if place and operator.endings[place - 1].writes > ending.writes:
             raise VerifyError(f"'ends {ending}' writes nothing behind one that does", operator.name)
+        if ending.beside is not None:
+            _check_beside(program, operator, ending)
         written = zip(operator.outputs, ending.fills, strict=True)
         if any(fill is not None and not is_float(program.types[n].dtype) for n, fill in written):
             raise VerifyError(f"'ends {ending}' writes other numbers than floats", operator.name)
@@ -160,9 +162,23 @@ def _check_endings(program: RProgram, operator: ROperator) -> None:
     for stop in operator.stops:
         if (stop.compute, stop.axis) not in reduced:
             raise VerifyError(f"'stops {stop}' is about no reduction", operator.name)
-    said = [(f"ends {e}", e.extent) for e in operator.endings] + [(f"stops {s}", s.extent) for s in operator.stops]
+    said = [(f"ends {e}", e.extent) for e in operator.endings if e.beside is None]
+    said += [(f"stops {s}", s.extent) for s in operator.stops]
     for what, extent in said:
         check_length(program, what, extent, operator.name)
+
+
+def _check_beside(program: RProgram, operator: ROperator, ending: Ending) -> None:
+    """It begins at an input with an element for each place along its other axis."""
+    assert ending.beside is not None
+    extents = {a.name: a.extent for a in operator.anchor.axes}
+    terms, by, inputs = ending.extent.terms, ending.beside.by, {p.tensor for p in program.inputs}
+    storage = program.storage.get(terms[0][0]) if len(terms) == 1 and terms[0][0] in inputs else None
+    plain = [f for _, f in terms] == [1] and not ending.extent.offset and not ending.writes and ending.below and by != ending.axis
+    fits = storage is not None and storage.row_major and (storage.shape, storage.offset) == ((extents.get(by, -1),), 0)
+    kind = program.types[terms[0][0]].dtype if fits else ""
+    if not plain or kind != "int64" or ending.beside.of not in (0, extents[ending.axis]):
+        raise VerifyError(f"'ends {ending}' begins at no input of the places along {by}", operator.name)
 
 
 def check_length(program: RProgram, what: str, extent: AffineExtent, where: str) -> None:

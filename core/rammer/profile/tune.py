@@ -75,6 +75,7 @@ class Tuner:
         """Candidates of an operator that writes a few places of an axis in a run: tasks of one place there, of the first of the
         device's own families that can, so that all others end at once."""
         axes = {e.axis for e in operator.endings if e.below}
+        axes |= {e.beside.by for e in operator.endings if e.beside is not None}
         for option in own[: MEASURED["full"]]:
             tile = tuple(1 if a.name in axes else n for a, n in zip(operator.anchor.axes, option.tile, strict=True))
             for narrow in (replace(option, tile=tile), replace(option, tile=tile, family="", config=())):

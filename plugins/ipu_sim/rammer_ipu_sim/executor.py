@@ -26,7 +26,7 @@ from rammer_ipu_sim.deliver import filled, gather, scatter, tensor_view
 from rammer_ipu_sim.memory import Home, HomeMemory, height, poisoned
 from rammer_ipu_sim.moves import exchanges, moved
 from rammer_ipu_sim.plans import affordable
-from rammer_ipu_sim.supersteps import Batch, batches, ended, isolate, supersteps
+from rammer_ipu_sim.supersteps import Batch, batches, ended, isolate, lengths_of, supersteps
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -147,8 +147,8 @@ class LoadedProgram:
         deaths = _deaths(program, whole)
         result = []
         for number, group in enumerate(whole):
-            parts = [(b, []) if point is None else ended(b, point) for b in group]
-            kept = [b for b, _ in parts if b is not None]
+            parts = [([b], []) if point is None else ended(b, point) for b in group]
+            kept = [b for some, _ in parts for b in some]
             used = {program.storage[n].buffer for b in kept for n in b.operator.inputs}
             streamed = sum(program.buffer[n].nbytes for n in used & self.streamed)
             plans = tuple(p for b in kept for p in affordable(b, program))
@@ -167,12 +167,12 @@ class LoadedProgram:
         """The supersteps of a run with these inputs."""
         if not self.lengths:
             return self.supersteps
-        ports = {p.tensor: p.external for p in self.program.inputs}
-        key = tuple(int(np.asarray(inputs[ports[n]]).item()) for n in self.lengths)
+        point = lengths_of(self.program, self.lengths, inputs)
+        key = tuple(point.values())
         if key not in self.shorter:
             if len(self.shorter) >= PLANNED:
                 del self.shorter[next(iter(self.shorter))]
-            self.shorter[key] = self._supersteps(self.whole, dict(zip(self.lengths, key, strict=True)))
+            self.shorter[key] = self._supersteps(self.whole, point)
         return self.shorter[key]
 
     # --- running ------------------------------------------------------------------------------

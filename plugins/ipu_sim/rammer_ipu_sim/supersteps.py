@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.ir.extent import Ending
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, RProgram, Storage, WaveTask, waves
 
@@ -141,12 +142,50 @@ def _part(whole: Batch, places: Sequence[Sequence[int]], lost: int = -1) -> Batc
     return Batch(whole.operator, coordinates, whole.tasks[cell], whole.veus[cell], whole.orders[cell], lost)
 
 
-def ended(batch: Batch, point: Mapping[str, int]) -> tuple[Batch | None, list[tuple[Batch, tuple[float | None, ...]]]]:
-    """The tasks that compute where the lengths are those of ``point``, if there are any, and those that write fills: all of their
+def lengths_of(program: RProgram, lengths: Sequence[str], inputs: Mapping[str, Any]) -> dict[str, int]:
+    """The elements of the tensors ``lengths`` in a run: ``n`` where there is one, ``n[3]`` of several."""
+    ports, found = {p.tensor: p.external for p in program.inputs}, dict[str, int]()
+    for name in lengths:
+        values = np.asarray(inputs[ports[name]]).reshape(-1).tolist()
+        found |= {f"{name}[{i}]": int(n) for i, n in enumerate(values)}
+        found |= {name: int(values[0])} if len(values) == 1 else {}
+    return found
+
+
+def ended(batch: Batch, point: Mapping[str, int]) -> tuple[list[Batch], list[tuple[Batch, tuple[float | None, ...]]]]:
+    """The tasks that compute where the lengths are those of ``point``, as batches, and those that write fills: all of their
     tiles, of which the first ones then compute what lies before the length."""
+    kept, fills = _within(batch, point)
+    if kept is None:
+        return [], fills
+    rows = [e for e in batch.operator.endings if e.beside is not None]
+    parts = [replace(kept, operator=batch.operator.at(point))]
+    for ending in rows:
+        parts = [p for part in parts for p in _beside(part, batch.operator, ending, point)]
+    return parts, fills
+
+
+def _beside(batch: Batch, operator: ROperator, ending: Ending, point: Mapping[str, int]) -> list[Batch]:
+    """The tasks that are no others than those of the rows; all of them, where tasks have more places than one."""
+    rows, axes = ending.beside, [a.name for a in operator.anchor.axes]
+    assert rows is not None
+    d, by, ((tensor, _),) = axes.index(ending.axis), axes.index(rows.by), ending.extent.terms
+    if operator.tile[d] != 1 or operator.tile[by] != 1:
+        return [batch]
+    holds = np.zeros(batch.tasks.shape, bool)
+    for i, place in enumerate(batch.coordinates[d]):
+        for k, chosen in enumerate(batch.coordinates[by]):
+            cell = [slice(None)] * holds.ndim
+            cell[d], cell[by] = slice(i, i + 1), slice(k, k + 1)
+            holds[tuple(cell)] = rows.holds(place, point[f"{tensor}[{chosen}]"])
+    return [_part(batch, places, batch.lost) for places in _products(holds)]
+
+
+def _within(batch: Batch, point: Mapping[str, int]) -> tuple[Batch | None, list[tuple[Batch, tuple[float | None, ...]]]]:
+    """Those that begin before, and end behind, all lengths."""
     fills = list[tuple[Batch, tuple[float | None, ...]]]()
     axes = [a.name for a in batch.operator.anchor.axes]
-    for ending in batch.operator.endings:
+    for ending in (e for e in batch.operator.endings if e.beside is None):
         d, extent = axes.index(ending.axis), max(ending.extent.at(point), 0)
         tile, last = batch.operator.tile[d], batch.operator.anchor.axes[d].extent
         places = [range(len(c)) for c in batch.coordinates]
@@ -160,7 +199,7 @@ def ended(batch: Batch, point: Mapping[str, int]) -> tuple[Batch | None, list[tu
         if not within:
             return None, fills
         batch = _part(batch, [within if k == d else p for k, p in enumerate(places)], batch.lost)
-    return replace(batch, operator=batch.operator.at(point)), fills
+    return batch, fills
 
 
 def halves(batch: Batch) -> list[Batch]:

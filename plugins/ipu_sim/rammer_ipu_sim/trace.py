@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rammer.device.manifest import Array, Span
 
 from rammer_ipu_sim.executor import LoadedProgram
-from rammer_ipu_sim.supersteps import ended
+from rammer_ipu_sim.supersteps import ended, lengths_of
 
 
 def trace(loaded: LoadedProgram, inputs: Mapping[str, Array]) -> list[Span]:
@@ -17,9 +17,9 @@ def trace(loaded: LoadedProgram, inputs: Mapping[str, Array]) -> list[Span]:
     that end at a run's length take no time.
     """
     accountant, clock, now, spans = loaded.accountant(), loaded.chip.clock, 0.0, list[Span]()
-    point = {p.tensor: int(inputs[p.external]) for p in loaded.program.inputs if p.tensor in loaded.lengths}
+    point = lengths_of(loaded.program, loaded.lengths, inputs)
     for group, step in zip(loaded.whole, loaded.at(inputs), strict=True):
-        kept = [b for b in (ended(b, point)[0] if point else b for b in group) if b is not None]
+        kept = [b for whole in group for b in (ended(whole, point)[0] if point else [whole])]
         begin = now + step.cycles.total - step.cycles.compute
         times = accountant.compute_times(kept) if kept else []
         spans += [Span(t.tile, t.operator, t.index, (begin + t.start) / clock, (begin + t.end) / clock) for t in times]

@@ -27,9 +27,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def joining_options(fn: F) -> F:
-    """--transport, --timeout, --in-flight, --goal and --place, as ``joining``."""
-    fn = gathered("joining", Joining, "transport", "timeout", "depth", "goal", "place")(fn)
+    """--transport, --timeout, --in-flight, --goal, --place and --state, as ``joining``."""
+    fn = gathered("joining", Joining, "transport", "timeout", "depth", "goal", "place", "states")(fn)
     for option in (
+        click.option(
+            "--state",
+            "states",
+            multiple=True,
+            metavar="OUTPUT=INPUT",
+            help="Several devices, repeatable: an output that is an input of the next run, and stays where that is read.",
+        ),
         click.option("--place", type=click.Path(path_type=Path), help="Several devices: a file that says who computes what."),
         click.option(
             "--goal",
@@ -79,11 +86,13 @@ def prepared(found: SpreadModel, choice: InputChoice) -> tuple[SpreadRuns, dict[
 def timed_runs(
     found: SpreadModel, runs: SpreadRuns, inputs: dict[str, Array], count: int
 ) -> tuple[dict[str, Array], list[float]]:
-    """One run behind the other: outputs where device 0 is, and seconds of each; one more before, where there are several."""
+    """One run behind the other: outputs where device 0 is, and seconds of each; one more before, where there are several, which
+    reads what was given for states, and the others what is left of the run before."""
     feeds, times = found.feeds(inputs), list[float]()
     outputs = dict[str, Array]()
     for number in range(count + (count > 1)):
         made, timed = runs.run_all([feeds])
+        feeds = {n: a for n, a in feeds.items() if n not in found.joining.kept.values()}
         if made:
             outputs = made[0]
             times += timed.each if number or count == 1 else ()

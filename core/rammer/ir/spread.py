@@ -35,6 +35,7 @@ __all__ = [
     "Spread",
     "SpreadInput",
     "SpreadOutput",
+    "SpreadState",
     "Transfer",
 ]
 
@@ -188,6 +189,19 @@ class SpreadOutput:
     transfer: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class SpreadState:
+    """A model output that is an input of the next run and goes to no user: ``output`` and ``input`` are the user's names,
+    ``device`` makes ``tensor``, and ``transfers`` bring it to the other devices that read ``into``."""
+
+    output: str
+    input: str
+    tensor: str
+    into: str
+    device: int
+    transfers: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Seconds: ``latency`` of one run alone, ``interval`` between the results of runs in flight one behind the other, ``busy`` of
@@ -204,7 +218,8 @@ class Prediction:
 @dataclass(frozen=True)
 class Spread:
     """A model over ``parts``. Raises ValueError where steps and transfers do not fit together, or wait for each other in a
-    circle. ``how`` says how it was cut, in words, ``ranged`` how it serves every length of a range, by tensors."""
+    circle. ``how`` says how it was cut, in words, ``ranged`` how it serves every length of a range, by tensors, ``states`` what
+    stays where it is read in the next run."""
 
     parts: tuple[DevicePart, ...]
     transfers: tuple[Transfer, ...]
@@ -214,6 +229,7 @@ class Spread:
     predicted: Prediction = field(default_factory=Prediction, compare=False)
     how: str = field(default="", compare=False)
     ranged: Ranged | None = None
+    states: tuple[SpreadState, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.transfer) != len(self.transfers):
@@ -237,8 +253,14 @@ class Spread:
         return replace(self, transfers=tuple(replace(t, late=None) for t in self.transfers))
 
     def results(self, device: int) -> tuple[str, ...]:
-        """The transfers that bring ``device`` outputs of the model."""
-        return tuple(o.transfer for o in self.outputs if o.transfer and self.transfer[o.transfer].target == device)
+        """The transfers that bring ``device`` outputs of the model, or states for the next run."""
+        brought = [o.transfer for o in self.outputs if o.transfer] + [n for s in self.states for n in s.transfers]
+        return tuple(n for n in brought if self.transfer[n].target == device)
+
+    def staying(self, device: int) -> tuple[SpreadState, ...]:
+        """The states that ``device`` reads in the next run."""
+        readers = {i.tensor: i.devices for i in self.inputs}
+        return tuple(s for s in self.states if device in readers[s.into])
 
     @cached_property
     def digest(self) -> str:
@@ -250,7 +272,7 @@ class Spread:
 
     def _lines(self) -> Iterator[str]:
         yield from map(str, self.transfers)
-        yield from map(repr, (*self.inputs, *self.outputs))
+        yield from map(repr, (*self.inputs, *self.outputs, *self.states))
         yield f"range {self.ranged}"
         for part in self.parts:
             yield f"part {part.device}"
@@ -290,6 +312,9 @@ class Spread:
         for output in self.outputs:
             if output.device == device and given.get(output.tensor) != output.type:
                 raise ValueError(f"device {device} does not make output {output.name!r}")
+        for state in self.states:
+            if state.device == device and given.get(state.tensor) != {i.tensor: i.type for i in self.inputs}.get(state.into):
+                raise ValueError(f"device {device} does not make {state.output!r} as {state.input!r} is")
 
     def _known(self, name: str, where: str) -> Transfer:
         if name not in self.transfer:
@@ -301,7 +326,7 @@ class Spread:
         steps = [s for part in self.parts for s in part.steps]
         left = [n for s in steps for n in s.departures]
         come = [n for s in steps for n in s.arrivals]
-        come += [o.transfer for o in self.outputs if o.transfer and o.transfer not in come]
+        come += [n for d in range(len(self.parts)) for n in self.results(d) if n not in come]
         if sorted(left) != sorted(self.transfer) or sorted(come) != sorted(self.transfer):
             raise ValueError("a transfer departs or arrives never, or twice")
         for output in self.outputs:

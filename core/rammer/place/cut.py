@@ -7,18 +7,49 @@ operator (between two steps of an LSTM), and no piece knows that it is one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rammer.errors import BadInput
 from rammer.frontend.ending import Ended, EndedTensor
 from rammer.ir.compute import Compute, ComputeGraph
-from rammer.ir.spread import RunShape, SpreadInput, SpreadOutput, Transfer
+from rammer.ir.spread import RunShape, SpreadInput, SpreadOutput, SpreadState, Transfer
 
-__all__ = ["STATIC", "Cut", "CutPiece", "Spot", "crossings", "cut"]
+__all__ = ["STATIC", "Cut", "CutPiece", "Spot", "Staying", "crossings", "cut"]
 
 #: What ends where nothing does.
 STATIC: Final = Ended({}, ())
+
+
+@dataclass(frozen=True)
+class Staying:
+    """What a cut has to know of a graph besides its computes: what is ``ended`` at a length, and ``states``: the user's names of
+    outputs that are an input of the next run, and of that."""
+
+    ended: Ended = STATIC
+    states: Mapping[str, str] = field(default_factory=dict)
+
+    def tensors(self, graph: ComputeGraph) -> dict[str, str]:
+        """States by tensors of ``graph``. BadInput for what is no output and an input of one type."""
+        given, made = ({graph.aliases.get(n, n): n for n in names} for names in (graph.inputs, graph.outputs))
+        found = dict[str, str]()
+        for output, into in self.states.items():
+            for name, known, what in ((output, made, "output"), (into, given, "input")):
+                if name not in known:
+                    raise BadInput(f"the model has no {what} {name!r}", f"state {output}={into}", f"it has {', '.join(known)}")
+            tensor, port = made[output], given[into]
+            if port in found.values() or graph.types[tensor] != graph.types[port]:
+                raise BadInput(
+                    f"output {output!r} ({graph.types[tensor]}) cannot be input {into!r} ({graph.types[port]}) of the next run",
+                    f"state {output}={into}",
+                    "both have one type and shape, and an input is one output",
+                )
+            found[tensor] = port
+        return found
+
+
+#: Nothing ends at a length, and nothing stays.
+PLAIN: Final = Staying()
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -45,12 +76,14 @@ class Cut:
     transfers: tuple[Transfer, ...]
     inputs: tuple[SpreadInput, ...]
     outputs: tuple[SpreadOutput, ...]
+    states: tuple[SpreadState, ...] = ()
 
 
-def cut(graph: ComputeGraph, spots: Mapping[str, Spot], ended: Ended = STATIC) -> Cut:
-    """``graph`` with every Compute at its spot. What is ``ended`` at a length crosses as long as it is. BadInput for a graph that
-    hands out what it does not compute. No tensor that crosses may be without elements (``pack``)."""
-    computed = graph.producers
+def cut(graph: ComputeGraph, spots: Mapping[str, Spot], staying: Staying = PLAIN) -> Cut:
+    """``graph`` with every Compute at its spot. What is ended at a length crosses as long as it is; a state goes to the devices
+    that read it in the next run. BadInput for a graph that hands out what it does not compute. No tensor that crosses may be
+    without elements (``pack``)."""
+    computed, ended, states = graph.producers, staying.ended, staying.tensors(graph)
     strays = [graph.aliases.get(n, n) for n in graph.outputs if n not in computed]
     if strays:
         raise BadInput(
@@ -62,7 +95,12 @@ def cut(graph: ComputeGraph, spots: Mapping[str, Spot], ended: Ended = STATIC) -
         for name in (*c.reads, *lengths.get(c.name, ())):
             if name in readers:
                 readers[name].add(where[c.name])
-    transfers = tuple(_transfers(graph, where, readers, ended))
+    targets = _targets(graph, where, readers, states)
+    transfers = tuple(
+        Transfer(f"move_{n}_to_{d}", n, graph.types[n], where[n].device, d, _run_shape(graph.producers[n], ended))
+        for n, devices in targets.items()
+        for d in devices
+    )
     pieces = tuple(_pieces(graph, where, readers, lengths))
     known = graph.aliases
     inputs = tuple(
@@ -72,8 +110,21 @@ def cut(graph: ComputeGraph, spots: Mapping[str, Spot], ended: Ended = STATIC) -
     outputs = tuple(
         SpreadOutput(known.get(n, n), n, graph.types[n], where[n].device, brought[n] if where[n].device else "")
         for n in graph.outputs
+        if n not in states
     )
-    return Cut(pieces, transfers, inputs, outputs)
+    after = {n: {s.device for s in readers[i]} for n, i in states.items()}
+    stay = tuple(
+        SpreadState(
+            known.get(n, n),
+            known.get(i, i),
+            n,
+            i,
+            where[n].device,
+            tuple(t.name for t in transfers if t.tensor == n and t.target in after[n]),
+        )
+        for n, i in states.items()
+    )
+    return Cut(pieces, transfers, inputs, outputs, stay)
 
 
 def _lengths(graph: ComputeGraph, ended: Ended) -> dict[str, tuple[str, ...]]:
@@ -99,15 +150,16 @@ def _run_shape(c: Compute, ended: Ended) -> RunShape | None:
     return None if known is None else RunShape(known.extents, tuple(f or 0.0 for f in known.fills))
 
 
-def _transfers(
-    graph: ComputeGraph, where: Mapping[str, Spot], readers: Mapping[str, Collection[Spot]], ended: Ended
-) -> Iterable[Transfer]:
-    """One for each tensor and other device that reads it; outputs of the model go to device 0."""
+def _targets(
+    graph: ComputeGraph, where: Mapping[str, Spot], readers: Mapping[str, Collection[Spot]], states: Mapping[str, str]
+) -> dict[str, list[int]]:
+    """The other devices that a tensor goes to: those that read it, in this run or the next; device 0 has the user's outputs."""
+    found = dict[str, list[int]]()
     for c in graph.computes:
-        targets = {s.device for s in readers[c.name]} | ({0} if c.name in graph.outputs else set())
-        for target in sorted(targets - {where[c.name].device}):
-            name, source = f"move_{c.name}_to_{target}", where[c.name].device
-            yield Transfer(name, c.name, c.type, source, target, _run_shape(c, ended))
+        users = {0} if c.name in graph.outputs and c.name not in states else set()
+        after = readers[states[c.name]] if c.name in states else ()
+        found[c.name] = sorted((users | {s.device for s in (*readers[c.name], *after)}) - {where[c.name].device})
+    return found
 
 
 def crossings(found: Cut) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -22,11 +22,12 @@ __all__ = ["OpenShapes", "RangeGraph", "graph_of_range"]
 @dataclass(frozen=True)
 class OpenShapes:
     """Shapes of a model's inputs, of which dimensions with ``spans`` are any length from the least to the greatest; ``derived``
-    are dimensions that follow from those."""
+    are dimensions that follow from those. ``states`` are outputs that are an input of the next run, and that input."""
 
     shapes: Mapping[str, tuple[int, ...]]
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     derived: Mapping[str, AffineExtent] = field(default_factory=lambda: NONE)
+    states: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

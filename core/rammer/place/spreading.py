@@ -17,7 +17,7 @@ from rammer.ir.spread import DevicePart, DeviceStep, Link, Prediction, Spread
 from rammer.place.apart import lowered, settled
 from rammer.place.by_hand import by_hand
 from rammer.place.cost import Costs, costs_of
-from rammer.place.cut import STATIC, Cut, Spot, crossings, cut
+from rammer.place.cut import STATIC, Cut, Spot, Staying, crossings, cut
 from rammer.place.hosting import Hosting
 from rammer.place.pack import packed
 from rammer.place.pipeline import pipeline
@@ -68,12 +68,16 @@ def compile_open(
     if len(devices) < 2:
         raise BadInput(f"a model is spread over at least two devices, not {len(devices)}", "--device")
     names, compilers = tuple(n for n, _ in devices), [c for _, c in devices]
+    if at.spans and at.states:
+        raise BadInput("what stays for the next run has one shape over several devices", "states", "give lengths, not ranges")
     if at.spans:
         whole = graph_of_range(compilers[0], model, at)
         graph, hosting, ranged = whole.graph, Hosting(ended=whole.ended), whole.ranged
     else:
         graph, hosting, ranged = *_computes(compilers[0], model, at.shapes), None
-    spreading = Spreading(graph, compilers, names, {(k.source, k.target): k for k in links}, hosting, goal)
+    between = {(k.source, k.target): k for k in links}
+    spreading = Spreading(graph, compilers, names, between, hosting, goal, states=at.states)
+    Staying(states=at.states).tensors(graph)
     best = spreading.made(graph, by_hand(place, graph, len(names)), "by hand") if place else spreading.best()
     if best is None:
         raise BadInput(f"the model cannot be cut for {len(names)} devices", f"model {graph.name}", "use fewer devices")
@@ -111,8 +115,8 @@ class MadeCut:
     def joined(self, name: str, ranged: Ranged | None = None) -> Spread:
         """All of it as one proved program, which serves a range of lengths as ``ranged`` says."""
         whole = join(name, self.parts, self.found.transfers, self.found.inputs, self.found.outputs, self.predicted.latency)
-        found = self.found
-        return Spread(self.parts, found.transfers, whole, found.inputs, found.outputs, self.predicted, self.how, ranged)
+        found, ports = self.found, (self.found.inputs, self.found.outputs)
+        return Spread(self.parts, found.transfers, whole, *ports, self.predicted, self.how, ranged, found.states)
 
 
 @dataclass
@@ -126,6 +130,7 @@ class Spreading:
     hosting: Hosting = field(default_factory=Hosting)
     goal: str = GOALS[0]
     limit: float = math.inf
+    states: Mapping[str, str] = field(default_factory=dict)
     _costs: dict[int, Costs] = field(default_factory=dict)
 
     def best(self) -> MadeCut | None:
@@ -201,9 +206,10 @@ class Spreading:
     def made(self, graph: ComputeGraph, spots: Mapping[str, Spot], how: str) -> MadeCut | None:
         """``graph`` cut so, and compiled; None where a piece has no room on its device, or where what crosses and the launches
         alone take as long as the best cut so far."""
-        apart, ended = self.hosting.apart, self.hosting.ended or STATIC
+        apart, staying = self.hosting.apart, Staying(self.hosting.ended or STATIC, self.states)
+        ended = staying.ended
         graph, spots = packed(graph, settled(graph, spots, apart), apart.keys() | ended.tensors.keys())
-        found = cut(graph, settled(graph, spots, apart), ended)
+        found = cut(graph, settled(graph, spots, apart), staying)
         if self._asked(self.least(found)) >= self.limit:
             return None
         try:
@@ -229,7 +235,7 @@ class Spreading:
         for piece, (arrivals, departures) in zip(found.pieces, crossings(found), strict=True):
             step = self.hosting.step(self.compilers[piece.spot.device], piece.graph)
             steps[piece.spot.device].append(replace(step, arrivals=arrivals, departures=departures))
-        kept = {o.transfer for o in found.outputs}
+        kept = {o.transfer for o in found.outputs} | {n for s in found.states for n in s.transfers}
         tensors: list[dict[str, str]] = [{} for _ in self.names]
         for t in found.transfers:
             tensors[t.target] |= {} if t.name in kept else {t.tensor: t.name}

@@ -39,7 +39,9 @@ def _steps(spread: Spread, device: int, part: DevicePart) -> Iterator[str]:
     ends = {o.tensor: o.name for o in spread.outputs if o.device == device}
     for number, step in enumerate(part.steps):
         reads = [f"input {quoted(given[t])}" for t in step.inputs if t in given] + list(step.arrivals)
-        makes = [f"output {quoted(ends[t])}" for t in step.outputs if t in ends] + list(step.departures)
+        makes = [f"output {quoted(ends[t])}" for t in step.outputs if t in ends]
+        makes += [f"{quoted(s.output)} for input {quoted(s.input)}" for s in spread.states if s.tensor in step.outputs]
+        makes += step.departures
         said = [f"{word} {', '.join(what)}" for word, what in (("reads", reads), ("makes", makes)) if what]
         yield f"    step {number}: {'; '.join([f'{_what(step)}, {duration(step.program.predicted)}', *said])}"
 

@@ -62,6 +62,9 @@ class BoundPart:
         steps = spread.parts[device].steps
         self._needed = {spread.transfer[n].tensor for s in steps for n in s.departures}
         self._needed |= {o.tensor for o in spread.outputs if o.device == device} | {n for s in steps for n in s.inputs}
+        self.states = spread.staying(device)
+        self._needed |= {s.tensor for s in self.states}
+        self._stay = {s.into for s in spread.states}
         try:
             for step in steps:
                 self.loaded.append(load_step(backend, step))
@@ -76,7 +79,8 @@ class BoundPart:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the device does besides running its steps."""
-        return tuple(dict.fromkeys(note for slot in self.slots for step in slot for note in step.call.notes))
+        copied = (f"output {s.output!r} is copied into input {s.input!r} after every run" for s in self.states)
+        return tuple(dict.fromkeys((*(note for slot in self.slots for step in slot for note in step.call.notes), *copied)))
 
     def _arrived(self, slot: int) -> dict[str, Any]:
         """Tensors that are there before any step has run."""
@@ -104,7 +108,7 @@ class BoundPart:
         """All ``runs``. Raises what a step or a transfer raises."""
         ahead, end, active = runs.first, runs.first + runs.count, dict[int, int]()
         while active or ahead < end:
-            while ahead < end and len(active) < self.depth:
+            while ahead < end and len(active) < (1 if self.spread.states else self.depth):
                 self._start(ahead, runs.feed(ahead))
                 active[ahead] = 0
                 ahead += 1
@@ -117,7 +121,7 @@ class BoundPart:
     def _start(self, run: int, inputs: Mapping[str, Array]) -> None:
         arrays = self.arrays[run % self.depth]
         for port in self.spread.inputs:
-            if self.device in port.devices:
+            if self.device in port.devices and (port.tensor not in self._stay or port.name in inputs):
                 np.copyto(arrays[port.tensor], inputs[port.name])
 
     def _ready(self, run: int, number: int) -> bool:
@@ -176,7 +180,7 @@ class BoundPart:
         return seconds
 
     def _finish(self, run: int, deliver: Deliver) -> None:
-        """The outputs are copied for the user, on device 0; what brought them is given back."""
+        """The outputs are copied for the user, on device 0, and states for the next run; what brought them is given back."""
         for name in self.results:
             self.endpoint.wait(name, run)
         if self.device == 0:
@@ -185,6 +189,10 @@ class BoundPart:
             deliver(run, {o.name: arrays[o.tensor].copy() for o in self.spread.outputs})
             if log is not None:
                 log.add("outputs", "", run, begin)
+        now, after = self.arrays[run % self.depth], self.arrays[(run + 1) % self.depth]
+        for state in self.states:
+            np.copyto(after[state.into], now[state.tensor])
+            self.endpoint.counters.copies += 1
         for name in self.results:
             self.endpoint.release(name, run)
 

@@ -76,6 +76,12 @@ class SpreadRuns:
     def part(self, device: int, backend: Backend, endpoint: Endpoint) -> BoundPart:
         """A device's side, run by the host or by the device itself. BadInput for steps on the host where that cannot be."""
         if isinstance(endpoint, RunsParts):
+            if self.spread.states:
+                raise BadInput(
+                    f"transport {self.joined.transport.name} keeps nothing for the next run",
+                    f"state {self.spread.states[0].output}={self.spread.states[0].input}",
+                    "name another with --transport, or use one device",
+                )
             hosted = [s.host.title for s in self.spread.parts[device].steps if s.host is not None]
             if hosted:
                 raise BadInput(
@@ -107,7 +113,8 @@ class SpreadRuns:
         return outputs[0] if outputs else {}
 
     def run_all(self, inputs: Sequence[Mapping[str, Array]]) -> tuple[list[dict[str, Array]], Timed]:
-        """Runs with these inputs, several in flight; their outputs in order, where device 0 is."""
+        """Runs with these inputs, several in flight; their outputs in order, where device 0 is. What stays for the next run (one
+        at a time then) need not be given: it begins with zeros, and with what is given where it is."""
         if self.closed:
             raise DeviceFailure(f"{self.spread.whole.name} was closed", hint="open it again")
         for given in inputs:

@@ -41,13 +41,22 @@ SpreadKey: TypeAlias = "tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tup
 @dataclass(frozen=True)
 class Joining:
     """What users say of several devices: the transport (the best one), seconds that one waits for another, runs in flight, what
-    the cut is good for, and a file that says it by hand."""
+    the cut is good for, a file that says it by hand, and outputs that are an input of the next run (``OUTPUT=INPUT``)."""
 
     transport: str = ""
     timeout: float = TIMEOUT
     depth: int = 2
     goal: str = "throughput"
     place: Path | None = None
+    states: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """Input by output. BadInput for words of another form."""
+        found = dict(word.partition("=")[::2] for word in self.states)
+        if not all(o and i for o, i in found.items()) or len(found) < len(self.states):
+            raise BadInput(f"{' '.join(self.states)} says no states", "--state", "write OUTPUT=INPUT, an output once")
+        return found
 
 
 def several(device: str, timeout: float = TIMEOUT) -> tuple[str, ...]:
@@ -147,7 +156,7 @@ class SpreadModel:
         many sets of shapes stay as the request says: what was not used for longest is freed. Refuses processes that would run
         something else."""
         with self.ending():
-            at = open_shapes(self.source.head, self.lengths, inputs)
+            at = replace(open_shapes(self.source.head, self.lengths, inputs), states=self.joining.kept)
             key = tuple(sorted(at.shapes.items())), tuple(sorted(at.spans.items()))
             runs = self.made.pop(key, None) or self._joined(at)
             self.made[key] = runs

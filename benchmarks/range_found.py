@@ -22,6 +22,8 @@ TOLERANCE: Final = 5e-5
 GROWTH: Final = 16 << 20
 RANGE: Final = "range"
 ALONE: Final = "alone"
+#: What the range's program took by turns with a peer is called so, with the peer's name behind.
+BESIDE: Final = f"{RANGE} beside "
 
 
 @dataclass
@@ -194,10 +196,18 @@ def ratios(found: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
     """Geometric means by both clocks."""
     headers, lines = ["model", "ratio", "lengths", "by time", "by CPU time"], list[list[str]]()
     for f in found:
-        peers = dict.fromkeys(n for r in f.rows for n in r.took if n not in (RANGE, ALONE))
-        for over, under in ((RANGE, ALONE), *((p, RANGE) for p in peers)):
+        peers = dict.fromkeys(n for r in f.rows for n in r.took if f"{BESIDE}{n}" in r.took)
+        for over, under in ((RANGE, ALONE), *((p, f"{BESIDE}{p}") for p in peers)):
             count = sum(over in r.took and under in r.took for r in f.rows)
-            lines.append([f.key, f"{over} / {under}", str(count), f.ratio(over, under, False), f.ratio(over, under, True)])
+            lines.append(
+                [
+                    f.key,
+                    f"{over} / {RANGE if under != ALONE else ALONE}",
+                    str(count),
+                    f.ratio(over, under, False),
+                    f.ratio(over, under, True),
+                ]
+            )
     return headers, lines
 
 

@@ -8,17 +8,19 @@ BERT-base for sequences of 1 to 512, GPT-2 for one token after 0 to 63, ResNet-5
 (``zoo/ranged.py``). Three steps, in this order:
 
 1. memory: rammer runs alone, at ``--memory`` lengths, twice: what is compiled and what memory it takes (with ``--budget``: none);
-2. times: runs of the range's program, at the first ``--exact`` lengths of a program compiled for the length alone, and of
-   ``--peers`` take turns. Lengths come in a fixed order (the longest, one between, the shortest, then edges of the programs and
-   others by turns), so what a ``--budget`` leaves time for is spread over the range. No length is begun once the model's share of
-   those seconds has passed; what is compiled counts, and is told apart as seconds of first calls;
+2. times: at the first ``--exact`` lengths, runs of the range's program and of one compiled for the length alone take turns. Then,
+   for one of ``--peers`` after the other and at all lengths, runs of the range's program and of the peer do. Lengths come in a
+   fixed order (the longest, one between, the shortest, then edges of the programs and others by turns; with peers 0 and 1 last,
+   which torch compiles anew), so what a ``--budget`` leaves time for is spread over the range. No length is begun once the
+   model's share of those seconds has passed (with peers, ``--peers-budget`` seconds more); what is compiled counts, and is told
+   apart as seconds of first calls. With ``--ahead N``, N processes at a time compile what is timed before anything is;
 3. errors: results of the first ``--checks`` lengths are compared with ONNX Runtime's, whatever the budget.
 
-Peers are ``onnxruntime`` or, on cuda, ``torch`` and ``torch.compile`` (with ``dynamic=True``); they begin when the first length
-has been timed without them. On rocm and ONNX Runtime times are whole runs, NumPy in and out, on the same ``--threads`` cores; CPU
-time is that of all threads of the process and tells of work where others load the machine. On cuda times are GPU events, on a
-simulator simulated. After each length what is known is written. Caches are empty at the start unless ``--cache`` names a folder.
-It ends with 1 where a result is wrong, memory grows or a range takes more than 5 programs.
+Peers are ``onnxruntime`` or, on cuda, ``torch`` and ``torch.compile`` (with ``dynamic=True``). On rocm and ONNX Runtime times are
+whole runs, NumPy in and out, on the same ``--threads`` cores; CPU time is that of all threads of the process and tells of work
+where others load the machine. On cuda times are GPU events, on a simulator simulated. After each length what is known is written.
+Caches are empty at the start unless ``--cache`` names a folder. It ends with 1 where a result is wrong, memory grows or a range
+takes more than 5 programs.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -42,7 +45,8 @@ import numpy as np
 import onnx
 from entry import run
 from facts import environment_of
-from range_found import ALONE, RANGE, Found, Page, Row
+from range_ahead import Job, ahead
+from range_found import ALONE, BESIDE, RANGE, Found, Page
 from range_peers import TORCH, Runner, TorchPeers, alternated, error_of, onnx_runtime, ours
 from zoo.entry import SEED
 from zoo.ranged import RANGED, Open, find_ranged
@@ -50,7 +54,7 @@ from zoo.ranged import RANGED, Open, find_ranged
 import rammer
 from rammer.errors import BadInput, RammerError
 from rammer.runtime.executable import Executable
-from rammer.runtime.lengths import bounds
+from rammer.runtime.lengths import bounds, bucket
 
 #: Every peer; which of them a device has depends on its clock.
 PEERS = ("onnxruntime", *TORCH)
@@ -92,7 +96,7 @@ class Measuring:
         self.checks = self.lengths[: args.checks]
         self.found = Found(model.key, model.symbol, model.span, len(self.checks))
         self.torch = TorchPeers(self.proto)
-        self.opened = dict[str, Runner | None]()  #: None: does not run the model.
+        self.opened = dict[str, Runner]()  #: Peers.
 
     def inputs(self, length: int) -> dict[str, np.ndarray]:
         """Those of this length."""
@@ -101,7 +105,7 @@ class Measuring:
     def compiled(self, spans: dict[str, tuple[int, int]]) -> Executable:
         """For a range, or for what comes first."""
         exe = rammer.compile(self.file, self.args.device, shapes=spans, options=self.options, tune=self.args.tune)
-        exe.programs = self.programs if spans or self.args.cache else exe.programs
+        exe.programs = self.programs if spans or self.args.cache or self.args.ahead else exe.programs
         return exe
 
     def run(self) -> Found:
@@ -146,44 +150,61 @@ class Measuring:
         return (self.file.stat().st_size, *(sum(f.stat().st_size for f in part if f.is_file()) for part in parts))
 
     def timed(self, exe: Executable, device_clock: bool) -> None:
-        """Lengths while there is time."""
+        """Lengths while there is time: beside programs for each alone, then beside peers."""
         mine = ours(RANGE, exe, device_clock)
-        for number, length in enumerate(self.lengths):
-            if time.perf_counter() >= self.end:
-                self.say(f"{number} of {len(self.lengths)} lengths are timed: there is no time for more")
-                break
+        exact = self.lengths[: self.args.exact]
+        if self.args.ahead and exact:
+            self.ahead(exact)
+        for length in self.within(0.0, "beside programs for them alone", exact):
             self.ran(exe, length)
-            runners, exact = [mine], number < self.args.exact
-            if exact:
-                runners.append(ours(ALONE, self.compiled({}), device_clock))
+            alone = ours(ALONE, self.compiled({}), device_clock)
             try:
-                self.time(self.found.row(length), runners, self.peers(exe))
+                self.begin(alone, length)
+                self.turns(length, [mine, alone])
             finally:
-                if exact:
-                    runners[-1].close()
+                alone.close()
+        late = sorted(self.lengths, key=lambda length: length <= 1)
+        for name, make in self.peers(exe).items():
+            for length in self.within(self.args.peers_budget, f"beside {name}", late):
+                self.ran(exe, length)
+                peer = self.peer(name, make, length)
+                if peer is None:
+                    break
+                self.turns(length, [replace(mine, name=f"{BESIDE}{peer.name}"), peer])
 
-    def time(self, row: Row, runners: list[Runner], peers: Mapping[str, Callable[[], Runner]]) -> None:
-        """Our programs in turns, then with peers: they begin late, so that there are times where a peer takes long to begin."""
-        inputs = self.inputs(row.length)
-        for runner in runners:
-            self.begin(runner, row.length, inputs)
-        if not all(name in self.opened for name in peers):
-            self.turns(row, runners, inputs)
-        working = [p for name, make in peers.items() if (p := self.peer(name, make, row.length, inputs))]
-        if working or not row.took:
-            self.turns(row, [*runners, *working], inputs)
+    def within(self, more: float, what: str, lengths: Sequence[int]) -> Iterator[int]:
+        """Lengths as long as there is time, ``more`` seconds among it."""
+        for number, length in enumerate(lengths):
+            if time.perf_counter() >= self.end + more:
+                self.say(f"{number} of {len(lengths)} lengths are timed {what}: there is no time for more")
+                return
+            yield length
 
-    def turns(self, row: Row, runners: list[Runner], inputs: Mapping[str, np.ndarray]) -> None:
+    def ahead(self, exact: Sequence[int]) -> None:
+        """Compile the programs for these lengths and those of the range that they want; each is found on disk then."""
+        whole = {self.model.symbol: self.model.span}
+        wanted = [(n, dict[str, tuple[int, int]]()) for n in exact]
+        wanted += [(n, whole) for n in {bucket(self.model.span, n): n for n in exact}.values()]
+        args = self.args
+        jobs = [Job(self.file, args.device, self.programs, n, s, self.inputs(n), self.options, args.tune) for n, s in wanted]
+        for job, took in ahead(jobs, args.ahead):
+            said = took if isinstance(took, str) else f"{took:.1f} CPU s"
+            self.say(f"{job.length}: {RANGE if job.spans else ALONE} ahead: {said}")
+            if job.spans and not isinstance(took, str):
+                self.found.compiling += took
+
+    def turns(self, length: int, runners: list[Runner]) -> None:
         """Take times, say and keep them."""
-        for runner, took in zip(runners, alternated(runners, inputs, self.args.rounds), strict=True):
-            row.took[runner.name] = took
-        said = " ".join(f"{n} {t.seconds * 1e3:.3f} ({t.cpu * 1e3:.3f} CPU)" for n, t in row.took.items())
-        self.say(f"{row.length}: ms: {said}")
+        row = self.found.row(length)
+        times = alternated(runners, self.inputs(length), self.args.rounds)
+        row.took |= {runner.name: took for runner, took in zip(runners, times, strict=True)}
+        said = " ".join(f"{r.name} {t.seconds * 1e3:.3f} ({t.cpu * 1e3:.3f} CPU)" for r, t in zip(runners, times, strict=True))
+        self.say(f"{length}: ms: {said}")
         self.told()
 
-    def begin(self, runner: Runner, length: int, inputs: Mapping[str, np.ndarray]) -> None:
+    def begin(self, runner: Runner, length: int) -> None:
         """A first call."""
-        took = runner.begin(inputs)
+        took = runner.begin(self.inputs(length))
         self.found.first[runner.name] = self.found.first.get(runner.name, 0.0) + took
         if took > 1.0:
             self.say(f"{length}: first call of {runner.name} took {took:.1f} s")
@@ -200,12 +221,11 @@ class Measuring:
         """ONNX Runtime, opened once."""
         return self.opened.get(PEERS[0]) or onnx_runtime(self.proto, self.args.threads)
 
-    def peer(self, name: str, make: Callable[[], Runner], length: int, inputs: Mapping[str, np.ndarray]) -> Runner | None:
+    def peer(self, name: str, make: Callable[[], Runner], length: int) -> Runner | None:
         """The peer after its first call at this length. Why one does not run the model is said, and kept for the table."""
         try:
-            found = self.opened[name] if name in self.opened else make()
-            if found is not None:
-                self.begin(found, length, inputs)
+            found = self.opened.get(name) or make()
+            self.begin(found, length)
             self.opened[name] = found
             return found
         except RammerError as problem:
@@ -214,7 +234,6 @@ class Measuring:
             why = f"{name}: {type(problem).__name__}: {str(problem)[:200]}"
         self.found.missing.append(f"{self.model.key}: {why}")
         self.say(why)
-        self.opened[name] = None
         return None
 
     def checked(self, exe: Executable) -> None:
@@ -243,6 +262,8 @@ def parser() -> argparse.ArgumentParser:
     for name, value in {"--seed": SEED, "--lengths": 100, "--exact": 8, "--rounds": 5, "--threads": 0}.items():
         made.add_argument(name, type=int, default=value)
     made.add_argument("--budget", type=float, default=math.inf, help="seconds after which no length is begun to be timed")
+    made.add_argument("--peers-budget", type=float, default=0.0, help="seconds more for peers")
+    made.add_argument("--ahead", type=int, default=0, metavar="N", help="compile ahead, N programs at a time")
     made.add_argument("--peers", help=f"with commas, of {', '.join(PEERS)}; none for rammer alone (the device's)")
     made.add_argument("--memory", type=int, help="lengths to measure memory with (all; with a budget none)")
     made.add_argument("--checks", type=int, help="lengths to compare with ONNX Runtime (all)")

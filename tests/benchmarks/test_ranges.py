@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from range_found import ALONE, RANGE, Found, Page, Row, by_length, kept
+from range_found import ALONE, BESIDE, RANGE, Found, Page, Row, by_length, kept
 from range_peers import Runner, Took
 from ranges import Measuring, measured, ordered, parser, settled
 from registry import TABLES
@@ -39,7 +39,8 @@ def test_small_models_are_right_and_timed(device: str, key: str, seed: int) -> N
     measured(asked("--device", device, "--models", f"{key}:small", "--seed", str(seed), *options), page)
     (found,) = page.found
     assert found.fine and len(found.compared) == 4 and len(found.resident) == 3, found
-    assert all(RANGE in r.took for r in some(found.rows))
+    beside = f"{BESIDE}ONNX Runtime" if device == "rocm" else RANGE
+    assert sum(beside in r.took for r in some(found.rows)) == (4 if device == "rocm" else 1)
     assert sum(ALONE in r.took for r in found.rows) == 1
     assert ("ONNX Runtime" in found.first) == (device == "rocm")
     text = page.text()
@@ -47,24 +48,36 @@ def test_small_models_are_right_and_timed(device: str, key: str, seed: int) -> N
     assert "NOT FINE" not in text
 
 
-def test_a_budget_gives_times_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A budget that is spent after the first length: that has the program for it alone and peers; errors are of as many lengths
-    as were asked for, and memory is not measured."""
-    times = list[Took]()
+def test_programs_are_timed_before_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that is spent when the first length was timed beside a peer: programs for lengths alone were before; errors are of
+    as many lengths as were asked for, and memory is not measured."""
+    who = list[tuple[str, ...]]()
 
-    def spent(self: Measuring, row: Row, runners: list[Runner], peers: object) -> None:
-        before(self, row, runners, peers)  # type: ignore[arg-type]
-        times.extend(row.took.values())
-        self.end = -math.inf
+    def spent(self: Measuring, length: int, runners: list[Runner]) -> None:
+        before(self, length, runners)
+        who.append(tuple(r.name for r in runners))
+        self.end = -math.inf if len(who) == 3 else self.end
 
-    before = Measuring.time
-    monkeypatch.setattr(Measuring, "time", spent)
+    before = Measuring.turns
+    monkeypatch.setattr(Measuring, "turns", spent)
     page = blank()
-    measured(asked("--models", "gpt2:small", "--budget", "1000", "--checks", "2"), page)
+    measured(asked("--models", "gpt2:small", "--budget", "1000", "--checks", "2", "--exact", "2"), page)
     (found,) = page.found
-    assert [set(r.took) for r in found.rows] == [{RANGE, ALONE, "ONNX Runtime"}, set()]
+    assert who == [(RANGE, ALONE), (RANGE, ALONE), (f"{BESIDE}ONNX Runtime", "ONNX Runtime")]
+    assert [len(r.took) for r in found.rows] == [4, 2]
     assert len(found.compared) == 2 and found.fine and not found.resident
-    assert len(times) == 3
+    assert "ONNX Runtime / range" in page.text() and found.ratio("ONNX Runtime", f"{BESIDE}ONNX Runtime", False)
+
+
+@pytest.mark.large
+def test_programs_are_compiled_ahead(capfd: pytest.CaptureFixture[str]) -> None:
+    """What is timed was compiled by others: it is found on disk."""
+    page = blank()
+    measured(asked("--models", "gpt2:small", "--checks", "1", "--memory", "0", "--exact", "2", "--ahead", "2"), page)
+    (found,) = page.found
+    said = capfd.readouterr().err
+    assert said.count("alone ahead: ") == 2 and said.count("range ahead: ") >= 1 and "Error" not in said
+    assert found.fine and sum(ALONE in r.took for r in some(found.rows)) == 2
 
 
 def test_nothing_is_timed_without_time() -> None:
@@ -75,27 +88,28 @@ def test_nothing_is_timed_without_time() -> None:
 
 
 def test_peers_that_fail_are_told(tmp_path: Path) -> None:
-    """What one cannot run is in the table, and the others stay; nobody asks it again."""
+    """What one cannot run is in the table; another is opened once."""
     calls = list[str]()
 
     def fails(inputs: object) -> float:
-        calls.append("bad")
         raise RuntimeError("no such operator")
 
     def absent() -> Runner:
         raise DeviceUnavailable("torch is not installed")
 
+    def there() -> Runner:
+        calls.append("good")
+        return Runner("good", lambda inputs: {}, lambda inputs: 1e-3)
+
     at_work = Measuring(find_ranged("gpt2:small"), tmp_path, asked(), 0.0, lambda: None)
-    good, bad = Runner("good", lambda inputs: {}, lambda inputs: 1e-3), Runner("bad", lambda inputs: {}, fails)
-    for length in (3, 4):
-        row = at_work.found.row(length)
-        at_work.time(row, [], {"bad": lambda: bad, "good": lambda: good, "torch": absent})
-        assert set(row.took) == {"good"}
+    assert at_work.peer("bad", lambda: Runner("bad", lambda inputs: {}, fails), 3) is None
+    assert at_work.peer("torch", absent, 3) is None
+    assert at_work.peer("good", there, 3) is at_work.peer("good", there, 4) is not None
     assert at_work.found.missing == [
         "gpt2:small: bad: RuntimeError: no such operator",
         "gpt2:small: torch: torch is not installed",
     ]
-    assert calls == ["bad"] and at_work.found.first.keys() == {"good"}
+    assert calls == ["good"] and at_work.found.first.keys() == {"good"}
 
 
 @pytest.mark.parametrize("key", RANGED)

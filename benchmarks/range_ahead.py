@@ -1,0 +1,48 @@
+"""Programs compiled ahead, by several processes at a time: what measures then finds them on disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import rammer
+from rammer.peers.graph import Array
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program to keep in the folder ``programs``: of a range (``spans``), or of the shapes of ``inputs`` alone."""
+
+    file: Path
+    device: str
+    programs: Path
+    length: int
+    spans: Mapping[str, tuple[int, int]]
+    inputs: Mapping[str, Array] = field(repr=False)
+    options: Mapping[str, str] = field(default_factory=dict)
+    tune: str = "off"
+
+
+def kept(job: Job) -> float:
+    """Compile and run once, so that what a first run leaves is on disk, too; CPU seconds of that."""
+    start = time.process_time()
+    exe = rammer.compile(job.file, job.device, shapes=job.spans, options=job.options, tune=job.tune)
+    exe.programs = job.programs
+    try:
+        exe.run(job.inputs)
+    finally:
+        exe.close()
+    return time.process_time() - start
+
+
+def ahead(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, float | str]]:
+    """Each job as it is done, with its CPU seconds, or why it failed. Nothing of these processes is left afterwards."""
+    with ProcessPoolExecutor(min(processes, len(jobs)), multiprocessing.get_context("spawn")) as pool:
+        asked = {pool.submit(kept, job): job for job in jobs}
+        for done in as_completed(asked):
+            problem = done.exception()
+            yield asked[done], done.result() if problem is None else f"{type(problem).__name__}: {str(problem)[:200]}"

@@ -179,7 +179,7 @@ def check_program(program: RProgram) -> None:
     assert RProgram.parse(text) == program and text.isprintable() is False and text.replace("\n", "").isprintable()
 
 
-@pytest.mark.sampled(6, of="device")
+@pytest.mark.sampled(3, of="device")
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 @pytest.mark.parametrize("place", PLACES)
 def test_no_name_is_a_line_of_a_program(

@@ -99,6 +99,7 @@ def test_no_operator_of_a_drawn_case_runs_on_the_host(op: str, seed: int) -> Non
     assert judged >= 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(("trees", "depth"), [(1, 1), (5, 3), (2, 14)])
 def test_forests_padded_and_linked(rows: int, trees: int, depth: int, rng: np.random.Generator) -> None:

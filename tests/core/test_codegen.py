@@ -37,6 +37,7 @@ EPILOGUE = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("tile", [(2, 6, 9, 11), (1, 2, 3, 11), (1, 4, 4, 5), (1, 1, 1, 1)])
 @pytest.mark.parametrize("layer", ["thread", "veu"])
 def test_conv_bias_relu(rng: np.random.Generator, tile: tuple[int, ...], layer: str) -> None:
@@ -176,6 +177,7 @@ def test_piecewise_concat(rng: np.random.Generator) -> None:
     check(case(["a: f32[i:4, j:4] = exp(p[i, j])", text], {"p": values["a"], "b": values["b"]}, (2, 3), "veu"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_integer_operations_wrap_and_divide_as_numpy(rng: np.random.Generator, dtype: str) -> None:
     info = np.iinfo(dtype)

@@ -14,6 +14,7 @@ from rammer.testing.decoder import Decoder
 ort = pytest.importorskip("onnxruntime")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_decoders_are_right(device: str, seed: int) -> None:
     """Bits, blocks, zero points and what came before at random; all but the smallest weights stay codes."""

@@ -64,6 +64,7 @@ def growing(weight: float = 1.01) -> onnx.ModelProto:
     return model([loop], [tensor("x", [3])], ["y"], constants=constants)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_next_process_compiles_no_turns(device: str, made: list[str], tmp_path: Path) -> None:
     """And it does not wait for many turns before it takes the program of several."""
@@ -83,6 +84,7 @@ def test_the_next_process_compiles_no_turns(device: str, made: list[str], tmp_pa
     exe.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_compiled_file_keeps_its_turns(device: str, made: list[str], tmp_path: Path) -> None:
     path, proto, feeds = tmp_path / "m.rammer", growing(), {"x": np.array([1, 2, 3], np.float32)}

@@ -58,6 +58,7 @@ def turning(compiled: Compiled) -> RProgram:
     return next(p for p in compiled.programs if p.repeat is not None)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_layers_at_random_lengths(device: str, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]) -> None:
     """A few ranges, each of which is compiled once; the batch may change, too."""

@@ -30,6 +30,7 @@ def run(model: ModelProto, feeds: dict[str, np.ndarray[Any, Any]], device: str) 
         exe.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 @pytest.mark.parametrize("kind", sorted(MAKERS))
 def test_groups(kind: str, device: str, seed: int) -> None:
@@ -77,6 +78,7 @@ def dynamic(signed: bool) -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 @pytest.mark.parametrize("signed", [False, True])
 def test_dynamic_quantisation(signed: bool, device: str, rng: np.random.Generator) -> None:

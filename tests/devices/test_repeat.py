@@ -48,6 +48,7 @@ def repeating(compiled: Compiled) -> list[ProgramSegment]:
     return [s for s in compiled.segments if isinstance(s, ProgramSegment) and s.program.repeat is not None]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_layers_in_random_turns(device: str, rng: np.random.Generator, seed: int) -> None:
     """On devices that repeat programs, and on one whose turns the host runs."""

@@ -99,7 +99,7 @@ def check_same(found: Arrays, want: Arrays) -> None:
         np.testing.assert_allclose(found[name], want[name], 1e-4, 1e-5)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
 @pytest.mark.parametrize("name", RANGED)
@@ -178,6 +178,7 @@ def test_what_was_not_used_for_longest_is_freed(rng: np.random.Generator, tmp_pa
     assert all(r.closed for r in some(made))
 
 
+@pytest.mark.sampled(1)
 @needs_mpi
 @pytest.mark.parametrize("transport", ["mpi", "messages"])
 def test_processes_move_what_a_run_has(transport: str, rng: np.random.Generator, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_devices_of_several_processes(transport: str, rng: np.random.Generator) 
     check_right(launched(wanted := replace(wanted, transport=transport)), wanted)
 
 
+@pytest.mark.sampled(2)
 @needs_mpi
 @pytest.mark.parametrize("transport", PROCESSES)
 @pytest.mark.parametrize("fault", ["kill", "stop"])

@@ -11,7 +11,7 @@ from rammer.testing import thread_checks
 from rammer.testing.conformance import CHECKS
 
 
-@pytest.mark.sampled(32)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_kit_finds(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = MISTAKES[mistake]
@@ -22,6 +22,7 @@ def test_the_kit_finds(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
             CHECKS[planted.check](subject(planted.broken))
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("check", sorted({m.check for m in MISTAKES.values()}))
 def test_the_kit_passes_what_is_right(check: str) -> None:
     CHECKS[check](subject(broken_rows.Rows))

@@ -12,6 +12,7 @@ from view_graphs import failure, opened
 COUNT = {"toy": 20, "ipu_sim": 12, "rocm": 6}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", COUNT)
 def test_random_models_of_views_agree_with_onnxruntime(device: str, seed: int) -> None:
     backend = opened(device)

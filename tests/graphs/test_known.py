@@ -101,6 +101,7 @@ def test_graphs_of_the_table(judge: Judge, device: str) -> None:
     pytest.fail("each is right by itself, but not all of them in one model")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("path", KEPT, ids=lambda p: p.stem)
 def test_kept_cases(judge: Judge, device: str, path: Path) -> None:
     case, extra = GraphCase.load(path)

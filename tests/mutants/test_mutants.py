@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 #: All kinds by turns in one process, which opens the device once; `make search` runs 500.
-COUNT = 15
+COUNT = 8
 
 
 def test_mutants(tmp_path: Path) -> None:

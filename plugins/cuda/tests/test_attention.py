@@ -144,7 +144,7 @@ def blocks(case: Case) -> list[ROperator]:
     return list({(o.config[0][1], o.config[1][1]): o for _, o in reversed(found)}.values())
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", SMALL)
 def test_fragments_copies_and_rows_on_the_host(case: str, rng: np.random.Generator) -> None:
@@ -174,7 +174,7 @@ def test_a_task_writes_its_own_rows_alone(numbers: tuple[int, int, int, int], rn
         assert np.array_equal(~np.isnan(have), own), task
 
 
-@pytest.mark.sampled(5, of="arch")
+@pytest.mark.sampled(3, of="arch")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_machine_code_does_not_spill(case: str, arch: str) -> None:

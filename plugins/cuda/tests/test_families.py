@@ -51,6 +51,7 @@ def target() -> CudaBackend:
     return backend
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("case", ["softmax", "odd layer norm", "arg max", "four", "deep", "depthwise", "max"])
 def test_machine_code(case: str, target: str) -> None:
@@ -139,7 +140,7 @@ def _reference(tiled: ROperator, given: Mapping[str, np.ndarray]) -> np.ndarray:
     return values[tiled.anchor.name]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.Generator) -> None:

@@ -204,6 +204,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_faults_are_found(name: str, tmp_path: Path) -> None:
     assert on_host(tmp_path, PLANTED[name], sanitize="thread") != GOOD

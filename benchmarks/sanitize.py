@@ -49,6 +49,8 @@ from rammer_cuda.persistent.executor import PersistentProgram
 #: Nanoseconds that a block of a checked persistent kernel waits before it reports a hang.
 WAIT = 300_000_000_000
 TOOLS = ("memcheck", "racecheck", "initcheck")
+#: What a key ends in that is run by the persistent executor.
+PERSISTENT = ":persistent"
 #: Stands for kernels of every family instead of a model: sampled cases, products of one, and of each family and precision.
 FAMILIES, CASES, LARGEST, EACH = "families", 60, 200_000, 2
 #: For every tool a kernel with the fault that it looks for, run from a CUDA graph as models are: it must be found.
@@ -83,7 +85,7 @@ def run_model(key: str, tune: str, seed: int, path: Path) -> None:
     with those kept there."""
     if key == FAMILIES:
         return run_families(seed, path)
-    key, _, executor = key.partition(":")
+    key, executor = (key.removesuffix(PERSISTENT), "persistent") if key.endswith(PERSISTENT) else (key, "graph")
     model = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", SEED)
     exe = rammer.compile(model, device="cuda", tune=tune, options={"executor": "graph"})
     outputs: dict[str, np.ndarray] = {}

@@ -42,6 +42,7 @@ WAITS = """
 struct rm_turn {};
 template <int METHOD, int THREADS> static bool rm_ready(const rm_turn &) { rm_after(); return true; }
 template <int THREADS> static void rm_turn_meet() { __syncthreads(); }
+template <int THREADS> static RmPart rm_thread() { return {(int)threadIdx.x}; }
 """
 #: Rows of several warps, whose sums meet in static shared memory.
 LONG = "rows b=3 m=2 depth=700 t=1 off=1 @float32 seed=105275"

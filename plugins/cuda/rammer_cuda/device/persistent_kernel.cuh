@@ -9,6 +9,7 @@ extern "C" __global__ void __launch_bounds__(@threads@, @blocks@) rm_persistent(
     rm_fetch(walk, slots[0], row.begin);
     rm_fetched();
   }
+  if (threadIdx.x == 0) rm_asked = rm_told = 0;
   __syncthreads();
   bool alive = true;
   for (int first = row.begin, slot = 0; first < row.end && alive;) {

@@ -17,7 +17,8 @@ template <int N, int W> __device__ __forceinline__ bool rm_receive(const rm_walk
     const int (&at)[N], rm_vector<W> (&value)[N], int order) {
   const unsigned *const from = words + (walk.epoch & 1u ? span : 0);
   unsigned long long start = 0;
-  for (;;) {
+#pragma unroll 1
+  do {
     for (int i = 0; i < @patience@; ++i) {
       bool all = true;
 #pragma unroll
@@ -28,8 +29,9 @@ template <int N, int W> __device__ __forceinline__ bool rm_receive(const rm_walk
         for (int w = 0; w < W; ++w) all = all && __float_as_uint(value[n].at[w]) != @empty@u;
       if (all) { RM_BEGIN(order) return true; }
     }
-    if (rm_hopeless(walk, start, order)) return false;
-  }
+    start = rm_hopeful(walk.control, walk.limit, start, order);
+  } while (start != 0);
+  return false;
 }
 __device__ __forceinline__ void rm_send(const rm_walk &walk, unsigned *words, int span, int at, float value) {
   unsigned *const to = words + at, word = __float_as_uint(value);

@@ -2,13 +2,17 @@
 
 An entry is 32-bit words, so that a block can copy the next one while it computes::
 
-    task | waits | signals | run | (counter, threshold, total) a wait | counter a signal | pointers (two words each)
+    task | waits | signals | run | (counter, threshold, total) a wait | (counter, tasks) a signal | pointers (two words each)
+
+Where whoever waits for a counter waits for all of its tasks, only the last of those on a row signals, for all of them: a signal
+waits until what was written can be seen everywhere, which takes as long as a small task.
 
 The word of the run counts in the first entry of a run: its kernel, and above that how many entries it has.
 """
 
 from __future__ import annotations
 
+from collections import Counter as Counting
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +26,8 @@ from rammer.ir.program import Counter, RProgram
 HEAD = 4
 #: Bits of a kernel's number in the word of a run.
 KERNEL_BITS = 12
+#: Signals of a task at most: those of a warp.
+MOST_SIGNALS = 32
 #: Words that a thread copies at once; entries are multiples of it.
 COPY = 4
 
@@ -42,7 +48,7 @@ class EntryForm:
     @property
     def pointer_at(self) -> int:
         """First word of the pointers, even since they are two words each."""
-        return -(-(self.signal_at + self.signals) // 2) * 2
+        return -(-(self.signal_at + 2 * self.signals) // 2) * 2
 
     @property
     def words(self) -> int:
@@ -73,29 +79,24 @@ def make_table(
     """The table of ``program``. By operator: its kernel's number, the pointers that it takes, and what identifies the
     constants that the kernel holds on chip (() where it holds none)."""
     number = {c.name: i for i, c in enumerate(program.counters)}
-    feeds: dict[str, list[tuple[int, Counter]]] = {}
-    for i, counter in enumerate(program.counters):
-        feeds.setdefault(counter.operator, []).append((i, counter))
     tasks = [t for row in program.rows for t in row]
     waits = [(entry, i, number[w.counter], w.threshold) for entry, t in enumerate(tasks) for i, w in enumerate(t.waits)]
-    signals = [
-        (entry, i, c)
-        for entry, t in enumerate(tasks)
-        for i, c in enumerate([c for c, f in feeds.get(t.operator, ()) if f.first <= t.index < f.last])
-    ]
+    signals = _signals(program)
     form = EntryForm(
         max((w[1] + 1 for w in waits), default=0),
         max((s[1] + 1 for s in signals), default=0),
         max(map(len, pointers.values()), default=0),
     )
+    if form.signals > MOST_SIGNALS:
+        raise DeviceFailure(f"a task with {form.signals} signals, of which the persistent kernel has {MOST_SIGNALS}")
     entries = np.zeros((len(tasks), form.words), np.uint32)
     place = {o.name: i for i, o in enumerate(program.operators)}
     operator = np.array([place[t.operator] for t in tasks], np.int64)
     entries[:, 0] = [t.index for t in tasks]
     entries[:, 1] = [len(t.waits) for t in tasks]
-    signalling, which, counted = np.array(signals, np.int64).reshape(-1, 3).T
+    signalling, which, counted, amount = np.array(signals, np.int64).reshape(-1, 4).T
     np.add.at(entries[:, 2], signalling, 1)
-    entries[signalling, form.signal_at + which] = counted
+    entries[signalling, form.signal_at + 2 * which], entries[signalling, form.signal_at + 2 * which + 1] = counted, amount
     waiting, which, awaited, threshold = np.array(waits, np.int64).reshape(-1, 4).T
     totals = np.array([c.total for c in program.counters], np.int64)
     for word, values in enumerate((awaited, threshold, totals[awaited])):
@@ -110,6 +111,25 @@ def make_table(
     entries[runs[:, 1], 3] = runs[:, 0] | runs[:, 2] << KERNEL_BITS
     rows = np.cumsum([0, *map(len, program.rows)], dtype=np.int32)
     return RowTable(form, entries, runs, first, rows, program.counters)
+
+
+def _signals(program: RProgram) -> list[tuple[int, int, int, int]]:
+    """(entry, which of its signals, counter, tasks that it says are done) of all rows one after another."""
+    feeds: dict[str, list[tuple[int, Counter]]] = {}
+    for i, counter in enumerate(program.counters):
+        feeds.setdefault(counter.operator, []).append((i, counter))
+    totals = {c.name: c.total for c in program.counters}
+    early = {w.counter for row in program.rows for t in row for w in t.waits if w.threshold != totals[w.counter]}
+    result, entry = list[tuple[int, int, int, int]](), 0
+    for row in program.rows:
+        fed = [[(i, c) for i, c in feeds.get(t.operator, ()) if c.first <= t.index < c.last] for t in row]
+        last = {i: n for n, some in enumerate(fed) for i, _ in some}
+        count = Counting(i for some in fed for i, _ in some)
+        for n, some in enumerate(fed):
+            said = [(i, 1 if c.name in early else count[i]) for i, c in some if c.name in early or last[i] == n]
+            result += [(entry + n, which, i, amount) for which, (i, amount) in enumerate(said)]
+        entry += len(row)
+    return result
 
 
 def _runs(

@@ -52,6 +52,7 @@ def kernel_text(bodies: Sequence[Body], form: EntryForm, threads: int, traced: b
         "line": LINE,
         "head": HEAD,
         "signal_at": form.signal_at,
+        "signals": form.signals,
         "slots": SLOTS,
         "pointer_at": form.pointer_at,
         "patience": PATIENCE,
@@ -100,8 +101,9 @@ def _step(body: Body, threads: int) -> str:
     if body.part is not None:
         given = "nullptr, (int)entry[0], RmPart{0}, {walk, entry, first + i - row.begin}, scratch"
         call = f"{_name(body.part)}({''.join(f'{p}, ' for p in [_pointers(body, 'entry')] if p)}{given})"
-        guard = f"(int)threadIdx.x >= {body.part.threads} || " if narrow(body.part, threads) else ""
-        return f"const bool done = {guard}{call};\n    {end}\n    if (!rm_done_if(walk, entry, done)) return false;"
+        idle = narrow(body.part, threads)
+        guard, says = (f"(int)threadIdx.x >= {body.part.threads} || ", body.part.threads) if idle else ("", "RM_SAYS")
+        return f"const bool done = {guard}{call};\n    {end}\n    if (!rm_done_if<{says}>(walk, entry, done)) return false;"
     if body.held is None:
         return f"{WAIT}{body.name}({_pointers(body, 'entry')}, scratch, (int)entry[0]);\n    {end}\n    rm_done(walk, entry);"
     walk = ", walk, first + i - row.begin" if body.held.words else ""
@@ -139,7 +141,8 @@ def part_function(kernel: TaskKernel, threads: int) -> str:
     method = 2 if _differ(kernel) else 1 if narrow(kernel, threads) else 0
     after = f"#define rm_after() do {{ if (!rm_ready<{method}, {kernel.threads}>(rm_mine)) return false; }} while (0)\n"
     head = ", ".join((*kernel.parameters, "const int *order", "int first", "const RmPart blockIdx", "const rm_turn &rm_mine"))
-    own = barrier(kernel, threads, "rm_turn_meet")
+    count = kernel.threads if narrow(kernel, threads) else threads
+    own = f"const RmPart threadIdx = rm_thread<{count}>();\n" + barrier(kernel, threads, "rm_turn_meet")
     return (
         f"{shared.text}{after}static __device__ __forceinline__ bool {name}({head}, char *rm_scratch) {{\n"
         f"{own}{shared.body}return true;\n}}\n#undef rm_after\n"

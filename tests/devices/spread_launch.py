@@ -20,9 +20,10 @@ from spread_ranks import Wanted
 RANKS = Path(__file__).with_name("spread_ranks.py")
 #: Seconds that processes may take to start and to end, on a machine that does other things.
 STARTING = 60.0
-#: Seconds until a run is given up, and looks (each half a second) until one that was left alone goes on: a launcher ends who is
-#: left in less where others have failed.
-LONGEST = 200.0
+#: Seconds until a run is given up, and each of those that shall all be done besides: what hangs ends by itself long before, so
+#: this is for a machine that does other things. Looks (each half a second) until one that was left alone goes on: a launcher ends
+#: who is left in less where others have failed.
+LONGEST, EACH = 200.0, 0.5
 ALONE = 16
 #: What processes get that shall fail, by fault.
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "pause": signal.SIGSTOP}
@@ -57,7 +58,8 @@ def launched(wanted: Wanted) -> Ended:
                 begin = time.monotonic()
                 faulty = wanted.fault in SIGNALS and faulted(process, wanted, Path(told))
                 begin = time.monotonic() if faulty else begin
-                out, err = waited(process, Path(told), wanted.victim if wanted.fault == "stop" else -1)
+                longest = LONGEST + EACH * wanted.runs * (wanted.fault not in ("kill", "stop"))
+                out, err = waited(process, Path(told), wanted.victim if wanted.fault == "stop" else -1, longest)
                 seconds = time.monotonic() - begin
             finally:
                 until = time.monotonic() + 2.0  # what was told to end may still be ending
@@ -70,9 +72,9 @@ def launched(wanted: Wanted) -> Ended:
     return Ended(process.returncode, out, err, seconds, faulty, files)
 
 
-def waited(process: subprocess.Popen[str], told: Path, stopped: int) -> tuple[str, str]:
+def waited(process: subprocess.Popen[str], told: Path, stopped: int, longest: float) -> tuple[str, str]:
     """Stdout and stderr. A stopped process that is left alone, for whom only the launcher waits, goes on."""
-    until, alone = time.monotonic() + LONGEST, 0
+    until, alone = time.monotonic() + longest, 0
     while True:
         try:
             return process.communicate(timeout=0.5)

@@ -76,12 +76,6 @@ class SpreadRuns:
     def part(self, device: int, backend: Backend, endpoint: Endpoint) -> BoundPart:
         """A device's side, run by the host or by the device itself. BadInput for steps on the host where that cannot be."""
         if isinstance(endpoint, RunsParts):
-            if self.spread.states:
-                raise BadInput(
-                    f"transport {self.joined.transport.name} keeps nothing for the next run",
-                    f"state {self.spread.states[0].output}={self.spread.states[0].input}",
-                    "name another with --transport, or use one device",
-                )
             hosted = [s.host.title for s in self.spread.parts[device].steps if s.host is not None]
             if hosted:
                 raise BadInput(

@@ -20,7 +20,8 @@ from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure, DeviceUnavailable
 from rammer.frontend.reader import read_model
 from rammer.ir.spread import Spread
-from rammer.place.spreading import compile_spread
+from rammer.place.ranges import OpenShapes
+from rammer.place.spreading import compile_open, compile_spread
 from rammer.profile.store import KernelStore
 from rammer.runtime.spread_part import Runs
 from rammer.testing.some import some
@@ -31,7 +32,7 @@ from rammer.transport.measure import ROUNDS, WARM, measured_links
 from rammer.transport.protocol import Endpoint, RunsParts, Site, TimesItself
 
 from .fake_gpus import HostBackend, HostEnd, HostMemory, host_cupy, host_place
-from rammer_cuda.peer import fabric, symmetric
+from rammer_cuda.peer import exchange, fabric, symmetric
 from rammer_cuda.peer import part as module
 from rammer_cuda.peer.fabric import PeerEndpoint, check_apart, connects, heard, told
 from rammer_cuda.peer.layout import PeerLayout, Route
@@ -97,6 +98,56 @@ def test_runs_in_flight_give_what_one_device_gives(
     sent = [sum(t.source == d for t in spread.transfers) for d in range(devices)]
     assert [p.counters.payload_writes for p in parts] == [9 * n for n in sent]
     assert [p.counters.allocations + p.counters.serialisations + p.counters.copies for p in parts] == [0] * devices
+    for part in parts:
+        part.close()
+
+
+def recurrent(count: int) -> onnx.ModelProto:
+    """What the last layer makes is added to the input of the next run; each layer adds its own of the last run, and counts."""
+    rng = np.random.default_rng(count)
+    lines = ["h = Add(x, s)"]
+    for k in range(count):
+        lines += [f"m{k} = MatMul({f'a{k - 1}' if k else 'h'}, w{k})", f"n{k} = Tanh(m{k})", f"a{k} = Add(n{k}, o{k})"]
+        lines += [f"b{k} = Mul(n{k}, half)"]
+    size = ",".join(map(str, SHAPE))
+    given = ", ".join(f"float[{size}] {n}" for n in ("x", "s", *(f"o{k}" for k in range(count))))
+    made = ", ".join(f"float[{size}] {n}" for n in ("y", "t", *(f"b{k}" for k in range(count))))
+    text = f'<ir_version: 8, opset_import: ["" : 17]>\nrecurrent ({given}) => ({made}) <float half = {{0.5}}> {{\n'
+    text += "\n".join([*lines, f"y = Neg(a{count - 1})", f"t = Tanh(a{count - 1})"])
+    model = onnx.parser.parse_model(text + "\n}")
+    weights = {f"w{k}": rng.standard_normal((32, 32)).astype(np.float32) / 6 for k in range(count)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in weights.items())
+    return model
+
+
+@pytest.mark.parametrize(("devices", "depth"), [(2, 1), (2, 3), (3, 2)])
+def test_states_stay_on_gpus(devices: int, depth: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, registry = 5, Registry()
+    backend = registry.open("ipu_sim", options={"tiles": "8"})
+    made = Compiler(backend, CompileOptions(), KernelStore(None), registry, device="ipu_sim")
+    kept = {"t": "s"} | {f"b{k}": f"o{k}" for k in range(layers)}
+    model = recurrent(layers)
+    at = OpenShapes({i.name: SHAPE for i in model.graph.input}, states=kept)
+    spread = compile_open([(f"cuda:{k}", made) for k in range(devices)], read_model(model), at)
+    assert {s.input for s in spread.states if s.transfers} == {"s"}
+    monkeypatch.setattr(exchange, "cupy", host_cupy)
+    parts = parts_of(spread, backend, depth, 20.0, monkeypatch)
+    given = [{"x": rng.standard_normal(SHAPE).astype(np.float32)} for _ in range(7)]
+    given[4] |= {"s": rng.standard_normal(SHAPE).astype(np.float32)}
+    found: dict[int, dict[str, np.ndarray]] = {}
+    for first, count in ((0, 3), (3, 4)):
+        runs = Runs(first, count, lambda run: given[run], found.__setitem__)
+        threads = [threading.Thread(target=part.go, args=(runs,)) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    evaluator, held = ReferenceEvaluator(model), {i: np.zeros(SHAPE, np.float32) for i in kept.values()}
+    for run, inputs in enumerate(given):
+        made_here = dict(zip(("y", *kept), evaluator.run(None, held | inputs), strict=True))
+        held = {kept[n]: a for n, a in made_here.items() if n in kept}
+        np.testing.assert_allclose(found[run]["y"], made_here["y"], rtol=1e-4, atol=1e-5)
+    assert sum(p.counters.copies for p in parts) == 7 * len(kept)
     for part in parts:
         part.close()
 

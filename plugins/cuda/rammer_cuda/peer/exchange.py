@@ -27,14 +27,14 @@ from rammer_cuda.peer.entries import (
 )
 from rammer_cuda.peer.layout import PeerLayout, Route
 
-#: Bytes that a block writes, where there are enough; most blocks of one payload; bytes from which the copy engine is faster
-#: (measured between two H200s: 51 us by blocks and 58 by the copy engine at 16 MiB, 188 and 184 at 64).
+#: Bytes that a block writes, where there are enough; most blocks of one payload. The copy engine is no faster below 64 MiB
+#: (measured between two H200s: 58 us, and 51 by blocks, at 16 MiB; 184 and 188 at 64), and copies behind a wait in vain, too.
 EACH: Final = 16 << 10
 MOST: Final = 132
-LARGE: Final = 32 << 20
-#: cudaMemcpyDeviceToHost and the other way.
+#: cudaMemcpyDeviceToHost, the other way, and cudaMemcpyDefault: the driver knows where addresses are.
 TO_HOST: Final = 2
 TO_DEVICE: Final = 1
+ANYWHERE: Final = 4
 
 
 class End:
@@ -116,15 +116,6 @@ class End:
         """A launch of these entries, in no order."""
         return Exchange(self, entries)
 
-    def sending(self, name: str, slot: int, source: int, more: Sequence[PeerEntry] = ()) -> list[Exchange | Copy]:
-        """What writes the tensor at address ``source`` into a slot: by a kernel, with ``more`` entries in its launch, or, where
-        that is faster, by the copy engine."""
-        size = self.routes[name].nbytes
-        if size < LARGE:
-            return [self.exchange([self.put(name, slot, source), *more])]
-        copy = Copy(self.unit, self.landing(name, slot), source, size)
-        return [self.exchange([self.room(name)]), copy, self.exchange([self.put(name, slot, 0, 0), *more])]
-
     def waited(self) -> float:
         """Seconds that all waits of this GPU have waited, for flags and for slots; launches are over."""
         ends = [(r.name, "sent" if r.source == self.number else "got") for r in self.layout.routes]
@@ -197,14 +188,14 @@ class Exchange:
 
 
 class Copy:
-    """A copy by the copy engine into another GPU's memory."""
+    """A copy by the copy engine, within this GPU's memory."""
 
     def __init__(self, unit: Unit, to: int, source: int, nbytes: int) -> None:
         self.unit, self.to, self.source, self.nbytes = unit, to, source, nbytes
 
     def launch(self, stream: int) -> None:
         """Queue it on the stream with this handle."""
-        check(driver().cuMemcpyDtoDAsync(self.to, self.source, self.nbytes, stream), "copying to another GPU")
+        cupy().cuda.runtime.memcpyAsync(self.to, self.source, self.nbytes, ANYWHERE, stream)
 
     def node(self, graph: Any, after: Sequence[Any]) -> Any:
         """A node of ``graph`` behind others."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +22,10 @@ from rammer.transport.mpi import MPI
 from rammer.transport.protocol import Endpoint, Fabric, Party, Site
 
 from rammer_cuda.hardware import cupy, gpu_count
-from rammer_cuda.peer.exchange import TO_HOST, End
+from rammer_cuda.peer.exchange import ANYWHERE, TO_HOST, End
 from rammer_cuda.peer.layout import PeerLayout, Route
 from rammer_cuda.peer.memory import Offer, PeerMemory, ReachedMemory, reaches
 from rammer_cuda.peer.part import CudaPart
-
-#: cudaMemcpyDefault: the driver knows where addresses are.
-ANYWHERE: Final = 4
 
 
 class PeerFabric:
@@ -117,10 +114,11 @@ class PeerEndpoint:
         if isinstance(values, np.ndarray):
             given = np.ascontiguousarray(values)
             copy = HostCopy(end.landing(name, run), given)
-            self._all([end.exchange([end.room(name)]), copy, end.exchange([end.put(name, run, 0, 0)])])
+            self._all([end.exchange([end.room(name)])])  # nothing is copied behind a wait in vain
+            self._all([copy, end.exchange([end.put(name, run, 0, 0)])])
             self.counters.host_copies += 1
         else:
-            self._all(end.sending(name, run, values.data.ptr))
+            self._all([end.exchange([end.put(name, run, values.data.ptr)])])
         self.counters.payload_writes += 1 if route.nbytes else 0
         self.counters.nbytes += route.nbytes
         self.counters.flag_writes += 1
@@ -138,8 +136,8 @@ class PeerEndpoint:
             first, last = (cupy().cuda.Event() for _ in range(2))
             first.record(self.stream)
             for run in runs:
-                sent, got = end.sending(out, run, source), end.exchange([end.wait(into)])
-                for launch in (*sent, got) if begins else (got, *sent):
+                sent, got = end.exchange([end.put(out, run, source)]), end.exchange([end.wait(into)])
+                for launch in (sent, got) if begins else (got, sent):
                     launch.launch(self.stream.ptr)
                 end.exchange([end.credit(into)]).launch(self.stream.ptr)
             last.record(self.stream)

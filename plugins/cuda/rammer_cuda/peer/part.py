@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -54,7 +54,11 @@ class CudaPart:
     def __init__(self, spread: Spread, device: int, backend: Backend, end: End, counters: Counters) -> None:
         self.spread, self.device, self.end, self.counters = spread, device, end, counters
         self.depth = end.layout.depth
-        self.results = spread.results(device)
+        self.states = spread.staying(device)
+        brought = [n for s in self.states for n in s.transfers]
+        self.results = [n for n in spread.results(device) if n not in brought]
+        self.brought = [n for n in brought if n in spread.results(device)]
+        self.kept = {s.into for s in spread.states}
         self.outputs = [o for o in spread.outputs if device == 0]
         self.steps = spread.parts[device].steps
         self.loaded: list[Any] = []
@@ -64,6 +68,8 @@ class CudaPart:
             with end.unit:
                 self.stream, self.aside = (cupy().cuda.Stream(non_blocking=True) for _ in range(2))
                 self.slots += [self._slot(number) for number in range(self.depth)]
+                for number, slot in enumerate(self.slots):
+                    slot.steps = self._steps(slot, number)
                 cupy().cuda.runtime.deviceSynchronize()
         except BaseException:
             self.close()
@@ -74,7 +80,8 @@ class CudaPart:
         """How the part runs."""
         graphs = all(isinstance(piece, CapturedGraph) for slot in self.slots for piece in slot.steps)
         how = "one CUDA graph a run" if graphs else "steps, waits and writes queued one by one"
-        return (f"{how}; {self.end.how}",)
+        copied = (f"output {s.output!r} is copied into input {s.input!r} after every run" for s in self.states)
+        return (f"{how}; {self.end.how}", *copied)
 
     # --- building -----------------------------------------------------------------------------
 
@@ -88,7 +95,6 @@ class CudaPart:
         moved = [i.tensor for i in self.spread.inputs if self.device in i.devices] + [o.tensor for o in self.outputs]
         slot.pinned = {name: _pinned(slot.arrays[name]) for name in dict.fromkeys(moved)}
         slot.pinned[""] = _pinned(self.end.failure)
-        slot.steps = self._steps(slot, number)
         if self.results:
             entries = [self.end.wait(n) for n in self.results], [self.end.credit(n) for n in self.results]
             before, after = (Together([self.end.exchange(part) for part in _parts(e)]) for e in entries)
@@ -107,6 +113,7 @@ class CudaPart:
         pieces = [
             p for step, program in zip(self.steps, self.loaded, strict=True) for p in self._pieces(slot, step, program, number)
         ]
+        pieces += self._staying(slot, self.slots[(number + 1) % self.depth])
         if not all(isinstance(p, (Exchange, Copy, GraphPiece)) for p in pieces):
             return [p.alone() if isinstance(p, GraphPiece) else p for p in pieces]
         graph, ends = check(driver().cuGraphCreate(0), "creating a graph"), list[Any]()
@@ -128,16 +135,20 @@ class CudaPart:
         there = program.resident.with_buffers(places.buffers)
         computed = GraphPiece(program, there) if _plain(program) else program.turning(program.launchable_on(there), there)
         frees = [self.end.credit(n) for n in step.frees]
-        large, small = list[Any](), list[PeerEntry]()
-        for name in step.departures:
-            array = slot.arrays[self.spread.transfer[name].tensor]
-            sent = self.end.sending(name, number, array.data.ptr)
-            if len(sent) == 1:
-                small.append(self.end.put(name, number, array.data.ptr))
-            else:
-                large += sent
-        last = [self.end.exchange(part) for part in _parts([*small, *frees])]
-        return [*with_waits, computed, *last, *large]
+        sent = ((name, slot.arrays[self.spread.transfer[name].tensor]) for name in step.departures)
+        entries = [self.end.put(name, number, array.data.ptr) for name, array in sent]
+        return [*with_waits, computed, *(self.end.exchange(part) for part in _parts([*entries, *frees]))]
+
+    def _staying(self, slot: PartSlot, after: PartSlot) -> Iterator[Any]:
+        """What a run leaves for the next one is copied there, which begins behind it on the stream."""
+        for part in _parts([self.end.wait(n) for n in self.brought]):
+            yield self.end.exchange(part)
+        for state in self.states:
+            made, into = slot.arrays[state.tensor], after.arrays[state.into]
+            if made.nbytes:
+                yield Copy(self.end.unit, into.data.ptr, made.data.ptr, made.nbytes)
+        for part in _parts([self.end.credit(n) for n in self.brought]):
+            yield self.end.exchange(part)
 
     # --- running ------------------------------------------------------------------------------
 
@@ -155,7 +166,8 @@ class CudaPart:
         """Queue a run: its inputs, its steps, its results."""
         slot, memcpy = self.slots[run % self.depth], cupy().cuda.runtime.memcpyAsync
         for port in self.spread.inputs:
-            if self.device in port.devices and port.type.nbytes:
+            given = port.name in inputs or port.tensor not in self.kept
+            if self.device in port.devices and port.type.nbytes and given:
                 np.copyto(slot.pinned[port.tensor], inputs[port.name])
                 pinned, array = slot.pinned[port.tensor], slot.arrays[port.tensor]
                 memcpy(array.data.ptr, pinned.ctypes.data, array.nbytes, TO_DEVICE, self.stream.ptr)
@@ -183,6 +195,7 @@ class CudaPart:
                 self.counters.nbytes += transfer.nbytes
                 self.counters.copies += self.end.copies
             self.counters.flag_writes += self.device in (transfer.source, transfer.target)
+        self.counters.copies += len(self.states)
 
     def _finish(self, run: int, runs: Runs) -> None:
         """Wait for a run, and deliver what it made."""

@@ -86,5 +86,7 @@ def _pack(
         cut = in_tiles((quads(lines) if quads else lines).reshape(-1, line.extent, depth), tile, unit)
         return np.swapaxes(cut.reshape(-1, tiles, blocks, unit, depth), -1, -2)
 
-    facts = ("panels", tile, unit) if quads is None else ("quads", tile, unit, quads)
+    # Tiles of whole units lie as their units would one by one: other tiles of them want the same arrangement.
+    lie = (unit, tiles * blocks) if tile == unit * blocks or tiles == 1 else (tile, unit)
+    facts = ("panels", *lie) if quads is None else ("quads", *lie, quads)
     return packing(load, (*fixed, line, *reduce), size, arrange, *facts, dtype=dtype), coordinates

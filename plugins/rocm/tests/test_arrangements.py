@@ -1,0 +1,58 @@
+"""Arrangements of constants: programs share those with one key, so what is arranged alike has one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from families import CASES as OTHERS
+from products import CASES as PRODUCTS
+
+from rammer.codegen.task import Packing, Unsuited
+from rammer.device.manifest import Binding
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.operator import ROperator
+from rammer.testing.some import some
+
+from rammer_rocm.kernels import OpenClKernels
+
+LAYERS = (
+    MemoryLayer("dram", "device", 16 << 30, 47e9, 64),
+    MemoryLayer("cache", "veu", 1 << 20, 768e9, 64),
+    MemoryLayer("register", "thread", 2048, 1536e9, 64),
+)
+CPU = VDevice("opencl_cpu", "two cores", 2, LAYERS, flops=96e9, launch=3e-6, vector=16, resident=2)
+CASES = {**OTHERS, **PRODUCTS}
+
+
+def packings(backend: OpenClKernels, operator: ROperator, binding: Binding) -> dict[str, list[Packing]]:
+    """Of each constant by the kernels that are offered."""
+    found = defaultdict[str, list[Packing]](list)
+    for family in backend.usable:
+        for _, tiled in list(family.candidates(operator, binding, backend.unit))[:12]:
+            try:
+                arguments = family.kernel(tiled, binding).arguments
+            except Unsuited:
+                continue
+            for argument in arguments:
+                if argument.packing is not None:
+                    found[argument.tensor].append(argument.packing)
+    return found
+
+
+def test_constants_that_are_arranged_alike_have_one_key(rng: np.random.Generator) -> None:
+    """And one key is one arrangement, whichever tile wants it."""
+    backend, shared, keys = OpenClKernels(CPU), 0, 0
+    for name, (operator, binding) in some(CASES.items()):
+        for tensor, found in packings(backend, operator, binding).items():
+            kind = binding.types[tensor]
+            values = rng.integers(1, 100, kind.shape).astype(kind.dtype)
+            made = {p.key: (p.make(values).tobytes(), p.size) for p in found}
+            for packing in found:
+                assert (packing.make(values).tobytes(), packing.size) == made[packing.key], name
+            alike = defaultdict[tuple[bytes, int], set[str]](set)
+            for key, of in made.items():
+                alike[of].add(key)
+            assert all(len(k) == 1 for k in alike.values()), (name, tensor)
+            shared, keys = shared + len(found), keys + len(made)
+    assert keys and shared > 2 * keys

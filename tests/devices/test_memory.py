@@ -15,7 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rammer
 from rammer.compiled.kept import LARGE
-from rammer.device.shared import SharedConstants
+from rammer.device import arranging
+from rammer.device.shared import ConstantForm, SharedConstants
 from rammer.errors import BadInput
 from rammer.ir.joined import Constants
 from rammer.runtime.executable import Executable
@@ -200,3 +201,25 @@ def test_weights_of_siblings_are_kept_nowhere_else(
     assert not (tmp_path / "kept" / "constants").exists()
     assert len([*(tmp_path / "kept" / "programs").iterdir()]) == 1
     np.testing.assert_array_equal(*results)
+
+
+def test_programs_of_a_range_pack_weights_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as they may: here they may take any time."""
+    monkeypatch.setattr(arranging, "WITHIN", 1e9)
+    forms = dict[str, set[str]]()
+    before = SharedConstants.take
+
+    def taken(self: SharedConstants[object], wanted: dict[ConstantForm, object], upload: object) -> object:
+        for form in wanted:
+            if form.nbytes > LARGE and form.arrangement:
+                forms.setdefault(form.content, set()).add(form.arrangement)
+        return before(self, wanted, upload)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SharedConstants, "take", taken)
+    path = saved(tmp_path / "m.onnx", 2, 320)
+    exe = rammer.compile(path, "rocm", shapes={"n": (1, 256)})
+    for n in (40, 256, 100, 3, 180):
+        exe.run({"x0": np.ones((n, 320), np.float32)})
+    assert len(exe.cache) >= 3
+    exe.close()
+    assert all(len(found) == 1 for found in some(forms.values())), forms

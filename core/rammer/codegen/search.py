@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from math import isfinite
+from math import inf, isfinite
 from typing import Generic, TypeVar
 
 from rammer.codegen.family import Choice, KernelFamily
 from rammer.codegen.ranking import Queue, leaders_first
-from rammer.codegen.task import TaskCode, Unsuited
+from rammer.codegen.task import Argument, TaskCode, Unsuited
 from rammer.codegen.writer import KernelWriter, refusal
 from rammer.device.lazily import Lazily
 from rammer.device.manifest import Binding
@@ -110,6 +110,24 @@ class FamilyBackend(Generic[Unit, Code, Own]):
     def best(self, operator: ROperator, binding: Binding, families: Iterable[KernelFamily[Unit, Code, Own]]) -> float:
         """Predicted seconds of the best choice of some families; infinite where none suits."""
         return min((c.seconds for c in islice(self.choices(operator, binding, *families), 1)), default=float("inf"))
+
+    def arrangements(self, operator: ROperator, binding: Binding) -> frozenset[str]:
+        """Of constants, by key, as the kernel of a tiled operator wants them."""
+        arguments = (a for a in self._writer.written(operator, binding).arguments if isinstance(a, Argument))
+        return frozenset(a.packing.key for a in arguments if a.packing is not None)
+
+    def alike(self, operator: ROperator, binding: Binding, held: Collection[str], within: float) -> ROperator | None:
+        """The best choice of a tiled operator's family that wants only arrangements of ``held``, where it takes no more than
+        1 + ``within`` times as long as the family's best."""
+        family, untiled = self.kinds.get(operator.family), replace(operator, tile=(), family="", config=())
+        most = inf
+        for choice in self.choices(untiled, binding, family) if family is not None and not family.last else ():
+            most = min(most, choice.seconds * (1 + within))
+            if choice.seconds > most:
+                break
+            if self.arrangements(choice.operator, binding) <= {*held}:
+                return choice.operator
+        return None
 
     def fits(self, operator: ROperator, binding: Binding) -> bool:
         """Whether the operator's family can write its kernel, and a vEU has the local memory for it."""

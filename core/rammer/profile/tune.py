@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from rammer.device.arranging import ProgramsBeside
 from rammer.device.lazily import Lazily
 from rammer.device.manifest import Backend, Binding, Preparing
 from rammer.errors import DeviceFailure, blamed
@@ -38,8 +39,12 @@ class Tuner:
     progress: Callable[[str], None] = lambda name: None
     timer: TaskTimer | None = None
     measured: int = 0
+    beside: ProgramsBeside = field(init=False)
     _seen: dict[str, tuple[RKernel, ...]] = field(default_factory=dict)
     _options: dict[str, Sequence[ROperator]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.beside = ProgramsBeside(self.backend)
 
     def kernels(self, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
         """The kernels kept for ``operator``, fastest first. DeviceFailure when no candidate fits."""
@@ -128,8 +133,10 @@ class Tuner:
         return kernels
 
     def _predict(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
-        """The best-predicted candidate and the cheapest per vEU among the next few (Rammer's two kinds)."""
-        kernels = [self.backend.kernel(o, binding) for o in options[:KEPT]]
+        """The best-predicted candidate and the cheapest per vEU among the next few (Rammer's two kinds); alone one that hardly
+        takes longer and wants its constants as other programs do."""
+        shared = self.beside.shared(options[0], binding)
+        kernels = [self.backend.kernel(o, binding) for o in (options[:KEPT] if shared is options[0] else [shared])]
         thrifty = min(kernels, key=_veu_seconds)
         return (kernels[0],) if thrifty is kernels[0] else (kernels[0], thrifty)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from rammer.compiled.artifact import Artifact
 from rammer.compiled.options import RESIDENT, CompileOptions, Progress, quiet
-from rammer.compiled.segments import Compiled, with_contents
+from rammer.compiled.segments import Compiled, ProgramSegment, with_contents
 from rammer.compiled.unpack import as_refusal
 from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
@@ -269,6 +269,8 @@ class Executable:
         """``compiled`` on the device. What waits for values is compiled when they are there."""
         compiled = with_contents(compiled, self.contents)
         loaded, following = load_segments(self.backend, compiled), None
+        for segment in (s for s in compiled.segments if isinstance(s, ProgramSegment)):
+            self.compiler.tuner.beside.add(segment.program, segment.constants)
         if compiled.rest is not None:
             following = Continuation(compiled.rest, self._continued, Residents(self.head.name, self.resident), self.bodies)
         return Specialised(compiled, loaded, time.perf_counter() - start, following, self.bodies)

@@ -9,6 +9,7 @@ from families import CASES as OTHERS
 from products import CASES as PRODUCTS
 
 from rammer.codegen.task import Packing, Unsuited
+from rammer.device.arranging import WITHIN, ProgramsBeside
 from rammer.device.manifest import Binding
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
@@ -56,3 +57,24 @@ def test_constants_that_are_arranged_alike_have_one_key(rng: np.random.Generator
             assert all(len(k) == 1 for k in alike.values()), (name, tensor)
             shared, keys = shared + len(found), keys + len(made)
     assert keys and shared > 2 * keys
+
+
+def test_programs_want_constants_as_those_on_the_device_do(rng: np.random.Generator) -> None:
+    """An operator's best kernel gives way to one that hardly takes longer, and to no other."""
+    backend, moved, stayed = OpenClKernels(CPU), 0, 0
+    for operator, binding in some(CASES.values()):
+        for family in (f for f in backend.usable if not f.last):
+            choices = list(backend.choices(operator, binding, family))[:24]
+            wanted = [backend.arrangements(c.operator, binding) for c in choices]
+            if len({*wanted}) < 2:
+                continue
+            number = int(rng.integers(1, len(choices)))
+            beside = ProgramsBeside(backend)  # type: ignore[arg-type]
+            assert beside.shared(choices[0].operator, binding) is choices[0].operator
+            beside.held |= wanted[number]
+            found = beside.shared(choices[0].operator, binding)
+            first = next(c for c, w in zip(choices, wanted, strict=True) if w <= wanted[number])
+            near = first.seconds <= choices[0].seconds * (1 + WITHIN)
+            assert found == (first.operator if near else choices[0].operator)
+            moved, stayed = moved + (near and first is not choices[0]), stayed + (not near)
+    assert moved + stayed

@@ -26,8 +26,8 @@ from rammer.transport.protocol import Party, Site
 
 from .fake_gpus import HostBackend, HostBlocks, HostEnd, HostUnit, host_cupy, host_place
 from .fake_nvshmem import FakeNvshmem
-from .test_peer_part import SHAPE, spread_over, stack
-from rammer_cuda.peer import fabric, memory, part, symmetric
+from .test_peer_part import SHAPE, looped, recurrent_over, spread_over, stack
+from rammer_cuda.peer import exchange, fabric, memory, part, symmetric
 from rammer_cuda.peer.symmetric import SymmetricEnd
 from rammer_cuda.plugin import PEER, SYMMETRIC
 
@@ -60,7 +60,7 @@ def played(folder: Path, fault: bool) -> HostBlocks:
         setattr(cupy.cuda.runtime, name, getattr(blocks, name))
     if fault:
         cupy.cuda.runtime.ipcOpenMemHandle = lambda handle: blocks.ipcOpenMemHandle(b"none")
-    for module in (fabric, memory, part, symmetric):
+    for module in (exchange, fabric, memory, part, symmetric):
         module.cupy = lambda: cupy  # type: ignore[attr-defined]
     part.place = host_place  # type: ignore[attr-defined]
     memory.Unit = symmetric.Unit = HostUnit  # type: ignore[misc, assignment]
@@ -96,7 +96,13 @@ def main(asked: Asked) -> dict[str, Any]:
         if last and asked.fault in ("kill", "stop"):
             os.kill(os.getpid(), signal.SIGKILL if asked.fault == "kill" else signal.SIGSTOP)
     counters = [c.values() for c in runs.counters()]
-    runs.close()
+    runs.leave()
+    stayed, _ = recurrent_over(size, LAYERS)
+    joined.meet({rank: ""}, 60.0)
+    kept = SpreadRuns(stayed, {rank: here}, Joined(sites, transport, asked.depth, asked.timeout), joined, 60.0)
+    for made, wanted in zip(kept.run_all(inputs)[0], looped(LAYERS, inputs), strict=False):
+        np.testing.assert_allclose(made["y"], wanted, rtol=1e-4, atol=1e-5)
+    kept.close()
     model = ReferenceEvaluator(stack(LAYERS))
     for given, made in zip(inputs, outputs, strict=False):
         for name, want in zip(("y", "h0"), model.run(None, given), strict=True):

@@ -120,15 +120,34 @@ def recurrent(count: int) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize(("devices", "depth"), [(2, 1), (2, 3), (3, 2)])
-def test_states_stay_on_gpus(devices: int, depth: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    layers, registry = 5, Registry()
+def recurrent_over(devices: int, layers: int) -> tuple[Spread, Any]:
+    """One state crosses, from the last device to the first; others stay where they are made."""
+    registry, model = Registry(), recurrent(layers)
     backend = registry.open("ipu_sim", options={"tiles": "8"})
     made = Compiler(backend, CompileOptions(), KernelStore(None), registry, device="ipu_sim")
-    kept = {"t": "s"} | {f"b{k}": f"o{k}" for k in range(layers)}
-    model = recurrent(layers)
-    at = OpenShapes({i.name: SHAPE for i in model.graph.input}, states=kept)
-    spread = compile_open([(f"cuda:{k}", made) for k in range(devices)], read_model(model), at)
+    at = OpenShapes({i.name: SHAPE for i in model.graph.input}, states=kept_of(layers))
+    return compile_open([(f"cuda:{k}", made) for k in range(devices)], read_model(model), at), backend
+
+
+def kept_of(layers: int) -> dict[str, str]:
+    return {"t": "s"} | {f"b{k}": f"o{k}" for k in range(layers)}
+
+
+def looped(layers: int, given: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
+    """What runs one behind the other make."""
+    kept, found = kept_of(layers), list[np.ndarray]()
+    evaluator, held = ReferenceEvaluator(recurrent(layers)), {i: np.zeros(SHAPE, np.float32) for i in kept.values()}
+    for inputs in given:
+        made = dict(zip(("y", *kept), evaluator.run(None, held | inputs), strict=True))
+        held = {kept[n]: a for n, a in made.items() if n in kept}
+        found.append(made["y"])
+    return found
+
+
+@pytest.mark.parametrize(("devices", "depth"), [(2, 1), (2, 3), (3, 2)])
+def test_states_stay_on_gpus(devices: int, depth: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = 5
+    spread, backend = recurrent_over(devices, layers)
     assert {s.input for s in spread.states if s.transfers} == {"s"}
     monkeypatch.setattr(exchange, "cupy", host_cupy)
     parts = parts_of(spread, backend, depth, 20.0, monkeypatch)
@@ -142,12 +161,9 @@ def test_states_stay_on_gpus(devices: int, depth: int, rng: np.random.Generator,
             thread.start()
         for thread in threads:
             thread.join(60)
-    evaluator, held = ReferenceEvaluator(model), {i: np.zeros(SHAPE, np.float32) for i in kept.values()}
-    for run, inputs in enumerate(given):
-        made_here = dict(zip(("y", *kept), evaluator.run(None, held | inputs), strict=True))
-        held = {kept[n]: a for n, a in made_here.items() if n in kept}
-        np.testing.assert_allclose(found[run]["y"], made_here["y"], rtol=1e-4, atol=1e-5)
-    assert sum(p.counters.copies for p in parts) == 7 * len(kept)
+    for run, want in some(list(enumerate(looped(layers, given)))):
+        np.testing.assert_allclose(found[run]["y"], want, rtol=1e-4, atol=1e-5)
+    assert sum(p.counters.copies for p in parts) == 7 * (layers + 1)
     for part in parts:
         part.close()
 

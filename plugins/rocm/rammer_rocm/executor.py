@@ -27,7 +27,6 @@ from rammer_rocm.kernels.generic import dialect_of
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.memory import lay_out, shared_memory
 from rammer_rocm.placement import Placement, distance, system_wide, table, usable
-from rammer_rocm.repeat import turns
 from rammer_rocm.source import LINE_WORDS, WalkShape, program_text
 from rammer_rocm.table import make_table
 from rammer_rocm.units import opencl
@@ -136,9 +135,11 @@ class OpenClProgram:
         try:
             # The host's views are there where runs have finished when they return: nobody else is at it then.
             self.buffer, self.host = shared_memory(context, self.memory.nbytes, self.threads == 1, self.single)
+            self.start_of_memory = 0 if self.host is None else int(self.host.ctypes.data)
             self.spill = cl.Buffer(context, flags.READ_WRITE, max(scratch, 64))
             tables = (arguments, self.table.starts, self.table.runs, self.table.filled)
             self.tables = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=t) for t in tables]
+            self.own = Placement(self.memory.buffers, self.tables[0])
             self.upload_constants(constants)
         except cl.MemoryError as problem:
             raise DeviceFailure(f"out of device memory: {self.memory.nbytes} bytes wanted ({problem})") from problem
@@ -196,7 +197,7 @@ class OpenClProgram:
         program's memory."""
         found = usable(self.program, inputs, outputs) if self.host is not None and system_wide(self.queue.device) else {}
         if self.host is None or not found:
-            return Placement(self.memory.buffers, self.tables[0])
+            return self.own
         buffers = {**self.memory.buffers, **{name: distance(array, self.host) for name, array in found.items()}}
         return Placement(buffers, table(self.queue.context, [self._address(a, buffers) for a in self.pointers]), found)
 
@@ -214,11 +215,11 @@ class OpenClProgram:
 
     def queue_run(self, at: Placement | None = None) -> None:
         """Queue one run on the inputs already there; with ``single`` its last turn has finished when this returns."""
-        at = at or Placement(self.memory.buffers, self.tables[0])
+        at = at or self.own
         if self.program.repeat is None:
             self._queue_turn(at)
-        else:
-            turns(self.program, at.buffers, lambda: self._queue_turn(at), self._copy, lambda name: self._length(name, at))
+            return
+        at.seam(self.program).run(lambda: self._queue_turn(at), self._copy, lambda name: self._length(name, at))
 
     def _length(self, tensor: str, at: Placement) -> int:
         given = at.arrays.get(self.program.storage[tensor].buffer)
@@ -228,8 +229,7 @@ class OpenClProgram:
         """Queue a copy between addresses, as distances from the program's memory; where the host sees that, nothing is queued
         now."""
         if self.host is not None:
-            start = self.host.ctypes.data
-            memmove(start + target, start + source, nbytes)
+            memmove(self.start_of_memory + target, self.start_of_memory + source, nbytes)
         else:
             queue, buffer = self.queue, self.buffer
             opencl().enqueue_copy(queue, buffer, buffer, src_offset=source, dst_offset=target, byte_count=nbytes)

@@ -20,6 +20,7 @@ from rammer.ir.program import RProgram
 from rammer.runtime.host_memory import fills
 
 from rammer_rocm.constants import LINE, SLACK
+from rammer_rocm.repeat import Seam
 from rammer_rocm.units import opencl
 
 #: What kernels take for granted of every tensor of a program.
@@ -34,6 +35,13 @@ class Placement:
     buffers: Mapping[str, int]
     arguments: Any
     arrays: Mapping[str, Array] = field(default_factory=dict)
+    _seams: list[Seam] = field(default_factory=list, repr=False, compare=False)
+
+    def seam(self, program: RProgram) -> Seam:
+        """What ``program``, which is this call's, copies between its turns."""
+        if not self._seams:
+            self._seams.append(Seam(program, self.buffers))
+        return self._seams[0]
 
 
 def usable(program: RProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Array]:

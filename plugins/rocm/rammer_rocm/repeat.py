@@ -3,34 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from rammer.ir.program import MoveTime, RProgram
 from rammer.ir.types import itemsize
 
+#: Byte addresses of target and source in turn 0, how much further on they are in every turn, and how many bytes.
+Copy: TypeAlias = tuple[int, int, int, int, int]
 
-def turns(
-    program: RProgram,
-    places: Mapping[str, int],
-    one: Callable[[], None],
-    copy: Callable[[int, int, int], None],
-    length: Callable[[str], int],
-) -> None:
-    """All turns of ``program``, whose buffers begin at byte ``places``: ``one`` runs a turn, ``copy`` moves bytes (target,
-    source, number), ``length`` reads an input of one element."""
-    count = program.turns_at(length)
-    skipped = program.turns - count
 
-    def move(when: MoveTime, turn: int = 0) -> None:
+class Seam:
+    """The copies of ``program``, whose buffers begin at byte ``places``: worked out once for each number of turns."""
+
+    def __init__(self, program: RProgram, places: Mapping[str, int]) -> None:
+        self.program, self.places = program, places
+        self._copies: dict[tuple[MoveTime, int, int], list[Copy]] = {}
+
+    def copies(self, when: MoveTime, turn: int, count: int) -> list[Copy]:
+        """Those of one turn of ``count``. Only the first turn and the last of all may have a slice that ends with its buffer."""
+        edge = turn if turn in (0, count - 1) else -1
+        key = when, edge, count
+        if key not in self._copies:
+            if len(self._copies) > 1024:
+                self._copies.clear()
+            self._copies[key] = self._found(when, max(edge, 0), count, edge < 0)
+        return self._copies[key]
+
+    def _found(self, when: MoveTime, turn: int, count: int, whole: bool) -> list[Copy]:
+        program, found = self.program, list[Copy]()
+        skipped = program.turns - count
         for m in program.moves(when):
             target, source = program.buffer[m.target], program.buffer[m.source]
-            width, (to, first, size) = itemsize(target.dtype), m.part(turn, skipped, target.size, source.size)
+            width, (to, first) = itemsize(target.dtype), m.places(0, skipped)
+            size = m.size if whole else m.part(turn, skipped, target.size, source.size)[2]
             if size:
-                copy(places[m.target] + to * width, places[m.source] + first * width, size * width)
+                begin = self.places[m.target] + to * width, self.places[m.source] + first * width
+                found.append((*begin, m.target_by * width, m.source_by * width, size * width))
+        return found
 
-    move("once")
-    move("first")
-    for turn in range(count):
-        move("before", turn)
-        one()
-        move("after", turn)
-    move("last")
+    def run(self, one: Callable[[], None], copy: Callable[[int, int, int], None], length: Callable[[str], int]) -> None:
+        """All turns: ``one`` runs a turn, ``copy`` moves bytes (target, source, number), ``length`` reads an input of one
+        element."""
+        count = self.program.turns_at(length)
+
+        def move(when: MoveTime, turn: int = 0) -> None:
+            for target, source, on, by, nbytes in self.copies(when, turn, count):
+                copy(target + turn * on, source + turn * by, nbytes)
+
+        move("once")
+        move("first")
+        for turn in range(count):
+            move("before", turn)
+            one()
+            move("after", turn)
+        move("last")

@@ -102,6 +102,7 @@ def test_many_lengths_are_few_programs(most: int, rng: np.random.Generator) -> N
     assert len(exe.cache) <= 5
     tasks = [turning(s.compiled).task_count for s in some(exe.cache.values())]
     assert max(tasks) <= 64 * 3
+    assert all(s.compiled.programs[0].repeat is not None for s in some(exe.cache.values())), "a turn counts its steps itself"
     exe.close()
 
 

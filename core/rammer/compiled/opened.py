@@ -163,7 +163,7 @@ class _Opening:
         """Recurrent layers of ``extent`` steps, ``step`` in a turn."""
         told = [(i, t) for i, s in enumerate(self.stacks) if (t := s[node.outputs].turn) is not None]
         turn, first, steps = told[0][1], self.graphs[0], self.stacks[0][node.outputs].steps
-        if steps:
+        if len(told) == len(self.points):
             rest = self._needed(node, turn)
             fixed = [i for i, p in enumerate(self.points) if all(p[d] == self.points[0][d] for d in p if d not in rest)]
             told = [(i, t) for i, t in told if i in fixed]

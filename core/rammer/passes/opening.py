@@ -13,11 +13,13 @@ from math import isqrt
 from typing import Final
 
 import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rammer.errors import BadInput
 from rammer.frontend.rolled import DOMAIN, TURNS, RolledTurn, rolled_turn
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.names import Names, identifier
+from rammer.ir.port import InputPort
 from rammer.ir.types import TensorType
 from rammer.passes.directions import one_way
 from rammer.passes.open_loops import forward_loops, is_loop, loop_title, opened_loop, steps_of_turn
@@ -27,6 +29,8 @@ from rammer.passes.stacks import Stack, first_stack, is_cell, steps_of
 
 #: Steps that take as long as what is between two turns: a run computes whole turns, half of one in vain, and begins each of them.
 BETWEEN: Final = 2
+#: The input of a turn that says how many steps all turns have.
+_STEPS: Final = "turn.steps"
 
 
 def turn_for(least: int, most: int) -> int:
@@ -82,22 +86,19 @@ def opened(graph: Graph, sizes: Mapping[str, OpenSize], same: Collection[str]) -
         found.append(OpenStack(loop_title(node), loop.node, loop.turn, loop.steps))
     while (stack := first_stack(graph, 0, sizes)) is not None:
         size = sizes[stack.cells[0][0].outputs[0]]
-        graph, made = _opened(graph, stack, size.turn, size.count, stack.steps == size.most)
+        graph, made = _opened(graph, stack, size, stack.steps == size.most)
         found.append(made)
     return graph, found
 
 
-def _opened(graph: Graph, stack: Stack, turn: int, count: int, told: bool) -> tuple[Graph, OpenStack]:
-    lens = _Lens(graph, stack, turn, count)
+def _opened(graph: Graph, stack: Stack, size: OpenSize, told: bool) -> tuple[Graph, OpenStack]:
+    turn, count, lens = size.turn, size.count, _Lens(graph, stack, size)
     given = replace(stack, nodes=lens.nodes)
     whole = replace(graph, types=lens.types, constants={**graph.constants, **lens.constants})
     rolling = Rolling(whole, given, turn)
     rolling.count, rolling.rest, made = count, 0, rolling.made
     states = {n.outputs[0]: rolling.initial(n) for n, _ in given.cells}
-    mains = [
-        made.fresh(f"{n}_turns", _turns(whole.types[lens.parts.get(n, n)], count, turn, n in lens.parts))
-        for n, _, _ in rolling.sliced
-    ]
+    mains = [made.fresh(f"{n}_turns", _turns(whole.types[n], count, turn, n in lens.parts)) for n, _, _ in rolling.sliced]
     turned = rolling.scan(states, mains)
     scan = made.nodes.pop()
     outside = {m: lens.parts.get(n, n) for m, (n, _, _) in zip(mains, rolling.sliced, strict=True)}
@@ -112,14 +113,15 @@ def _opened(graph: Graph, stack: Stack, turn: int, count: int, told: bool) -> tu
     nodes = [*(n for n in graph.nodes if id(n) not in inside), *lens.made, *made.nodes, node]
     known = {*graph.constants, *lens.constants, *made.constants, *(v.name for v in graph.inputs)}
     result = rebuilt(replace(graph, types=types), in_order(nodes, known), {**lens.constants, **made.constants})
-    return result, OpenStack(
-        stack.cells[0][0].outputs[0], node, _turn(result, scan, types, outside, named, turn) if told else None
-    )
+    found = _turn(result, scan, types, outside, named, turn) if told else None
+    if found is not None and lens.starts:
+        found = _counting(found, lens.starts, lens.steps, turn)
+    return result, OpenStack(stack.cells[0][0].outputs[0], node, found, lens.steps)
 
 
 def _turns(kind: TensorType, count: int, turn: int, lengths: bool) -> TensorType:
     """What the turns get slices of, by turns."""
-    return kind if lengths else TensorType(kind.dtype, (count, turn, *kind.shape[1:]))
+    return TensorType(kind.dtype, (count, *kind.shape) if lengths else (count, turn, *kind.shape[1:]))
 
 
 def _turn(
@@ -138,15 +140,44 @@ def _turn(
     )
 
 
-class _Lens:
-    """The layers of a stack with the lengths of their sequences, and how many steps each turn has of them."""
+def _counting(turn: RolledTurn, starts: str, steps: str, step: int) -> RolledTurn:
+    """``turn`` that counts itself how many of its ``step`` steps are left, for all of a batch, by where it starts."""
+    model, front = turn.model, list[NodeProto]()
+    ports = {p.name: p for p in model.inputs}
+    for name in (i for i, value, _ in turn.slices if value == starts):
+        (batch,), prefix = ports.pop(name).shape, f"{name}.left"
+        ports |= {n: InputPort(n, "int64", ()) for n in (f"{prefix}.start", _STEPS)}
+        for what, value in (("none", np.array(0)), ("most", np.array(step)), ("shape", np.array([batch]))):
+            tensor = numpy_helper.from_array(value.astype(np.int64))
+            front.append(helper.make_node("Constant", [], [f"{prefix}.{what}"], value=tensor))
+        lines = [
+            ("Sub", _STEPS, f"{prefix}.start", f"{prefix}.rest"),
+            ("Max", f"{prefix}.rest", f"{prefix}.none", f"{prefix}.some"),
+        ]
+        lines.append(("Min", f"{prefix}.some", f"{prefix}.most", f"{prefix}.count"))
+        front += [helper.make_node(op, [a, b], [result]) for op, a, b, result in lines]
+        front.append(helper.make_node("Expand", [f"{prefix}.count", f"{prefix}.shape"], [f"{prefix}.all"]))
+        front.append(helper.make_node("Cast", [f"{prefix}.all"], [name], to=TensorProto.INT32))
+    proto = ModelProto.FromString(model.proto.SerializeToString())
+    nodes = [*front, *proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    slices = tuple((f"{i}.left.start" if value == starts else i, value, back) for i, value, back in turn.slices)
+    model = replace(model, proto=proto, inputs=tuple(ports.values()))
+    return replace(turn, model=model, slices=slices, fixed=(*turn.fixed, (_STEPS, steps)))
 
-    def __init__(self, graph: Graph, stack: Stack, turn: int, count: int) -> None:
-        self.graph, self.names, self.types = graph, Names(graph.types), dict(graph.types)
+
+class _Lens:
+    """The layers of a stack with the lengths of their sequences, and how many steps each turn has of them. Where all sequences
+    have all steps, and these are a length, a turn counts itself (``steps``, from its ``starts`` on)."""
+
+    def __init__(self, graph: Graph, stack: Stack, size: OpenSize) -> None:
+        self.graph, self.names, self.types, self.plain = graph, Names(graph.types), dict(graph.types), size.plain
+        self.starts = self.steps = ""
         self.constants: dict[str, np.ndarray] = {}
         self.parts: dict[str, str] = {}  #: Lengths -> steps of each turn.
         self.made: list[Node] = []
-        self.turn, self.count, self.version = turn, count, max(n.version for n, _ in stack.nodes)
+        self.turn, self.count, self.version = size.turn, size.count, max(n.version for n, _ in stack.nodes)
         self.nodes = tuple((self._lengthened(n, stack.steps) if is_cell(n) else n, way) for n, way in stack.nodes)
 
     def _lengthened(self, cell: Node, steps: int) -> Node:
@@ -157,8 +188,17 @@ class _Lens:
                 np.full(batch, steps, np.int32), f"{cell.outputs[0]}_steps"
             )
         if inputs[4] not in self.parts:
-            self.parts[inputs[4]] = self._split(inputs[4])
+            whole = inputs[4] in self.constants and self.plain
+            self.parts[inputs[4]] = self._started() if whole else self._split(inputs[4])
         return replace(cell, inputs=tuple(inputs))
+
+    def _started(self) -> str:
+        """At which step each turn starts."""
+        if not self.starts:
+            self.starts = self._constant(np.arange(self.count) * self.turn, "turn_starts")
+            self.steps = identifier("turn_steps", self.names)
+            self.types[self.steps] = TensorType("int64", ())
+        return self.starts
 
     def _split(self, lens: str) -> str:
         """How many of the steps are in each turn."""

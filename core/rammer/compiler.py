@@ -52,7 +52,7 @@ from rammer.profile.aside import task_timer
 from rammer.profile.choose import fastest_program
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED, Tuner
-from rammer.schedule.policy import Choosing, OperatorGraph, Policy, Schedule
+from rammer.schedule.policy import Choosing, Memory, OperatorGraph, Policy, Schedule
 from rammer.schedule.registry import parse_policy
 from rammer.tile.conditions import inline_conditions
 from rammer.tile.connect import Rate, connect, peak
@@ -82,6 +82,7 @@ class Compiler:
     progress: Progress = quiet
     device: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
 
     def __post_init__(self) -> None:
         plugins = self.registry
@@ -107,7 +108,7 @@ class Compiler:
     def compile_model(self, model: Model, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, str] = NOTHING) -> Compiled:
         """Bind ``shapes`` and compile. BadInput where a dynamic dimension stays open. ``kept`` outputs are in the memory of
         inputs where they can be (``frontend.appending``)."""
-        self.seconds = {}
+        self.seconds, self.memory = {}, Memory()
         with self.registry.blaming() if self.registry else nullcontext():
             with self.step("bind"):
                 graph, rest = bind_until(model, shapes, self.lowerings)
@@ -124,7 +125,7 @@ class Compiler:
         """One program for all lengths in ``spans`` of open dimensions; ``shapes`` tell the other ones. NoRange where it is
         none. With ``kept``, for fixed arrays: of these outputs in their inputs' memory, such inputs alone hold zeros beyond the
         lengths."""
-        self.seconds = {}
+        self.seconds, self.memory = {}, Memory()
         points = [(p, shapes_at(model, shapes, p, derived)) for p in probes(spans)]
         with self.registry.blaming() if self.registry else nullcontext(), collector_paused():
             try:
@@ -190,8 +191,7 @@ class Compiler:
         with self.step("passes"):
             graph, reports = self.rewritten(graph, self.passes)
         debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
-        segments: list[Segment] = []
-        uses = Uses(graph)
+        segments, uses = list[Segment](), Uses(graph)
         found = split_segments(graph, self.lowerings)
         kept = _tensors(graph, kept) if len(found) == 1 else NOTHING
         for number, (nodes, why) in enumerate(found):
@@ -291,7 +291,8 @@ class Compiler:
         with self.step("schedule"), blamed(self.policy):
             after = dependences(tile.operators, plan.storages)
             timed = StageTimer(self.backend, self.store, binding) if MEASURED[self.options.tune] and not ranged else None
-            schedules = self._schedules(OperatorGraph(kernels, after, binding.constants, timed))[: 1 if ranged else None]
+            asked = OperatorGraph(kernels, after, binding.constants, timed, self.memory)
+            schedules = self._schedules(asked)[: 1 if ranged else None]
         with self.step("plan"), blamed(self.policy):  # a schedule that cannot be is found here
             programs = [
                 build_program(
@@ -329,8 +330,7 @@ class Compiler:
     def _binding(self, plan: StoragePlan, operators: Sequence[ROperator] = ()) -> Binding:
         """What kernels may know of the tensors; without the operators, not which constants several of them read."""
         constants = frozenset(plan.graph.constants)
-        reused = reused_constants(operators, constants)
-        return Binding(plan.graph.types, plan.storages, constants, reused, self.options.precision)
+        return Binding(plan.graph.types, plan.storages, constants, reused_constants(operators, constants), self.options.precision)
 
     def _layouts(self, plan: StoragePlan, tile: TileGraph) -> list[StoragePlan]:
         """The plans to choose from: the model's layout, and the one with images of 8-bit codes moved where there are any; with

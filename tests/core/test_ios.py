@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from rammer.ir.operator import RKernel
 from rammer.schedule import ios as module
 from rammer.schedule.clock import stage_latency
-from rammer.schedule.endings import Dag, Found, Latency, TooLarge, bits, blocks, search
+from rammer.schedule.cuts import blocks
+from rammer.schedule.endings import Dag, Found, Latency, TooLarge, bits, search
 from rammer.schedule.ios import IOS
-from rammer.schedule.policy import OperatorGraph
+from rammer.schedule.policy import Memory, OperatorGraph
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
 from rammer.testing.programs import adding, device, kernel, random_net, recurrent_net
@@ -237,8 +238,9 @@ def test_a_block_beyond_the_limit_is_cut_and_says_so(monkeypatch: pytest.MonkeyP
     net = recurrent_net(layers=4, steps=5, tasks=2)
     graph, unit = net.graph(), device(4)
     exact = IOS().search(graph, unit)
-    monkeypatch.setattr(module, "MAX_TRANSITIONS", 50)
-    cut = IOS().search(graph, unit)
+    for limit in ("FIRST_TRANSITIONS", "MAX_TRANSITIONS"):
+        monkeypatch.setattr(module, limit, 50)
+    cut = IOS().search(replace(graph, memory=Memory()), unit)
     assert exact.exact and not cut.exact
     assert exact.seconds <= cut.seconds and cut.transitions < exact.transitions
     assert net.program(IOS(), 4).task_count == 40
@@ -320,7 +322,7 @@ def test_transitions_of_a_model_are_bounded(monkeypatch: pytest.MonkeyPatch, cap
     graph, unit = plain_graph(40, WIDE["four chains"]), device(16)
     monkeypatch.setattr(module, "MAX_TOTAL", 100)
     first = IOS().search(graph, unit)
-    assert first == IOS().search(graph, unit) and not first.exact
+    assert first == IOS().search(replace(graph, memory=Memory()), unit) and not first.exact
     assert "operators are in stages that were not searched" in caplog.text
 
 
@@ -354,7 +356,7 @@ def random_wired(seed: int, nodes: int) -> OperatorGraph:
 @pytest.mark.parametrize(("seed", "nodes"), [(2, 24), *(pytest.param(n, 32, marks=pytest.mark.large) for n in range(11))])
 def test_random_wired_networks_are_searched_exactly(seed: int, nodes: int) -> None:
     graph, unit = random_wired(seed, nodes), device(132)
-    found = [IOS(r, 8).search(graph, unit) for r in (1, 2, 3)]
+    found = [IOS(r, 8).search(replace(graph, memory=Memory()), unit) for r in (1, 2, 3)]
     assert all(f.exact for f in some(found))
     assert found[2].seconds <= found[1].seconds * (1 + 1e-9) <= found[0].seconds * (1 + 1e-9) ** 2
     assert found[0].transitions < found[1].transitions < found[2].transitions

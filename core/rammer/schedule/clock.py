@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
-from rammer.schedule.endings import Dag, Least
-from rammer.schedule.place import choices, levels_of, side_by_side
+from rammer.schedule.endings import Dag, Least, bits, components
+from rammer.schedule.place import choices, latency, levels_of
 from rammer.schedule.policy import OperatorGraph
 
 #: Dependences among operators, and (tasks, alone, crowded) of every kernel of each: what is equal in these takes as long.
@@ -24,15 +24,28 @@ class StageClock:
 
     graph: OperatorGraph
     device: VDevice
-    measured: dict[Signature, float] = field(default_factory=dict)
+    measured: dict[tuple[int, ...], float] = field(default_factory=dict)
     _ratios: list[float] = field(default_factory=list)
+    _predicted: dict[tuple[int, ...], float] = field(default_factory=dict)
+    _kinds: dict[Signature, int] = field(default_factory=dict)
 
     def seconds(self, stage: Sequence[str]) -> float:
         """Of operators in topological order, launches included."""
-        predicted = stage_latency(self.graph, stage, self.device)
+        return self.together([self.kind(group) for group in groups(stage, self.graph.after)], stage)
+
+    def together(self, kinds: Iterable[int], stage: Sequence[str]) -> float:
+        """Of a stage whose groups are of these kinds, in any order."""
+        key = tuple(sorted(kinds))
+        predicted = self._predicted.get(key)
+        if predicted is None:
+            predicted = self._predicted[key] = stage_latency(self.graph, stage, self.device)
         if not self.measured:
             return predicted
-        return self.measured.get(self.signature(stage), predicted * self._scale)
+        return self.measured.get(key, predicted * self._scale)
+
+    def kind(self, group: Sequence[str]) -> int:
+        """A number for all groups that take equally long."""
+        return self._kinds.setdefault(self.signature(group), len(self._kinds))
 
     def least(self, group: Sequence[str]) -> Least:
         """What a stage with ``group`` (operators in topological order) takes at the least, whichever kernels it has: no
@@ -50,7 +63,7 @@ class StageClock:
 
     def measure(self, stages: Sequence[Sequence[str]]) -> bool:
         """Run the stages that were not run yet; whether there was any."""
-        fresh = {self.signature(s): s for s in stages}
+        fresh = {tuple(sorted(map(self.kind, groups(s, self.graph.after)))): s for s in stages}
         fresh = {key: stage for key, stage in fresh.items() if key not in self.measured}
         for key, stage in fresh.items():
             predicted = stage_latency(self.graph, stage, self.device)
@@ -60,9 +73,9 @@ class StageClock:
             self.measured[key] = predicted * self._scale if found is None else found
         return bool(fresh)
 
-    def signature(self, stage: Sequence[str]) -> Signature:
-        """Equal for what takes equally long."""
-        return Dag.of(stage, self.graph.after).pred, tuple(self._times(n) for n in stage)
+    def signature(self, names: Sequence[str]) -> Signature:
+        """Equal for blocks that take equally long, in other programs as well."""
+        return Dag.of(names, self.graph.after).pred, tuple(self._times(n) for n in names)
 
     def _times(self, name: str) -> tuple[tuple[int, float, float], ...]:
         return tuple((k.operator.task_count, k.alone, k.crowded) for k in self.graph.kernels[name])
@@ -75,9 +88,15 @@ class StageClock:
 
 def stage_kernels(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -> tuple[RKernel, ...]:
     """The kernel choice under which the stage ends first."""
-    return min(choices(graph, stage, device), key=lambda kernels: side_by_side(kernels, graph.after, device))
+    return min(choices(graph, stage, device), key=lambda kernels: latency(kernels, graph.after, device))
 
 
 def stage_latency(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -> float:
     """Seconds of a stage (operators in topological order) by the times of its kernels, launches included."""
-    return min(side_by_side(kernels, graph.after, device) for kernels in choices(graph, stage, device))
+    return min(latency(kernels, graph.after, device) for kernels in choices(graph, stage, device))
+
+
+def groups(stage: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """The connected parts of a stage; all in topological order."""
+    dag = Dag.of(stage, after)
+    return [[stage[i] for i in bits(part)] for part in components(dag, (1 << dag.size) - 1)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import accumulate
 from operator import or_
 from typing import TypeAlias
 
@@ -86,6 +85,17 @@ def connected(dag: Dag, r: int) -> list[int]:
         if len(found) > MAX_GROUPS:
             raise TooLarge(f"more than {MAX_GROUPS} groups of at most {r} among {dag.size} operators")
     return sorted(found)
+
+
+def components(dag: Dag, part: int) -> Iterator[int]:
+    """The connected parts of a set of operators."""
+    while part:
+        found = edge = part & -part
+        while edge:
+            edge = _union(dag.near, edge) & part & ~found
+            found |= edge
+        part &= ~found
+        yield found
 
 
 def _union(masks: Sequence[int], part: int) -> int:
@@ -201,40 +211,3 @@ def _together(first: Least, second: Least) -> Least:
 def _at_least(least: Least) -> float:
     launches, path, share = least
     return launches + max(path, share)
-
-
-def blocks(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[range]:
-    """Cut wherever all that follows waits for all that comes before: unpruned, no stage gains by reaching across.
-
-    That is so where each operator behind the cut that reads none behind it reads every one before the cut that nothing
-    before it reads; a concatenation that is a view, and so no operator, does not hide a cut. ``names`` are in topological order.
-    """
-    place = {name: i for i, name in enumerate(names)}
-    size = len(names)
-    reads = [sorted({place[p] for p in after.get(name, ()) if p in place}) for name in names]
-    reader = [size] * size  # the first that reads it
-    for i in range(size - 1, -1, -1):
-        for p in reads[i]:
-            reader[p] = i
-    last = [mine[-1] if mine else -1 for mine in reads]  # the last that it reads
-    # At a cut behind i: ``ends`` that nothing up to i reads, ``starts`` behind it that read none behind it, and ``joins``,
-    # the reads of the one by the other. Each is so for a run of cuts, marked here by where it begins and where it is over.
-    ends, starts, joins = ([0] * (size + 1) for _ in range(3))
-    for i in range(size):
-        _mark(ends, i, reader[i])
-        _mark(starts, max(last[i], 0), i)
-        for p in reads[i]:
-            _mark(joins, last[i], reader[p])
-    result, start = [], 0
-    for i, (out, into, both) in enumerate(zip(*map(accumulate, (ends, starts, joins)), strict=True)):
-        if i < size and (i == size - 1 or out * into == both):
-            result.append(range(start, i + 1))
-            start = i + 1
-    return result
-
-
-def _mark(marks: list[int], begin: int, over: int) -> None:
-    """One more at each of ``begin .. over-1``."""
-    if begin < over:
-        marks[begin] += 1
-        marks[over] -= 1

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import cast
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
-from rammer.schedule.clock import Signature, StageClock, stage_kernels
-from rammer.schedule.endings import Dag, Found, Latency, Least, TooLarge, bits, blocks, search
+from rammer.schedule.clock import StageClock, stage_kernels
+from rammer.schedule.cuts import blocks, windows
+from rammer.schedule.effort import SearchTime
+from rammer.schedule.endings import Dag, Found, Latency, Least, TooLarge, bits, components, search
 from rammer.schedule.place import Row, levels_of, side_by_side
-from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
+from rammer.schedule.policy import Memory, OperatorGraph, Schedule, rows_of
 
-#: Transitions searched in one block before it is cut in two. The published Inception block has 5,040; of eleven random graphs
+#: Transitions searched in one block before it is cut. The published Inception block has 5,040; of eleven random graphs
 #: WS(32, 4, 0.75), RandWire's, the largest has 10.1 million with r=3 and s=8.
 MAX_TRANSITIONS = 16_000_000
+#: Those searched at first, until all of a model has its stages: half a second.
+FIRST_TRANSITIONS = 300_000
 #: Operators in a block that is searched at all: larger ones never stay under MAX_TRANSITIONS unless nearly chains.
 MAX_OPERATORS = 64
-#: Transitions searched in one model, in vain or not: about two minutes of it.
+#: Operators in a part of a block that was cut.
+PART = 32
+#: Transitions searched in one model, in vain or not: about a minute of it.
 MAX_TOTAL = 48_000_000
 
 #: Rounds of measuring: each runs the stages of the best schedule so far that were not run yet.
@@ -33,7 +40,7 @@ _log = logging.getLogger(__name__)
 class IOSResult:
     """Stages of operator names in order, the predicted seconds, and the size of the search.
 
-    ``exact`` is False when a block was cut where it has no cut vertex, because it exceeded the search limits.
+    ``exact`` is False when a block was cut elsewhere, because it exceeded the search limits.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -48,9 +55,11 @@ class IOS:
     """At most ``s`` groups (connected components) in a stage, at most ``r`` operators in a group.
 
     Exact within blocks: no stage reaches across a place where all that follows waits for all before it, which costs nothing as
-    long as the groups behind it number at most ``s``.
-    The search of a model ends after MAX_TOTAL transitions or ``seconds`` of its own processor time; what was not
-    searched by then is put in stages greedily, and a warning says so.
+    long as the groups behind it number at most ``s``. A block of too many transitions is cut where that keeps the fewest
+    operators apart (``cuts.windows``), until every part is searched; what time is left then goes into searching cut
+    blocks whole, smallest first.
+    The search of a model ends after MAX_TOTAL transitions or ``seconds`` of its own processor time, which all programs
+    of the model share; what was not searched by then is put in stages greedily, and a warning says so.
     The latency of a stage comes from the kernel times through ``place.side_by_side``: its groups share the vEUs. It is
     asked for only where a stage could be the best by what its groups take at the least. Where ``graph.timed`` runs stages,
     each operator is run alone and then every stage of the best schedule, until all stages of the best one were run: it is
@@ -89,13 +98,21 @@ class IOS:
 
     def search(self, graph: OperatorGraph, device: VDevice) -> IOSResult:
         """The best stages of each block, and how large the search was."""
-        clock = StageClock(graph, device)
-        if graph.timed is None:
-            return self._searched(clock)
-        clock.measure([(n,) for n in graph.names])
-        found = best = IOSResult(tuple((n,) for n in graph.names), sum(clock.seconds((n,)) for n in graph.names), 0, 1, False)
+        clock, time = StageClock(graph, device), SearchTime(self.seconds - graph.memory.spent)
+        try:
+            if graph.timed is None:
+                return self._searched(clock, time, graph.memory)
+            return self._measured(clock, time)
+        finally:
+            graph.memory.spent += time.spent()
+
+    def _measured(self, clock: StageClock, time: SearchTime) -> IOSResult:
+        """The best schedule of which every stage was run."""
+        graph, names = clock.graph, clock.graph.names
+        clock.measure([(n,) for n in names])
+        found = best = IOSResult(tuple((n,) for n in names), sum(clock.seconds((n,)) for n in names), 0, 1, False)
         for _ in range(MAX_ROUNDS):
-            found = self._searched(clock)
+            found = self._searched(clock, time, replace(graph.memory, known={}))
             fresh = clock.measure(found.stages)
             found = replace(found, seconds=sum(map(clock.seconds, found.stages)))
             best = min(found, best, key=lambda result: result.seconds)
@@ -103,18 +120,18 @@ class IOS:
                 break
         return best
 
-    def _searched(self, clock: StageClock) -> IOSResult:
-        names, search = clock.graph.names, _Search(self, clock)
-        found = _joined([search.block(names[b.start : b.stop]) for b in blocks(names, clock.graph.after)])
+    def _searched(self, clock: StageClock, time: SearchTime, memory: Memory) -> IOSResult:
+        search = _Search(self, clock, time, memory)
+        found = search.model()
         if search.greedy:
             _log.warning(
                 "%s: the search for stages was cut after %.0f s and %d transitions; %d of %d operators are in "
                 "stages that were not searched (ios{seconds=N} sets the time)",
                 self,
-                search.clock() - search.begun,
-                search.transitions,
+                time.spent(),
+                memory.transitions,
                 search.greedy,
-                len(names),
+                len(clock.graph.names),
             )
         return found
 
@@ -125,52 +142,71 @@ class _OutOfTime(Exception):
 
 @dataclass
 class _Search:
-    """One search over one graph. Blocks that look alike (a network's repeated cells) are searched once."""
+    """One search over one graph. Blocks that look alike (a network's repeated cells) are searched once: ``memory``."""
 
     policy: IOS
     stages: StageClock
-    known: dict[Signature, Found | TooLarge] = field(default_factory=dict)
-    clock: Callable[[], float] = time.thread_time
-    begun: float = field(default_factory=time.thread_time)
-    transitions: int = 0
+    time: SearchTime
+    memory: Memory
     greedy: int = 0
 
-    def block(self, names: Sequence[str]) -> IOSResult:
-        """Search one block; one beyond the limits is cut in two at a breadth-first level."""
-        found = self._found(names)
-        if isinstance(found, Found):
-            stages = tuple(tuple(names[i] for i in bits(mask)) for mask in found.stages)
-            return IOSResult(stages, found.cost, found.transitions, found.schedules, True)
-        if found is None:
-            return self._unsearched(names)
-        _log.info("%s: a block from %s is cut in two (%s)", self.policy, names[0], found)
-        joined = _joined([self.block(half) for half in _halves(names, self.stages.graph)])
-        return replace(joined, exact=False)
+    def model(self) -> IOSResult:
+        """Every block, cut or not; then those that were cut as wholes, as long as the search may go on."""
+        names, r = self.stages.graph.names, self.policy.r
+        parts = [names[b.start : b.stop] for b in blocks(names, self.stages.graph.after)]
+        found = [self._part(part, PART) for part in parts]
+        for i in sorted((i for i, f in enumerate(found) if not f.exact), key=lambda i: len(parts[i])):
+            found[i] = self._less(parts[i], r, MAX_TRANSITIONS, found[i])
+        return _joined(found)
 
-    def _found(self, names: Sequence[str]) -> Found | TooLarge | None:
+    def _part(self, names: Sequence[str], most: int) -> IOSResult:
+        """A block, or part of one; with too many transitions in parts of at most ``most`` operators, or as groups of fewer
+        operators, whichever is better: so what takes longer with a larger ``r`` is not worse."""
+        whole = self._whole(names, self.policy.r, FIRST_TRANSITIONS)
+        if isinstance(whole, Found):
+            return _result(names, whole, exact=True)
+        if whole is None:
+            self.greedy += len(names)
+            return self._waves(names)
+        most = min(most, (len(names) + 1) // 2)
+        _log.info("%s: a block from %s is cut into parts of at most %d (%s)", self.policy, names[0], most, whole)
+        parts = windows(names, self.stages.graph.after, most)
+        joined = replace(_joined([self._part(part, most) for part in parts]), exact=False)
+        return self._less(names, self.policy.r - 1, FIRST_TRANSITIONS, min(joined, self._waves(names), key=lambda f: f.seconds))
+
+    def _less(self, names: Sequence[str], r: int, limit: int, other: IOSResult) -> IOSResult:
+        """A whole block with groups of at most ``r`` operators or, where that is too large, fewer; or ``other``."""
+        for size in range(r, 0, -1):
+            whole = self._whole(names, size, limit)
+            if isinstance(whole, Found):
+                exact = size == self.policy.r
+                return _result(names, whole, exact) if exact or whole.cost < other.seconds else other
+        return other
+
+    def _whole(self, names: Sequence[str], r: int, limit: int) -> Found | TooLarge | None:
         """None once the model's search has used up its transitions or time."""
         if len(names) > MAX_OPERATORS:
             return None if self._spent() else TooLarge(f"{len(names)} operators")
-        dag, key = Dag.of(names, self.stages.graph.after), self.stages.signature(names)
-        if key not in self.known:
+        after, device = self.stages.graph.after, self.stages.device
+        key = r, self.policy.s, device.veus, device.launch, limit, self.stages.signature(names)
+        if key not in self.memory.known:
             if len(names) > 1 and self._spent():
                 return None
             try:
-                self.known[key] = found = self._exact(names, dag)
-                self.transitions += found.transitions
-            except TooLarge as limit:
-                self.known[key] = limit
-                self.transitions += limit.tried
+                self.memory.known[key] = found = self._exact(names, Dag.of(names, after), r, limit)
+                self.memory.transitions += found.transitions
+            except TooLarge as problem:
+                self.memory.known[key] = problem
+                self.memory.transitions += problem.tried
             except _OutOfTime:
                 return None
-        return self.known[key]
+        return cast("Found | TooLarge", self.memory.known[key])
 
     def _spent(self) -> bool:
-        return self.transitions >= MAX_TOTAL or self.clock() - self.begun > self.policy.seconds
+        return self.memory.transitions >= MAX_TOTAL or self.time.over()
 
-    def _unsearched(self, names: Sequence[str]) -> IOSResult:
+    def _waves(self, names: Sequence[str]) -> IOSResult:
         """Waves of at most ``s`` operators, side by side or one by one, whichever is faster."""
-        self.greedy += len(names)
         stages: list[tuple[str, ...]] = []
         seconds, tried = 0.0, 0
         for level in levels_of(names, self.stages.graph.after):
@@ -183,20 +219,32 @@ class _Search:
                 tried += 1
         return IOSResult(tuple(stages), seconds, tried, 1, False)
 
-    def _exact(self, names: Sequence[str], dag: Dag) -> Found:
+    def _exact(self, names: Sequence[str], dag: Dag, r: int, limit: int) -> Found:
         def tick() -> None:
-            if len(names) > 1 and self.clock() - self.begun > self.policy.seconds:
+            if len(names) > 1 and self.time.over():
                 raise _OutOfTime
+
+        def of(part: int) -> list[str]:
+            return [names[i] for i in bits(part)]
+
+        @cache
+        def kind(group: int) -> int:
+            return self.stages.kind(of(group))
 
         def latency(ending: int) -> float:
             tick()
-            return self.stages.seconds([names[i] for i in bits(ending)])
+            return self.stages.together(map(kind, components(dag, ending)), of(ending))
 
         def least(group: int) -> Least:
-            return self.stages.least([names[i] for i in bits(group)])
+            return self.stages.least(of(group))
 
-        limit = max(1, min(MAX_TRANSITIONS, MAX_TOTAL - self.transitions))
-        return search(dag, Latency(latency, least, tick), self.policy.r, self.policy.s, limit)
+        limit = max(1, min(limit, MAX_TOTAL - self.memory.transitions))
+        return search(dag, Latency(latency, least, tick), r, self.policy.s, limit)
+
+
+def _result(names: Sequence[str], found: Found, exact: bool) -> IOSResult:
+    stages = tuple(tuple(names[i] for i in bits(mask)) for mask in found.stages)
+    return IOSResult(stages, found.cost, found.transitions, found.schedules, exact)
 
 
 def _joined(parts: Sequence[IOSResult]) -> IOSResult:
@@ -208,11 +256,3 @@ def _joined(parts: Sequence[IOSResult]) -> IOSResult:
         math.prod(p.schedules for p in parts),
         all(p.exact for p in parts),
     )
-
-
-def _halves(names: Sequence[str], graph: OperatorGraph) -> tuple[list[str], list[str]]:
-    """Two parts of about equal size with no edge from the second into the first."""
-    levels = [name for level in levels_of(names, graph.after) for name in level]
-    middle = len(levels) // 2
-    place = {name: i for i, name in enumerate(names)}
-    return sorted(levels[:middle], key=place.__getitem__), sorted(levels[middle:], key=place.__getitem__)

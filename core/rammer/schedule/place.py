@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -42,25 +41,16 @@ def spread(loads: NDArray[np.float64], tasks: int, seconds: float) -> NDArray[np
     veus = len(loads)
     if (loads == loads[0]).all():
         return tasks // veus + (np.arange(veus) < tasks % veus).astype(np.int64)
-    # No vEU takes more than an even share plus what the fullest one is ahead by.
-    ahead = float(loads.max(initial=0.0) - loads.min(initial=0.0))
-    deep = min(tasks, -(-tasks // veus) + int(ahead / step) + 1)
-    if veus * deep > 4_000_000:  # one vEU is far ahead: step by step needs no table
-        return _greedy(loads, tasks, step)
-    # The slot of a vEU's (i+1)-th task costs what is on it before; rounding keeps equal sums equal.
-    slots = np.rint(loads * (1e6 / step)).astype(np.int64) + 1_000_000 * np.arange(deep)[:, None]
-    cheapest = np.argsort(slots.ravel(), kind="stable")[:tasks] % veus
-    return np.bincount(cheapest, minlength=veus)
-
-
-def _greedy(loads: NDArray[np.float64], tasks: int, step: float) -> NDArray[np.int64]:
-    counts = np.zeros(len(loads), dtype=np.int64)
-    heap = [(float(load), v) for v, load in enumerate(loads)]
-    heapq.heapify(heap)
-    for _ in range(tasks):
-        load, veu = heap[0]
-        counts[veu] += 1
-        heapq.heapreplace(heap, (load + step, veu))
+    # The slot of a vEU's (i+1)-th task costs what is on it before, in steps; rounding keeps equal sums equal.
+    whole, part = np.divmod(np.rint(loads * (1e6 / step)).astype(np.int64), 1_000_000)
+    # All slots of less than ``level`` whole steps are taken: of the ``n`` lowest vEUs each up to there.
+    low = np.sort(whole)
+    n = np.arange(1, veus + 1)
+    level = int(((tasks + np.cumsum(low)) // n)[low * n - np.cumsum(low) <= tasks][-1])
+    counts: NDArray[np.int64] = np.maximum(level - whole, 0)
+    # What is left is less than a slot for each vEU at ``level``: the cheapest of those, then the emptiest.
+    left, at = tasks - int(counts.sum()), np.flatnonzero(whole <= level)
+    counts[at[np.lexsort((counts[at], part[at]))[:left]]] += 1
     return counts
 
 
@@ -154,6 +144,48 @@ def side_by_side(
             if rows is not None:
                 fill(rows, name, _spread_out(counts) if placed is None else placed)
     return float(loads.max(initial=0.0)) + len(levels) * device.launch
+
+
+def latency(kernels: Sequence[RKernel], after: Mapping[str, Sequence[str]], device: VDevice) -> float:
+    """The seconds of ``side_by_side``, which does not say where tasks go: vEUs that are free at one time are counted."""
+    chosen = {k.operator.name: k for k in kernels}
+    loads, finish = {0.0: device.veus}, dict[str, float]()
+    levels = levels_of(tuple(chosen), after)
+    for level in levels:
+        members = [chosen[n] for n in level]
+        share = busy(members, device)
+        timed = [(k.task_time(share), k.operator) for k in members]
+        for seconds, operator in sorted(timed, key=lambda pair: -pair[0]):
+            ready = max((finish[p] for p in after.get(operator.name, ()) if p in finish), default=0.0)
+            loads, finish[operator.name] = _shared_out(loads, ready, operator.task_count, seconds)
+    return max(loads) + len(levels) * device.launch
+
+
+def _shared_out(loads: Mapping[float, int], ready: float, tasks: int, seconds: float) -> tuple[dict[float, int], float]:
+    """How many vEUs are free when, once they have taken equal tasks that begin at ``ready``, each the next free one; and when the
+    last task ends. As ``spread`` does it."""
+    step = max(seconds, TINY, 1e-9 * max(ready, *loads))
+    slots = []  # whole steps and millionths of one until these vEUs begin, what is on them, when they begin, how many they are
+    for load, n in loads.items():
+        at = max(load, ready)
+        slots.append((*divmod(round(at * (1e6 / step)), 1_000_000), load, at, n))
+    veus = total = level = 0
+    for whole, _, _, _, n in sorted(slots):
+        if whole * veus - total > tasks:
+            break
+        veus, total = veus + n, total + whole * n
+        level = (tasks + total) // veus
+    left = tasks - sum(max(level - whole, 0) * n for whole, _, _, _, n in slots)
+    after, end = dict[float, int](), ready
+    for whole, _, load, at, n in sorted(slots, key=lambda slot: (slot[1], -slot[0], -slot[2])):
+        more = min(left, n) if whole <= level else 0
+        left -= more
+        for count, many in ((max(level - whole, 0) + 1, more), (max(level - whole, 0), n - more)):
+            if many:
+                then = at + count * seconds if count else load
+                after[then] = after.get(then, 0) + many
+                end = max(end, then) if count else end
+    return after, end
 
 
 def choices(graph: OperatorGraph, names: Sequence[str], device: VDevice) -> list[tuple[RKernel, ...]]:

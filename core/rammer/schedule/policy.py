@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 
-__all__ = ["Choosing", "OperatorGraph", "Policy", "Schedule", "rows_of"]
+__all__ = ["Choosing", "Memory", "OperatorGraph", "Policy", "Schedule", "rows_of"]
+
+
+@dataclass
+class Memory:
+    """What a policy keeps of one program of a model for the next: parts of a model are priced, and layouts compared, by programs
+    that have most in common. ``spent`` is the processor time that searches took (seconds), ``transitions`` how many they
+    tried, ``known`` what they found."""
+
+    spent: float = 0.0
+    transitions: int = 0
+    known: dict[Hashable, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -19,13 +30,14 @@ class OperatorGraph:
 
     All candidates of an operator share its name. ``after`` maps an operator to those whose results
     it reads; ``constants`` are the tensors whose values never change. ``timed``, where the device may be asked, runs kernels
-    side by side as one stage and tells its seconds, None where that stage cannot be run alone.
+    side by side as one stage and tells its seconds, None where that stage cannot be run alone. ``memory`` is the model's.
     """
 
     kernels: Mapping[str, tuple[RKernel, ...]]
     after: Mapping[str, tuple[str, ...]]
     constants: frozenset[str] = frozenset()
     timed: Callable[[Sequence[RKernel]], float | None] | None = None
+    memory: Memory = field(default_factory=Memory, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from rammer.ir.operator import RKernel, ROperator, Written
 from rammer.ir.program import RProgram, Storage
 from rammer.plan.build import Interface, build_program
 from rammer.plan.waits import dependences
-from rammer.schedule.policy import OperatorGraph, Policy
+from rammer.schedule.policy import Memory, OperatorGraph, Policy
 from rammer.schedule.registry import parse_policy
 from rammer.schedule.wavefront import Wavefront
 
@@ -57,8 +57,8 @@ def fitted(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
     held = max((own.threads for o in program.operators if (own := family_of(o).own)), default=0)
     if held or program.repeat is not None:
         return _Shape(program, binding, gpu, *max(s for s in SHAPES if s[1] == 1 and s[0] >= held)).placed()
-    known: dict[str, list[Choice]] = {}
-    found = [_Shape(program, binding, gpu, *shape, known).placed() for shape in SHAPES]
+    known, memory = dict[str, list[Choice]](), Memory()
+    found = [_Shape(program, binding, gpu, *shape, known, memory).placed() for shape in SHAPES]
     best = min(f.program.predicted for f in found)
     return next(f for f in found if f.program.predicted <= NEAR * best)
 
@@ -79,6 +79,7 @@ class _Shape:
     threads: int
     blocks: int
     ranked: dict[str, list[Choice]] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
     chosen: dict[str, tuple[Choice, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -158,7 +159,8 @@ class _Shape:
             return Fitted(p, self.threads, self.blocks)
         constants, device = frozenset(self.binding.constants), replace(self.gpu.vdevice, veus=self.veus, resident=self.veus)
         kernels = {name: tuple(map(self._kernel, choices)) for name, choices in self.chosen.items()}
-        schedule = _policy(p)(OperatorGraph(kernels, dependences(p.operators, p.storage), constants), device)
+        graph = OperatorGraph(kernels, dependences(p.operators, p.storage), constants, memory=self.memory)
+        schedule = _policy(p)(graph, device)
         held = _Storages(p.storage, {b.name: (b.dtype, b.size) for b in p.buffers})
         interface = Interface(p.name, p.inputs, p.outputs, [s.tensor for s in p.storages if s.tensor in constants])
         try:

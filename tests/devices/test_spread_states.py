@@ -63,7 +63,7 @@ def decoder(layers: int, seed: int) -> onnx.ModelProto:
             f"sum{k} = Add(mixed{k}, {h})",
             f"h{k} = Tanh(sum{k})",
         ]
-        weights[f"wk{k}"] = (rng.standard_normal((WIDTH, WIDTH)) / 2).astype(np.float32)
+        weights[f"wk{k}"] = (rng.standard_normal((WIDTH, WIDTH)) / 8).astype(np.float32)
     lines.append(f"y = Identity(h{layers - 1})")
     inputs = ", ".join([f"float[1,{WIDTH}] x", "int64[1] at", *(f"float[{size}] old{k}" for k in range(layers))])
     outputs = ", ".join([f"float[1,{WIDTH}] y", *(f"float[{size}] new{k}" for k in range(layers))])
@@ -74,14 +74,15 @@ def decoder(layers: int, seed: int) -> onnx.ModelProto:
 
 
 def network(random: Random, states: int, nodes: int) -> onnx.ModelProto:
-    """Each node is of two earlier ones, or states, or the input; each state is a node in the end, and any is the output."""
+    """Each node is of two earlier ones, or states, or the input; each state is a node in the end, and any is the output. Of a
+    small difference no node makes a larger one, so rounding stays what it is over many runs."""
     known, lines = ["x", *(f"s{k}" for k in range(states))], list[str]()
     for k in range(nodes):
         a, b = random.choice(known[-4:]), random.choice(known)
-        lines += [f"p{k} = {random.choice(('Add', 'Mul', 'Sub'))}({a}, {b})", f"n{k} = Tanh(p{k})"]
+        lines += [f"p{k} = {random.choice(('Add', 'Mul', 'Sub'))}({a}, {b})", f"q{k} = Mul(p{k}, half)", f"n{k} = Tanh(q{k})"]
         known.append(f"n{k}")
     made = random.sample(range(nodes), states)
-    lines += [f"t{k} = Add(n{n}, half)" for k, n in enumerate(made)] + [f"y = Neg(n{nodes - 1})"]
+    lines += [f"t{k} = Mul(n{n}, half)" for k, n in enumerate(made)] + [f"y = Neg(n{nodes - 1})"]
     inputs = ", ".join(["float[5] x", *(f"float[5] s{k}" for k in range(states))])
     outputs = ", ".join([*(f"float[5] t{k}" for k in range(states)), "float[5] y"])
     text = f'<ir_version: 8, opset_import: ["" : 17]>\nnetwork ({inputs}) => ({outputs}) <float half = {{0.5}}> {{\n'
@@ -135,7 +136,7 @@ def test_states_of_networks_cut_at_random(number: int, rng: np.random.Generator)
     for got, want in some(list(zip(outputs, looped(model, kept, inputs, zeros | first), strict=True))):
         assert got.keys() == want.keys()
         for name, values in want.items():
-            np.testing.assert_allclose(got[name], values, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(got[name], values, rtol=1e-5, atol=1e-5)
 
 
 def tokens(rng: np.random.Generator) -> list[Arrays]:

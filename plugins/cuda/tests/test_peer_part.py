@@ -115,7 +115,7 @@ def recurrent(count: int) -> onnx.ModelProto:
     text = f'<ir_version: 8, opset_import: ["" : 17]>\nrecurrent ({given}) => ({made}) <float half = {{0.5}}> {{\n'
     text += "\n".join([*lines, f"y = Neg(a{count - 1})", f"t = Tanh(a{count - 1})"])
     model = onnx.parser.parse_model(text + "\n}")
-    weights = {f"w{k}": rng.standard_normal((32, 32)).astype(np.float32) / 6 for k in range(count)}
+    weights = {f"w{k}": rng.standard_normal((32, 32)).astype(np.float32) / 16 for k in range(count)}
     model.graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in weights.items())
     return model
 

@@ -87,7 +87,31 @@ class Ends:
 
     def _asked(self, c: Compute) -> list[str]:
         """Note what the reduction needs of what it reads; the axes for which it has to ask itself."""
-        return [r for r, dim in self.deep.get(c.name, {}).items() if isinstance(dim, AffineExtent) and not self._read(c, r, dim)]
+        deep = ((r, dim) for r, dim in self.deep.get(c.name, {}).items() if isinstance(dim, AffineExtent))
+        return [r for r, dim in deep if not self._passed(c, r, dim) and not self._read(c, r, dim)]
+
+    def _passed(self, c: Compute, axis: str, dim: AffineExtent) -> bool:
+        """Whether a running sum has left its row wherever ``axis`` lies beyond ``dim``: before the row begins, or behind a test
+        of where it ends."""
+        assert c.combiner is not None
+        neutral, body = identity(c.combiner, c.dtype), c.body
+        end: Expr | None = None
+        if isinstance(body, Op) and body.fn == "where":
+            test, body, other = body.args
+            if not isinstance(test, Op) or test.fn != "lt" or test.args[1] != self.value(dim) or other != neutral:
+                return False
+            end = test.args[0]
+        if not isinstance(body, Load) or body.fill != neutral.value:
+            return False
+        at = [d for d, i in enumerate(body.indices) if axis in ex.axes_of(i)]
+        form = ex.affine(body.indices[at[0]]) if len(at) == 1 else None
+        if form is None or form[0].get(axis) not in (-1, 1) or (end is not None and end != body.indices[at[0]]):
+            return False
+        (factors, offset), shape = form, self.shapes[c.name]
+        rows = [d for d, a in enumerate(c.axes) if factors.get(a.name) == 1 and shape[d] == dim]
+        if len(factors) != 2 or not rows or self.shapes[body.tensor][at[0]] != dim:
+            return False
+        return offset <= 0 and end is None if factors[axis] < 0 else offset >= 0 and end is not None
 
     def _read(self, c: Compute, axis: str, dim: AffineExtent) -> bool:
         """Whether everything that ``c`` reads along ``axis`` can hold what changes no result."""

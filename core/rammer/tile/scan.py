@@ -36,6 +36,7 @@ class _Running:
     dim: int
     sign: int
     skipped: int
+    end: Expr | None = None  #: Where the row ends in a run; None: with its tensor.
 
     @property
     def extent(self) -> int:
@@ -47,7 +48,8 @@ def scan_in_blocks(graph: ComputeGraph) -> ComputeGraph:
     """``graph`` with long running sums in blocks."""
     computes, types, taken = list[Compute](), dict(graph.types), Names(graph.types)
     for c in graph.computes:
-        made = list(_cut(c, types[c.loads[0].tensor].shape, taken)) if len(c.reduce) == 1 and len(c.loads) == 1 else [c]
+        source = _source(c)[0] if len(c.reduce) == 1 else None
+        made = [c] if source is None else list(_cut(c, types[source.tensor].shape, taken))
         types |= {m.name: m.type for m in made}
         computes += made
     return replace(graph, computes=tuple(computes), types=types) if len(types) > len(graph.types) else graph
@@ -83,6 +85,8 @@ def _cut(c: Compute, shape: tuple[int, ...], taken: Names) -> Iterator[Compute]:
     indices = (*found.load.indices[: found.dim], place, *found.load.indices[found.dim + 1 :])
     read = Load(found.load.tensor, indices, found.load.fill if found.extent % block else None)
     value: Expr = Cast(dtype, read) if dtype != c.dtype else read
+    if found.end is not None:
+        value = Op("where", (Op("lt", (place, found.end)), value, Const(fill, dtype)))
 
     def made(name: str, own: tuple[Axis, ...], body: Expr, reduce: int = 0) -> Compute:
         over = (Axis(k.name, reduce),) if reduce else ()
@@ -103,12 +107,14 @@ def _cut(c: Compute, shape: tuple[int, ...], taken: Names) -> Iterator[Compute]:
 
 def _running(c: Compute, shape: tuple[int, ...]) -> _Running | None:
     """What ``c`` is, where it is a running sum of rows of a tensor of this ``shape``."""
-    load = c.body
-    if not isinstance(load, Load) or c.combiner not in JOINED or load.fill != identity(c.combiner, c.dtype).value:
+    load, test = _source(c)
+    if load is None or c.combiner not in JOINED or load.fill != identity(c.combiner, c.dtype).value:
         return None
     (k,) = c.reduce
     dims = [d for d, i in enumerate(load.indices) if k.name in ex.axes_of(i)]
     form = ex.affine(load.indices[dims[0]]) if len(dims) == 1 else None
+    if test is not None and (len(dims) != 1 or test.args[0] != load.indices[dims[0]] or ex.axes_of(test.args[1])):
+        return None
     if form is None or len(form[0]) != 2 or any(ex.has_loads(i) for i in load.indices):
         return None
     factors, offset = form
@@ -123,7 +129,18 @@ def _running(c: Compute, shape: tuple[int, ...]) -> _Running | None:
     )
     if not inside or shape[dims[0]] != axis.extent:
         return None
-    return _Running(c, load, c.combiner, c.axes.index(axis), dims[0], sign, offset * sign)
+    end = None if test is None else test.args[1]
+    return _Running(c, load, c.combiner, c.axes.index(axis), dims[0], sign, offset * sign, end)
+
+
+def _source(c: Compute) -> tuple[Load | None, Op | None]:
+    """What a reduction combines, if that is an element of a tensor, and the test of where its row ends, if it asks."""
+    match c.body:
+        case Load():
+            return c.body, None
+        case Op("where", (Op("lt") as test, Load() as load, Const(fill))) if fill == load.fill:
+            return load, test
+    return None, None
 
 
 def _block(extent: int) -> int:

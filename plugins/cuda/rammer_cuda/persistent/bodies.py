@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rammer.codegen.emit import emit
 from rammer.codegen.task import Argument
 from rammer.codegen.writer import moved, renaming
@@ -22,13 +24,18 @@ from rammer_cuda.source import task_kernel
 MOST_THREADS = 512
 
 
-def callable_part(operator: ROperator, binding: Binding, most: int = MOST_THREADS) -> TaskKernel | None:
-    """The operator's kernel, where a block of ``most`` threads can call it for a task: none of several blocks a task, none that
-    leaves early, and none that has shared memory of both kinds. Generic ones are functions already."""
+def callable_part(
+    operator: ROperator,
+    binding: Binding,
+    most: int = MOST_THREADS,
+    written: Callable[[ROperator, Binding], TaskKernel] = task_kernel,
+) -> TaskKernel | None:
+    """The operator's kernel as ``written``, where a block of ``most`` threads can call it for a task: none of several blocks,
+    none that leaves early, and none that has shared memory of both kinds. Generic ones are functions already."""
     if not family_of(operator).name:
         return None
     try:
-        kernel = task_kernel(operator, binding)
+        kernel = written(operator, binding)
     except DeviceFailure:
         return None
     statics = kernel.shared > kernel.dynamic > 0

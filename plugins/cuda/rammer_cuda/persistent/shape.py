@@ -29,6 +29,7 @@ from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.part import dynamic_bytes
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent.bodies import callable_part
+from rammer_cuda.source import Writer
 
 #: Blocks that are tried: threads, and blocks an SM, each with a row of its own. While one of an SM's rows waits another one
 #: works, as blocks of several launches do; but they share its registers (of 65,536) and its shared memory.
@@ -57,8 +58,8 @@ def fitted(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
     held = max((own.threads for o in program.operators if (own := family_of(o).own)), default=0)
     if held or program.repeat is not None:
         return _Shape(program, binding, gpu, *max(s for s in SHAPES if s[1] == 1 and s[0] >= held)).placed()
-    known, memory = dict[str, list[Choice]](), Memory()
-    found = [_Shape(program, binding, gpu, *shape, known, memory).placed() for shape in SHAPES]
+    known, memory, writer = dict[str, list[Choice]](), Memory(), Writer()
+    found = [_Shape(program, binding, gpu, *shape, known, memory, writer).placed() for shape in SHAPES]
     best = min(f.program.predicted for f in found)
     return next(f for f in found if f.program.predicted <= NEAR * best)
 
@@ -80,6 +81,7 @@ class _Shape:
     blocks: int
     ranked: dict[str, list[Choice]] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
+    writer: Writer = field(default_factory=Writer)
     chosen: dict[str, tuple[Choice, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -133,7 +135,7 @@ class _Shape:
                 yield Choice(self._serial(c.operator, kernel), c.operator)
 
     def _called(self, operator: ROperator) -> TaskKernel | None:
-        kernel = callable_part(operator, self.binding, self.threads)
+        kernel = callable_part(operator, self.binding, self.threads, self.writer.written)
         return kernel if kernel and dynamic_bytes(kernel) <= self._room else None
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import ClassVar, Final
 
-__all__ = ["BadInput", "DeviceFailure", "DeviceUnavailable", "Mismatch", "MissingDependency", "RammerError"]
+__all__ = ["BadInput", "DeviceFailure", "DeviceUnavailable", "Mismatch", "MissingDependency", "RammerError", "TooLong"]
 
 #: Modules of Python whose errors are those of a file, a database or another program.
 _OUTSIDE: Final = frozenset({"sqlite3", "subprocess"})
@@ -59,6 +59,10 @@ class BadInput(RammerError):
     """The model, an input array or an option is wrong."""
 
     exit_code = 2
+
+
+class TooLong(BadInput):
+    """A loop on the host has taken more seconds than it may: to run it in another way would take as many."""
 
 
 class DeviceUnavailable(RammerError):

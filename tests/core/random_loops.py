@@ -114,7 +114,8 @@ class RandomBody:
         go = inner.add("Identity", [f"{name}c"], (BOOL, ()))
         ports = [tensor(f"{name}k", [], INT64), tensor(f"{name}c", [], BOOL), tensor(f"{name}s", kind[1], kind[0])]
         body = helper.make_graph(inner.nodes, "inner", ports, [tensor(go, [], BOOL), tensor(end, kind[1], kind[0])])
-        count = self.pick(INT64, ()) or "five"
+        count = self.pick(INT64, ())  # which may be an index of hundreds of turns around, or its square
+        count = self.add("Min", [count, "five"], (INT64, ())) if count else "five"
         self.add("Loop", [count, "", x], kind, body=body)
 
     def outputs(self, states: list[Kind], gathered: int) -> list[onnx.ValueInfoProto]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -15,8 +16,10 @@ from test_later import agree, fed
 
 import rammer
 from rammer.errors import BadInput
+from rammer.frontend import control
 from rammer.frontend import turns as made
 from rammer.frontend.limits import HOST_SECONDS_VARIABLE
+from rammer.frontend.unroll import MOST_UNROLLED
 from rammer.runtime import bodies
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.executable import Executable
@@ -183,3 +186,74 @@ def test_a_loop_without_end_is_stopped_between_programs(monkeypatch: pytest.Monk
         exe.run({"x": np.array(-(2**62))})
     assert exe.run({"x": np.array(-40)})["y"] == 0
     exe.close()
+
+
+@pytest.mark.usefixtures("long")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_loop_without_end_in_another_is_told_with_the_turns_of_both(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    """Nor is the body around it taken for one that cannot be compiled, and run again."""
+    monkeypatch.setenv(HOST_SECONDS_VARIABLE, "0.3")
+    inner = [node("Add", ["t", "one"], ["t2"]), node("Less", ["t2", "zero"], ["on"])]
+    ports = [tensor("k", [], INT64), tensor("d", [], BOOL), tensor("t", [], INT64)]
+    within = helper.make_graph(inner, "inner", ports, [tensor("on", [], BOOL), tensor("t2", [], INT64)])
+    # From -2, -1 and 0 on it ends soon; in the third turn it begins where it never does.
+    outer = [node("Equal", ["i", "two"], ["third"]), node("Where", ["third", "far", "i"], ["from"])]
+    outer += [node("Loop", ["", "", "from"], ["last"], body=within), node("Add", ["s", "last"], ["s2"])]
+    outer += [node("Identity", ["c"], ["go"])]
+    ports = [tensor("i", [], INT64), tensor("c", [], BOOL), tensor("s", [], INT64)]
+    graph = helper.make_graph(outer, "body", ports, [tensor("go", [], BOOL), tensor("s2", [], INT64)])
+    constants = {"one": np.array(1), "zero": np.array(0), "two": np.array(2), "far": np.array(-(2**62))}
+    loop = node("Loop", ["limit", "", "x"], ["y"], body=graph)
+    exe = opened(model([loop], [tensor("limit", [], INT64), tensor("x", [], INT64)], ["y"], constants=constants))
+    if not compiled:
+        monkeypatch.setattr(exe.bodies, "make", refuse)
+    with pytest.raises(
+        BadInput, match=r"Loop has not ended after 2 iterations and 0\.3 s on the host, in it Loop after [1-9]\d*"
+    ):
+        exe.run({"limit": np.array(1000), "x": np.array(1)})
+    assert bool(exe.bodies.refused) is not compiled
+    exe.close()
+
+
+def refuse(_: object) -> Specialised:
+    raise BadInput("no body is compiled")
+
+
+@pytest.mark.usefixtures("long")
+@pytest.mark.parametrize("scan", [False, True])
+def test_what_is_prepared_takes_none_of_a_loops_seconds(monkeypatch: pytest.MonkeyPatch, scan: bool) -> None:
+    """By a clock that passes while bodies are made models, compiled, loaded and bound, and in no turn."""
+    now = [0.0]
+
+    def slow(what: object, name: str) -> None:
+        plain = getattr(what, name)
+
+        def slowly(*given: object, **named: object) -> object:
+            now[0] += 100.0
+            return plain(*given, **named)
+
+        monkeypatch.setattr(what, name, slowly)
+
+    monkeypatch.setattr(control, "time", SimpleNamespace(thread_time=lambda: now[0], perf_counter=lambda: now[0]))
+    for what, name in ((made.Turns, "model"), (bodies, "_as_model"), (bodies, "TurningProgram")):
+        slow(what, name)
+    proto = scanning() if scan else counting("same")
+    exe = opened(proto)
+    slow(exe.bodies, "make")
+    agree(
+        proto,
+        exe,
+        {"z": np.ones(MOST_UNROLLED + 1, np.float32), "x": np.array(0, np.float32)}
+        if scan
+        else {"limit": np.array(40), "x": np.array(0)},
+    )
+    assert now[0] >= 400.0 and len(exe.bodies.turning) == 1
+    exe.close()
+
+
+def scanning() -> onnx.ModelProto:
+    """A Scan that adds, over more steps than are unrolled."""
+    body = [node("Add", ["s", "v"], ["s2"]), node("Mul", ["s2", "v"], ["w"])]
+    graph = helper.make_graph(body, "body", [tensor("s", []), tensor("v", [])], [tensor("s2", []), tensor("w", [])])
+    scan = node("Scan", ["x", "z"], ["y", "all"], body=graph, num_scan_inputs=1)
+    return model([scan], [tensor("x", []), tensor("z", ["n"])], ["y", "all"])

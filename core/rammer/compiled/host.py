@@ -89,7 +89,7 @@ class HostNode:
             with timed(self.node.op):
                 return evaluate(self.node, inputs, self.types, True, bodies, constants)
         except BadInput as problem:
-            raise BadInput(problem.what, where, problem.hint) from problem
+            raise type(problem)(problem.what, where, problem.hint) from problem
         except DeviceFailure:
             raise
         except Unjudged as error:

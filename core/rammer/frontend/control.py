@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -73,11 +73,13 @@ class BodyRunner(Protocol):
 @dataclass
 class _Clock:
     """When the outermost loop on the host began, in seconds of this thread's CPU, and how many it may take. ``passed`` is
-    when it began by the wall clock, which is the cheaper to ask and never behind."""
+    when it began by the wall clock, which is the cheaper to ask and never behind. ``turns`` are those of the loops that run, the
+    outermost first."""
 
     start: float
     passed: float
     most: float
+    turns: list[tuple[str, int]] = field(default_factory=list)
 
 
 _CLOCK: ContextVar[_Clock | None] = ContextVar("_CLOCK", default=None)
@@ -99,7 +101,7 @@ def controlled(node: Node, values: Mapping[str, Value], bodies: BodyRunner, cons
     operands = [values[n] if n else None for n in formal]
     if node.op == "If":  # which has no end to be waited for
         return _if(node, operands, _BodyRun(bodies, outer))
-    with _timed():
+    with _timed(node.op):
         return _OPERATORS[node.op](node, operands, _BodyRun(bodies, outer))
 
 
@@ -131,10 +133,10 @@ def _loop(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
     going = condition is None or bool(np.asarray(condition).item())
     body = node.attributes["body"]
     scanned = [_Scanned(v) for v in graph_of(body).output[1 + len(state) :]]
-    count, check = 0, partial(_check, node.op)
+    count = 0
     while going and (most is None or count < most):
-        check(count)
-        done = run.several(body, TurnsAhead(count, None if most is None else most - count, state, (), check))
+        _check(count)
+        done = run.several(body, TurnsAhead(count, None if most is None else most - count, state, (), _check))
         if done is None:
             cond, *made = run(body, (np.array(count, np.int64), np.array(True), *state))
             done = _one(bool(np.asarray(cond).item()), made, len(state))
@@ -164,10 +166,10 @@ def _scan(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
         raise BadInput(f"Scan goes over extents of {sorted(lengths)} at a time", f"node {node.name} (Scan)", "give equal ones")
     (length,) = lengths
     scanned = [_Scanned(v) for v in graph_of(body).output[len(state) :]]
-    step, check = 0, partial(_check, node.op)
+    step = 0
     while step < length:
-        check(step)
-        done = run.several(body, TurnsAhead(step, length - step, state, slices, check))
+        _check(step)
+        done = run.several(body, TurnsAhead(step, length - step, state, slices, _check))
         if done is None:
             done = _one(True, run(body, (*state, *(np.array(x[step]) for x in slices))), len(state))
         state, step = done.state, step + done.count
@@ -185,7 +187,7 @@ def _sequence_map(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[
     body, first = node.attributes["body"], operands[0]
     made = list[list[Value]]()
     for i in range(len(first)):
-        _check(node.op, i)
+        _check(i)
         made.append(run(body, [x[i] if isinstance(x, list) else x for x in operands]))
     return [[results[k] for results in made] for k in range(len(graph_of(body).output))]
 
@@ -221,31 +223,39 @@ class _Scanned:
 
 
 @contextmanager
-def _timed() -> Iterator[None]:
-    """The outermost loop's clock: what it contains takes of its seconds."""
-    clock = _Clock(time.thread_time(), time.perf_counter(), limits.host_seconds()) if _CLOCK.get() is None else None
-    token = None if clock is None else _CLOCK.set(clock)
+def _timed(op: str) -> Iterator[None]:
+    """A loop by the outermost one's clock: what that contains takes of its seconds."""
+    clock, token = _CLOCK.get(), None
+    if clock is None:
+        clock = _Clock(time.thread_time(), time.perf_counter(), limits.host_seconds())
+        token = _CLOCK.set(clock)
+    clock.turns.append((op, 0))
     try:
         yield
     finally:
+        clock.turns.pop()
         if token is not None:
             _CLOCK.reset(token)
 
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """What is done here, such as compiling, takes none of an operator's seconds."""
-    clock, start, passed = _CLOCK.get(), time.thread_time(), time.perf_counter()
+    """What is done here, such as compiling, takes none of an operator's seconds; nor does it where this is within the same."""
+    clock = _CLOCK.get()
+    if clock is None:
+        yield
+        return
+    spent, waited = time.thread_time() - clock.start, time.perf_counter() - clock.passed
     try:
         yield
     finally:
-        if clock is not None:
-            clock.start += time.thread_time() - start
-            clock.passed += time.perf_counter() - passed
+        clock.start, clock.passed = time.thread_time() - spent, time.perf_counter() - waited
 
 
-def _check(op: str, iterations: int) -> None:
+def _check(iterations: int) -> None:
+    """TooLong where the loops that run have taken too many seconds, the innermost so many ``iterations``."""
     clock = _CLOCK.get()
     assert clock is not None
+    clock.turns[-1] = clock.turns[-1][0], iterations
     if time.perf_counter() - clock.passed > clock.most:
-        limits.check_loop(op, iterations, time.thread_time() - clock.start, clock.most)
+        limits.check_loop(clock.turns, time.thread_time() - clock.start, clock.most)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 from onnx import AttributeProto, NodeProto
 
-from rammer.errors import BadInput
+from rammer.errors import BadInput, TooLong
 from rammer.frontend.nodes import node_title
 
 #: Most axes of a tensor (a Compute has some to sum over besides, and NumPy counts up to 32 together), and most elements along
@@ -172,11 +172,14 @@ def host_seconds() -> float:
     return seconds or math.inf
 
 
-def check_loop(op: str, iterations: int, spent: float, most: float) -> None:
-    """BadInput for a loop on the host that has taken ``spent`` seconds of CPU where ``most`` are allowed."""
+def check_loop(turns: Sequence[tuple[str, int]], spent: float, most: float) -> None:
+    """TooLong for loops on the host, each with its turns so far and the outermost first, that have taken ``spent`` seconds of CPU
+    where ``most`` are allowed."""
     if spent > most:
-        raise BadInput(
-            f"{op} has not ended after {iterations} iterations and {most:g} s on the host",
+        (op, count), *inner = turns
+        within = "".join(f", in it {name} after {number}" for name, number in inner)
+        raise TooLong(
+            f"{op} has not ended after {count} iterations and {most:g} s on the host{within}",
             op,
             f"set {HOST_SECONDS_VARIABLE} to more seconds, or to 0 for no limit, if the loop ends at all",
         )

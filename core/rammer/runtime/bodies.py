@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.errors import BadInput
+from rammer.errors import BadInput, TooLong
 from rammer.runtime.residents import Residents
 from rammer.runtime.specialised import Specialised
 from rammer.runtime.turning import TurningProgram
@@ -116,6 +116,8 @@ class BodyPrograms:
         if body not in self.refused:
             try:
                 return self._compiled(body, given, outer)
+            except TooLong:  # a loop in it: the host would take as long again, and is out of time
+                raise
             except BadInput as problem:
                 self.refused[body] = problem.what
         from rammer.frontend.evaluator import interpreted
@@ -150,13 +152,15 @@ class BodyPrograms:
 
     def _turning(self, special: Specialised, part: BodyPart) -> TurningProgram:
         """A program of several turns, bound: once for all loops."""
+        from rammer.frontend.control import uncounted
         from rammer.frontend.turns import Turns
 
         with self._binding:
             found = self.turning.get(part.key)
             if found is None or found.special is not special:
                 assert isinstance(part.key.what, Turns)
-                found = TurningProgram(special, part.key.what, part.model)
+                with uncounted():
+                    found = TurningProgram(special, part.key.what, part.model)
                 held = self.residents.held.copy()
                 self.turning = {k: t for k, t in self.turning.items() if k in held} | {part.key: found}
             return found
@@ -167,11 +171,14 @@ class BodyPrograms:
 
     def _compiled(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> list[Any]:
         """The outputs by a program of one turn. BadInput for a body that is to be interpreted."""
+        from rammer.frontend.control import uncounted
+
         own, read, _ = _reads(body)
         kinds = tuple(_kind(a) for n, a in zip(own, given, strict=True) if n in read)
         part = outer.ready.get((body, kinds))
         if part is None:
-            part = outer.ready[body, kinds] = self._part(body, given, outer)
+            with uncounted():
+                part = outer.ready[body, kinds] = self._part(body, given, outer)
         feeds = {n: _dense(a) for n, a in zip(own, given, strict=True) if n in read}
         found = self._run(part, {**feeds, **part.feeds})
         return [found[o] for o in part.model.outputs]
@@ -213,6 +220,7 @@ class BodyPrograms:
     def _turns(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> BodyPart:
         """Several turns as a model: as many as are left, where that is known, else as the loop had before. BadInput where that
         cannot be."""
+        from rammer.frontend.control import uncounted
         from rammer.frontend.turns import Turns, steady
 
         scanned = len(ahead.slices)
@@ -224,7 +232,7 @@ class BodyPrograms:
             raise BadInput("one turn is long enough")
         own, _, free = _reads(body)
         first = () if scanned else (_INDEX, _YES)
-        named = dict(zip(own, (*first, *ahead.state, *(x[0] for x in ahead.slices)), strict=True))
+        named = dict(zip(own, (*first, *ahead.state, *(np.asarray(x[0]) for x in ahead.slices)), strict=True))
         fixed = {n: outer[n] for n in free if n in outer.constants and _fixed(outer[n])}
         feeds = {n: _dense(outer[n]) for n in free if n not in fixed}
         kinds = tuple((n, _kind(a)) for n, a in (*named.items(), *feeds.items()))
@@ -232,7 +240,8 @@ class BodyPrograms:
         part = self.parts.get(key)
         if part is None or part.key not in self.models:
             turns = Turns(body, count, scanned, bool(scanned) or steady(body))
-            part = self._turns_part(turns, {**named, **feeds}, fixed)
+            with uncounted():
+                part = self._turns_part(turns, {**named, **feeds}, fixed)
             self.parts = {**self.parts, key: part} if len(self.parts) < MOST_MODELS else {key: part}
         return replace(part, feeds=feeds)
 

@@ -17,9 +17,12 @@ from rammer.testing.some import some
 
 from .ranged_on_host import MODELS, RangedSearch, Step, lot_of, points, searched
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.compile import compile_cubin
+from rammer_cuda.compile import compile_all
 from rammer_cuda.emulator.launch import COMPILER
+from rammer_cuda.families import family_of
 from rammer_cuda.kernels.ended import ended
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.packs import beside
 from rammer_cuda.source import task_kernel, translation_unit
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
@@ -125,18 +128,22 @@ def test_tasks_that_do_not_end_are_found(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("case", STOPPED)
+@pytest.mark.parametrize("case", CASES)
 def test_machine_code(case: str, rng: np.random.Generator) -> None:
-    """What the first candidates of each family compile to, clusters included, spills no registers."""
-    search, backend = searched(case, rng), open_backend(OpenOptions(target="sm_90a"))
-    seen = set[tuple[str, bool]]()
-    for step in some(search.steps(points(search, rng)[0])):
-        for tiled in backend.candidates(step.operator, step.binding) if step.operator.stops else ():
-            kernel = ended(tiled, task_kernel(tiled, step.binding), step.binding)
-            if (tiled.family, kernel.blocks > 1) not in seen:
-                seen.add((tiled.family, kernel.blocks > 1))
-                compile_cubin(translation_unit([kernel]), "sm_90a")
-    assert seen
+    """Some candidate of each family compiles behind the test of where it ends, clusters included; and so do two that may stand in
+    one launch."""
+    search = searched(case, rng)
+    kinds: dict[tuple[str, bool, bool], list[tuple[ROperator, TaskKernel]]] = {}
+    for step in (s for s in search.steps(points(search, rng)[0]) if s.operator.lengths):
+        for tiled in some(search.backend.offered(step.operator, step.binding)):
+            if search.backend.fits(tiled, step.binding):
+                kernel = task_kernel(tiled, step.binding)
+                kinds.setdefault((tiled.family, kernel.blocks > 1, bool(tiled.endings)), []).append((tiled, kernel))
+    chosen = [listed[int(rng.integers(len(listed)))] for listed in some(kinds.values())]
+    made = [ended(tiled, kernel, search.binding) for tiled, kernel in chosen]
+    alike = [k for t, k in chosen if family_of(t).beside and not (t.endings or k.dynamic or k.blocks > 1)]
+    made += [beside([(k, (0,)), (alike[0], (0,))]) for k in alike]
+    compile_all({k.entry: translation_unit([k]) for k in made}, "sm_90a")
 
 
 @pytest.mark.sampled(2)

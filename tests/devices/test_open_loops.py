@@ -31,7 +31,7 @@ class OpenLoopModel:
     open dimensions have names. The greatest ``seq`` is ``most``."""
 
     proto: onnx.ModelProto
-    inferred: bool  #: Whether ONNX's inference tells all shapes: of a Loop's states it does not where the body does not.
+    inferred: bool  #: Whether ONNX's inference is sure to tell all shapes: of what Loops gather it is not.
     ports: dict[str, tuple[int, tuple[Any, ...]]]
     most: int
 
@@ -134,7 +134,7 @@ class Drawing:
         inputs = [tensor(n, list(shape), dtype) for n, (dtype, shape) in self.ports.items()]
         known = {**CONSTANTS, "first": np.array([0]), "one": np.array(1), "two": np.array(2)}
         proto = model([*self.before, node, *after], inputs, outputs, opset=18, constants=known)
-        return OpenLoopModel(proto, node.op_type == "Scan" or not self.batch, self.ports, most)
+        return OpenLoopModel(proto, node.op_type == "Scan", self.ports, most)
 
 
 @pytest.mark.sampled(3, of="device")

@@ -212,3 +212,11 @@ def test_states_of_a_range_are_refused() -> None:
     at = OpenShapes({"x": (1, WIDTH)}, {"n": (1, 2)}, states={"new0": "old0"})
     with pytest.raises(BadInput, match="has one shape over several devices"):
         compile_open([("ipu_sim", compiler("ipu_sim"))] * 2, read_model(decoder(2, 1)), at)
+
+
+def test_one_device_keeps_states_by_bind(tmp_path: Path) -> None:
+    path = tmp_path / "decoder.onnx"
+    path.write_bytes(decoder(2, 1).SerializeToString())
+    words = [sys.executable, "-m", "rammer.cli.main", "run", str(path), "--device", "rocm", "--state", "new0=old0"]
+    done = subprocess.run(words, env=surroundings(str(tmp_path)), capture_output=True, text=True, timeout=100)
+    assert done.returncode == BadInput.exit_code and "--state new0=old0 is for several devices" in done.stderr

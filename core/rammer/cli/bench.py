@@ -12,7 +12,7 @@ import click
 
 from rammer.cli.common import collect_inputs, opened, progress, write_text
 from rammer.cli.options import InputChoice, compile_options, parse_shapes
-from rammer.cli.several import bench_spread, joining_options, spread_table
+from rammer.cli.several import bench_spread, joining_options, named, spread_table
 from rammer.commands import gathered
 from rammer.compiled.options import DEFAULT, Request
 from rammer.errors import BadInput
@@ -22,7 +22,7 @@ from rammer.report.operators import HEADERS as OPERATOR_HEADERS
 from rammer.report.operators import OperatorShare, shares, table_rows
 from rammer.report.table import duration, markdown, plain
 from rammer.runtime.host_bound import WHOLE
-from rammer.runtime.spread_session import Joining, several
+from rammer.runtime.spread_session import Joining
 from rammer.transport.launch import launched, world
 
 HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "compile", "kernels", "on host", "ratio"]
@@ -117,7 +117,7 @@ def command(
     for model, choice in zip(models, _choices(models, shapes), strict=True):
         for device in runners.devices:
             asked = replace(request, precision=precision)
-            if names := several(device, runners.joining.timeout):
+            if names := named(device, runners.joining):
                 row = bench_spread(model, names, (asked, runners.joining), choice, effort.iterations)
                 spreads += [row] if row else []
                 continue

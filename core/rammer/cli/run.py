@@ -19,7 +19,7 @@ from rammer.cli.options import (
     input_options,
     tolerance_options,
 )
-from rammer.cli.several import joining_options, opened_spread, prepared, run_report, show_spread, timed_runs, trace_spread
+from rammer.cli.several import joining_options, named, opened_spread, prepared, run_report, show_spread, timed_runs, trace_spread
 from rammer.commands import gathered
 from rammer.compiled.options import Request
 from rammer.compiled.segments import ProgramSegment
@@ -33,7 +33,7 @@ from rammer.runtime.executable import Executable
 from rammer.runtime.inputs import load_npz, save_npz
 from rammer.runtime.lengths import told
 from rammer.runtime.specialised import Specialised, Timing
-from rammer.runtime.spread_session import Joining, several
+from rammer.runtime.spread_session import Joining
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choi
     """
 
     want = load_npz(wanted.expected) if wanted.expected else None
-    if names := several(device, wanted.joining.timeout):
+    if names := named(device, wanted.joining):
         run_spread(model, names, wanted, (want, tolerance), choice, request)
         return
     with progress(model.name) as sink:

@@ -13,12 +13,12 @@ from rammer.cli.common import Array, collect_inputs, describe_array, progress
 from rammer.cli.options import InputChoice
 from rammer.commands import gathered
 from rammer.compiled.options import Request
-from rammer.errors import printable
+from rammer.errors import BadInput, printable
 from rammer.report.spread_trace import SpreadTrace
 from rammer.report.table import duration, plain, size
 from rammer.runtime.lengths import told
 from rammer.runtime.spread_run import SpreadRuns, Timed
-from rammer.runtime.spread_session import Joining, SpreadModel, open_spread
+from rammer.runtime.spread_session import Joining, SpreadModel, open_spread, several
 from rammer.runtime.spread_trace import traced_runs
 from rammer.transport.counters import Counters
 from rammer.transport.protocol import TIMEOUT
@@ -66,6 +66,18 @@ def joining_options(fn: F) -> F:
     ):
         fn = option(fn)
     return fn
+
+
+def named(device: str, joining: Joining) -> tuple[str, ...]:
+    """As ``several``. BadInput where one device is asked to keep states: what has one call for all runs does (``bind``)."""
+    names = several(device, joining.timeout)
+    if not names and joining.states:
+        raise BadInput(
+            f"--state {joining.states[0]} is for several devices",
+            f"--device {device}" if device else "",
+            "name several, or keep it in Python by exe.bind(inputs, {OUTPUT: INPUT})",
+        )
+    return names
 
 
 def opened_spread(model: Path, names: tuple[str, ...], request: Request, joining: Joining) -> SpreadModel:

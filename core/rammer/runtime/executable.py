@@ -16,6 +16,7 @@ from rammer.compiled.artifact import Artifact
 from rammer.compiled.options import RESIDENT, CompileOptions, Progress, quiet
 from rammer.compiled.segments import Compiled, ProgramSegment, with_contents
 from rammer.compiled.unpack import as_refusal
+from rammer.device.arranging import ProgramsBeside
 from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
@@ -119,7 +120,14 @@ class Executable:
         from rammer.compiler import Compiler
 
         store, name = self.store or KernelStore.default(), self.device.partition(":")[0]
-        return Compiler(self.backend, self.options, store, self.registry, self.progress, name)
+        made = Compiler(self.backend, self.options, store, self.registry, self.progress, name)
+        made.tuner.beside = self.beside
+        return made
+
+    @cached_property
+    def beside(self) -> ProgramsBeside:
+        """What is on the device, for a compiler that may come later: to load a kept program imports none."""
+        return ProgramsBeside(self.backend)
 
     @property
     def head(self) -> Head:
@@ -270,7 +278,7 @@ class Executable:
         compiled = with_contents(compiled, self.contents)
         loaded, following = load_segments(self.backend, compiled), None
         for segment in (s for s in compiled.segments if isinstance(s, ProgramSegment)):
-            self.compiler.tuner.beside.add(segment.program, segment.constants)
+            self.beside.add(segment.program, segment.constants)
         if compiled.rest is not None:
             following = Continuation(compiled.rest, self._continued, Residents(self.head.name, self.resident), self.bodies)
         return Specialised(compiled, loaded, time.perf_counter() - start, following, self.bodies)

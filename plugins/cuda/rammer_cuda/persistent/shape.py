@@ -8,7 +8,7 @@ is taken whose program is predicted to be the fastest.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -16,10 +16,12 @@ from rammer.codegen.family import Choice
 from rammer.device.manifest import Binding
 from rammer.errors import BadInput
 from rammer.ir.bodies import VerifyError
+from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator, Written
 from rammer.ir.program import RProgram, Storage
 from rammer.plan.build import Interface, build_program
 from rammer.plan.waits import dependences
+from rammer.schedule.place import fastest, leanest, side_by_side
 from rammer.schedule.policy import Memory, OperatorGraph, Policy
 from rammer.schedule.registry import parse_policy
 from rammer.schedule.wavefront import Wavefront
@@ -37,9 +39,16 @@ SHAPES = ((256, 1), (384, 1), (512, 1), (128, 2))
 #: The first is taken whose prediction is near the best one: small blocks have more registers a thread, rows that share an SM gain
 #: less than is predicted. On an H200 this takes the fastest of six shapes for NASNet-A, SqueezeNet and ResNeXt-29 (16 branches).
 NEAR = 1.1
-#: Choices of an operator that are looked at, best predicted first; of those that can be called so many of the fastest, and so
-#: many of those whose tasks take the least time in all, are what the policy has to choose from.
-LOOKED, FAST, LEAN = 400, 4, 2
+#: Choices of an operator: so many of the fastest, and the fastest of at most so many tasks a row. Beside a long operator a short
+#: one had best be few tasks, on rows that would else be idle.
+FAST, FEWER = 3, (1.0, 0.5, 0.25, 0.125, 0.0625)
+#: Seconds from one task's end to where the next one on its row is as far as a launch's block that begins: measured on an H200
+#: where nothing is awaited (SqueezeNet's expanding convolutions, 0.77 us).
+BETWEEN = 0.75e-6
+#: What the time of all tasks of a wave counts beside its end: of many alike a single change moves that end rarely.
+CROWD = 0.1
+#: Choices of an operator at most whose text is written to see whether a block can call them.
+WRITTEN = 24
 #: Bytes of shared memory that the block's own entries of the table may take.
 ENTRIES = 4 << 10
 
@@ -57,7 +66,7 @@ def fitted(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
     """``program`` for the block with the best prediction; itself where every kernel can be called, or none else could be."""
     held = max((own.threads for o in program.operators if (own := family_of(o).own)), default=0)
     if held or program.repeat is not None:
-        return _Shape(program, binding, gpu, *max(s for s in SHAPES if s[1] == 1 and s[0] >= held)).placed()
+        return _Shape(program, binding, gpu, *max(s for s in SHAPES if s[1] == 1 and s[0] >= held), kept=True).placed()
     known, memory, writer = dict[str, list[Choice]](), Memory(), Writer()
     found = [_Shape(program, binding, gpu, *shape, known, memory, writer).placed() for shape in SHAPES]
     best = min(f.program.predicted for f in found)
@@ -72,7 +81,7 @@ class _Storages:
 
 @dataclass
 class _Shape:
-    """What each operator of a program is in blocks of so many threads."""
+    """What each operator of a program is in blocks of so many threads; ``kept``: what a block can call stays as it is."""
 
     program: RProgram
     binding: Binding
@@ -82,6 +91,7 @@ class _Shape:
     ranked: dict[str, list[Choice]] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     writer: Writer = field(default_factory=Writer)
+    kept: bool = False
     chosen: dict[str, tuple[Choice, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,14 +113,13 @@ class _Shape:
         if not operator.task_count or operator.endings or family.own or not family.name:
             return (Choice(self._price(operator), operator),)
         mine = self._called(operator)
-        if mine is not None and operator.task_count <= self.veus:
+        if mine is not None and self.kept and operator.task_count <= self.veus:
             return (Choice(self._serial(operator, mine), operator),)
         ranked = self._others(operator)
-        lean = sorted(ranked, key=lambda c: c.operator.task_count * c.seconds)
-        single = [c for c in ranked if c.operator.task_count <= self.veus]
-        found = dict.fromkeys(
-            c for some, n in ((single, FAST), (ranked, FAST), (lean, LEAN)) for c in islice(self._callable(some), n)
-        )
+        found = dict.fromkeys(islice(self._callable(ranked), FAST))
+        for share in FEWER:
+            few = (c for c in ranked if c.operator.task_count <= share * self.veus)
+            found |= dict.fromkeys(islice(self._callable(islice(few, WRITTEN)), 1))
         found |= dict.fromkeys([Choice(self._serial(operator, mine), operator)] if mine is not None else [])
         return tuple(sorted(found, key=lambda c: c.seconds)) or (Choice(self._price(operator), operator),)
 
@@ -125,8 +134,7 @@ class _Shape:
         bare = replace(operator, tile=(), family="", config=())
         usable = [f for f in FAMILIES if f.needs(self.gpu) and not f.last and f.own is None]
         ranked = heapq.merge(*(f.candidates(bare, self.binding, self.gpu) for f in usable), key=lambda c: c.seconds)
-        single = (c for c in ranked if family_of(c.operator).spread(c.operator) == 1)
-        return list(islice(single, LOOKED))
+        return [c for c in ranked if family_of(c.operator).spread(c.operator) == 1]
 
     def _callable(self, choices: Iterable[Choice]) -> Iterator[Choice]:
         """Those that a block can call, with what they take there."""
@@ -162,7 +170,8 @@ class _Shape:
         constants, device = frozenset(self.binding.constants), replace(self.gpu.vdevice, veus=self.veus, resident=self.veus)
         kernels = {name: tuple(map(self._kernel, choices)) for name, choices in self.chosen.items()}
         graph = OperatorGraph(kernels, dependences(p.operators, p.storage), constants, memory=self.memory)
-        schedule = _policy(p)(graph, device)
+        policy = _policy(p)
+        schedule = policy(together(graph, device) if policy == Wavefront() else graph, device)
         held = _Storages(p.storage, {b.name: (b.dtype, b.size) for b in p.buffers})
         interface = Interface(p.name, p.inputs, p.outputs, [s.tensor for s in p.storages if s.tensor in constants])
         try:
@@ -174,9 +183,41 @@ class _Shape:
     def _kernel(self, choice: Choice) -> RKernel:
         """Priced for the policy: a round of tasks, one on each vEU. Blocks of one SM share its lanes."""
         o = choice.operator
-        alone = choice.seconds / max(1, -(-o.task_count // self.veus))
+        alone = choice.seconds / max(1, -(-o.task_count // self.veus)) + BETWEEN
         share = self.blocks * o.flops / max(o.task_count, 1) / self.gpu.flops
         return RKernel(o, _unwritten, alone, max(alone, share))
+
+
+def together(graph: OperatorGraph, device: VDevice) -> OperatorGraph:
+    """``graph`` with one choice an operator: of each wave those with which it ends first, from the fastest ones on by one change
+    after the other. Wavefront itself takes the fastest of all or the leanest of all."""
+    chosen: dict[str, tuple[RKernel, ...]] = {}
+    known: dict[tuple[tuple[tuple[int, float], ...], ...], list[int]] = {}
+    for level in graph.levels():
+        choices = [graph.kernels[n] for n in level]
+        key = tuple(tuple((k.operator.task_count, k.alone) for k in some) for some in choices)
+        if key not in known:
+            known[key] = _best_together(choices, device)
+        chosen |= {n: (some[i],) for n, some, i in zip(level, choices, known[key], strict=True)}
+    return replace(graph, kernels={n: chosen[n] for n in graph.names})
+
+
+def _best_together(choices: Sequence[Sequence[RKernel]], device: VDevice) -> list[int]:
+    """Of each operator of a wave the choice."""
+
+    def cost(places: Sequence[int]) -> float:
+        chosen = [some[i] for some, i in zip(choices, places, strict=True)]
+        return side_by_side(chosen, {}, device) + CROWD * sum(k.busy_time() for k in chosen) / device.veus
+
+    starts = [[some.index(kind(some)) for some in choices] for kind in (lambda some: fastest(some, device), leanest)]
+    best, places = min((cost(s), s) for s in starts)
+    while True:
+        changes = ((k, i) for k, some in enumerate(choices) for i in range(len(some)) if i != places[k])
+        others = ([*places[:k], i, *places[k + 1 :]] for k, i in changes)
+        found = min(((cost(o), o) for o in others), default=(best, places))
+        if found[0] >= best:
+            return places
+        best, places = found
 
 
 def _tiled_as(operator: ROperator, other: ROperator) -> ROperator:

@@ -1,0 +1,58 @@
+"""Choices of kernels for the rows of a persistent kernel: those of a wave are made together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rammer.ir.compute import Compute
+from rammer.ir.operator import RKernel, ROperator, Written
+from rammer.schedule.place import fastest, leanest, side_by_side
+from rammer.schedule.policy import OperatorGraph
+from rammer.schedule.wavefront import Wavefront
+from rammer.testing.some import some
+
+from rammer_cuda.gpu import TARGETS
+from rammer_cuda.persistent.shape import CROWD, together
+
+DEVICE = TARGETS["sm_90a"].vdevice
+
+
+def unwritten() -> Written:
+    raise AssertionError("nobody asks for the text")
+
+
+def choice(name: str, tasks: int, seconds: float) -> RKernel:
+    """An operator as so many tasks of so many seconds."""
+    compute = Compute.parse(f"{name}: f32[i:{tasks}] = max(x[i], 0.0)")
+    return RKernel(ROperator(name, (compute,), (), (name,), (1,)), unwritten, seconds, seconds)
+
+
+def cost(kernels: Sequence[RKernel]) -> float:
+    return side_by_side(kernels, {}, DEVICE) + CROWD * sum(k.busy_time() for k in kernels) / DEVICE.veus
+
+
+@pytest.mark.parametrize("members", [1, 2, 7])
+def test_choices_of_a_wave_cost_no_more_than_the_fastest_or_the_leanest_of_all(members: int, rng: np.random.Generator) -> None:
+    kernels = {
+        f"o{m}": tuple(
+            choice(f"o{m}", int(n), 1e-6 * float(s)) for n, s in zip(rng.integers(1, 300, 4), rng.random(4) + 0.1, strict=True)
+        )
+        for m in range(members)
+    }
+    made = together(OperatorGraph(kernels, dict.fromkeys(kernels, ())), DEVICE)
+    assert all(len(made.kernels[n]) == 1 and made.kernels[n][0] in kernels[n] for n in some(kernels))
+    mine = cost([made.kernels[n][0] for n in kernels])
+    assert mine <= cost([fastest(kernels[n], DEVICE) for n in kernels]) and mine <= cost([leanest(kernels[n]) for n in kernels])
+
+
+def test_a_short_operator_is_few_tasks_beside_a_long_one() -> None:
+    """On the 24 of 132 rows that the long one leaves: then nobody waits for rows that have tasks of both."""
+    long = (choice("long", 108, 5e-6), choice("long", 54, 9.5e-6))
+    short = (choice("short", 108, 2e-6), choice("short", 24, 4.5e-6), choice("short", 6, 18e-6))
+    graph = OperatorGraph({"long": long, "short": short}, {"long": (), "short": ()})
+    made = together(graph, DEVICE)
+    assert {n: k[0].operator.task_count for n, k in made.kernels.items()} == {"long": 108, "short": 24}
+    assert Wavefront()(made, DEVICE).predicted < Wavefront()(graph, DEVICE).predicted

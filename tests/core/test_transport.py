@@ -22,7 +22,7 @@ from rammer.transport.endpoint import MemoryEndpoint
 from rammer.transport.exposed import Exposed
 from rammer.transport.handshake import agree, collected, said_by_all
 from rammer.transport.local import LOCAL, LocalFabric
-from rammer.transport.measure import measured_links
+from rammer.transport.measure import LARGE, bandwidth_of, measured_links
 from rammer.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, Site, Transport
 
 THERE = Transfer("a_to_1", "a", TensorType("float32", (33,)), 0, 1)
@@ -173,6 +173,12 @@ def test_an_engine_may_measure_by_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {(k.source, k.target) for k in links} == {(k.source, k.target) for k in by_host} and len(links) == 6
     for link in some(links):
         assert link.latency == pytest.approx(2e-6 + 8e-11) and link.bandwidth == pytest.approx(1e11)
+
+
+@pytest.mark.parametrize("small, large", [(1e-4, 1e-4), (1e-4, 1.05e-4), (1e-4, 0.5e-4)])
+def test_what_noise_hides_is_no_bandwidth(small: float, large: float) -> None:
+    """Two GPUs had a million gigabytes a second."""
+    assert bandwidth_of(small, large) == LARGE / large
 
 
 class Several:

@@ -19,6 +19,8 @@ from rammer.transport.protocol import Endpoint, Fabric, TimesItself
 
 #: Bytes of the two tensors, and how often each goes there and back: the median counts, and the first few do not.
 SMALL, LARGE, ROUNDS, WARM = 8, 1 << 20, {8: 40, 1 << 20: 8}, 3
+#: The share of the larger tensor's time that must be its bytes', for them to be told from noise.
+SEEN: Final = 0.1
 #: Of what the names of transfers are made.
 SIZES: Final = (SMALL, LARGE)
 
@@ -34,9 +36,15 @@ def measured_links(fabric: Fabric, names: Sequence[str], timeout: float, origin:
     links = []
     for a, b in pairs:
         small, large = words[a][f"{a} {b}"]
-        bandwidth = (LARGE - SMALL) / max(large - small, 1e-9)
-        links += [Link(*way, small, bandwidth, origin) for way in ((a, b), (b, a))]
+        links += [Link(*way, small, bandwidth_of(small, large), origin) for way in ((a, b), (b, a))]
     return links
+
+
+def bandwidth_of(small: float, large: float) -> float:
+    """Bytes a second, of the seconds that tensors of ``SMALL`` and of ``LARGE`` bytes take: by what the larger one takes more,
+    where that is seen behind what both take; else the least it can be."""
+    more = large - small
+    return (LARGE - SMALL) / more if more > SEEN * large else LARGE / large
 
 
 def _echoes(end: Endpoint, device: int, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[float, ...]]:

@@ -256,6 +256,7 @@ def test_conformance(check: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("key", ["lstm 1", "lstm 4", "squeezenet:small", "resnext29_branches:small"])
 def test_a_thousand_fresh_runs_equal_the_reference(key: str, rng: np.random.Generator) -> None:
+    """To 1e-5, or where the net is ill-conditioned to four times what float32 costs it: the order of its sums in ONNX Runtime."""
     import onnxruntime
 
     from rammer_cuda.persistent.executor import PersistentProgram
@@ -265,12 +266,15 @@ def test_a_thousand_fresh_runs_equal_the_reference(key: str, rng: np.random.Gene
     backend = open_backend(OpenOptions())
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(model), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
-    session = onnxruntime.InferenceSession(model.SerializeToString())
+    plain = onnxruntime.SessionOptions()
+    plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session, other = (onnxruntime.InferenceSession(model.SerializeToString(), o) for o in (None, plain))
     loaded = PersistentProgram(segment.program, segment.constants, backend.gpu, 0)
     for _ in range(1000):
         feeds = {i.name: rng.standard_normal(i.shape, dtype=np.float32) for i in session.get_inputs()}
-        (have,), (want,) = loaded.run(feeds).outputs.values(), session.run(None, feeds)
-        assert np.linalg.norm(have - want) <= 1e-5 * np.linalg.norm(want)
+        (have,), (want,), (again,) = loaded.run(feeds).outputs.values(), session.run(None, feeds), other.run(None, feeds)
+        noise = np.linalg.norm(again - want)
+        assert np.linalg.norm(have - want) <= max(1e-5 * np.linalg.norm(want), 4 * noise)
     loaded.close()
 
 

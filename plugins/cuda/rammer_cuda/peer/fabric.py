@@ -25,7 +25,7 @@ from rammer_cuda.hardware import cupy, gpu_count
 from rammer_cuda.peer.exchange import ANYWHERE, TO_HOST, End
 from rammer_cuda.peer.layout import PeerLayout, Route
 from rammer_cuda.peer.memory import Offer, PeerMemory, ReachedMemory, reaches
-from rammer_cuda.peer.part import CudaPart
+from rammer_cuda.peer.part import CudaPart, chained
 
 
 class PeerFabric:
@@ -129,17 +129,16 @@ class PeerEndpoint:
         self.counters.flag_writes += 1
 
     def echo(self, out: str, into: str, runs: range, begins: bool) -> float:
-        """All is queued on the GPU at once, as a run's waits and writes are, and timed by its clock; what is sent is what lies in
-        the slot of ``into``."""
-        end, source = self.end, self.end.slot(into, 0)
-        with end.unit:
+        """All is queued on the GPU as one graph, as a run's waits and writes are, and timed by its clock; what is sent is what
+        lies in the slot of ``into``."""
+        end, source, launches = self.end, self.end.slot(into, 0), list[Any]()
+        for run in runs:
+            sent, got = end.exchange([end.put(out, run, source)]), end.exchange([end.wait(into)])
+            launches += [*((sent, got) if begins else (got, sent)), end.exchange([end.credit(into)])]
+        with end.unit, chained(launches) as rounds:
             first, last = (cupy().cuda.Event() for _ in range(2))
             first.record(self.stream)
-            for run in runs:
-                sent, got = end.exchange([end.put(out, run, source)]), end.exchange([end.wait(into)])
-                for launch in (sent, got) if begins else (got, sent):
-                    launch.launch(self.stream.ptr)
-                end.exchange([end.credit(into)]).launch(self.stream.ptr)
+            rounds.launch(self.stream.ptr)
             last.record(self.stream)
             self.stream.synchronize()
             seconds = float(cupy().cuda.get_elapsed_time(first, last)) * 1e-3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -254,6 +254,34 @@ class Together:
         """Queue all."""
         for part in self.parts:
             part.launch(stream)
+
+
+@dataclass(frozen=True)
+class InGraph:
+    """An instantiated graph of exchanges."""
+
+    executable: Any
+
+    def launch(self, stream: int) -> None:
+        """Queue it on the stream with this handle."""
+        check(driver().cuGraphLaunch(self.executable, stream), "launching a graph")
+
+
+@contextmanager
+def chained(launches: Sequence[OnStream]) -> Iterator[OnStream]:
+    """Launches one behind the other, to be queued as one: a CUDA graph where all of them can be nodes, so that no host is between
+    them. On return it has run."""
+    if not all(isinstance(launch, Exchange) for launch in launches):
+        yield Together(launches)
+        return
+    graph, ends = check(driver().cuGraphCreate(0), "creating a graph"), list[Any]()
+    for launch in launches:
+        ends = [launch.node(graph, ends)]  # type: ignore[attr-defined]
+    made = instantiated(graph)
+    try:
+        yield InGraph(made)
+    finally:
+        check(driver().cuGraphExecDestroy(made), "freeing a graph")
 
 
 @dataclass(frozen=True)

@@ -256,25 +256,27 @@ def test_conformance(check: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("key", ["lstm 1", "lstm 4", "squeezenet:small", "resnext29_branches:small"])
 def test_a_thousand_fresh_runs_equal_the_reference(key: str, rng: np.random.Generator) -> None:
-    """To 1e-5, or where the net is ill-conditioned to four times what float32 costs it: the order of its sums in ONNX Runtime."""
+    """To 1e-5 those of the other executor, where a race would show. ONNX Runtime's, too, but for nets whose sums cancel: of the small
+    SqueezeNet rocm and ONNX Runtime themselves are 1e-5 and 5e-6 from float64, so such nets are held to 1e-4."""
     import onnxruntime
 
     from rammer_cuda.persistent.executor import PersistentProgram
 
     seed, batch = int(rng.integers(1 << 30)), key.removeprefix("lstm ")
     model = small_lstm(rng, int(batch), layers=4, steps=12) if batch.isdigit() else find(key).build(seed)
-    backend = open_backend(OpenOptions())
+    backend, by_graph = open_backend(OpenOptions()), open_backend(OpenOptions(options={"executor": "graph"}))
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(model), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
-    plain = onnxruntime.SessionOptions()
-    plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session, other = (onnxruntime.InferenceSession(model.SerializeToString(), o) for o in (None, plain))
+    session = onnxruntime.InferenceSession(model.SerializeToString())
     loaded = PersistentProgram(segment.program, segment.constants, backend.gpu, 0)
+    graph = by_graph.load(segment.program, segment.constants)
     for _ in range(1000):
         feeds = {i.name: rng.standard_normal(i.shape, dtype=np.float32) for i in session.get_inputs()}
-        (have,), (want,), (again,) = loaded.run(feeds).outputs.values(), session.run(None, feeds), other.run(None, feeds)
-        noise = np.linalg.norm(again - want)
-        assert np.linalg.norm(have - want) <= max(1e-5 * np.linalg.norm(want), 4 * noise)
+        (have,), (other,) = (program.run(feeds).outputs.values() for program in (loaded, graph))
+        (want,) = session.run(None, feeds)
+        assert np.linalg.norm(have - other) <= 1e-5 * np.linalg.norm(other)
+        assert np.linalg.norm(have - want) <= (1e-5 if batch.isdigit() else 1e-4) * np.linalg.norm(want)
+    graph.close()
     loaded.close()
 
 

@@ -256,8 +256,8 @@ def test_conformance(check: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("key", ["lstm 1", "lstm 4", "squeezenet:small", "resnext29_branches:small"])
 def test_a_thousand_fresh_runs_equal_the_reference(key: str, rng: np.random.Generator) -> None:
-    """To 1e-5 those of the other executor, where a race would show. ONNX Runtime's, too, but for nets whose sums cancel: of the small
-    SqueezeNet rocm and ONNX Runtime themselves are 1e-5 and 5e-6 from float64, so such nets are held to 1e-4."""
+    """To 1e-5 those of the other executor, where a race would show. ONNX Runtime's, too, but for nets whose sums cancel: of the
+    small SqueezeNet rocm and ONNX Runtime themselves are 1e-5 and 5e-6 from float64, so such nets are held to 1e-4."""
     import onnxruntime
 
     from rammer_cuda.persistent.executor import PersistentProgram

@@ -16,7 +16,7 @@ from rammer.frontend.generalise import NoRange
 from rammer.frontend.ranges import probes
 from rammer.ir.extent import LEAST, AffineExtent
 from rammer.ir.port import InputPort
-from rammer.runtime.lengths import BUCKETS, FIXED_LEAST, FIXED_PART, WASTE, Lengths, Span, bounds, bucket
+from rammer.runtime.lengths import BUCKETS, FIXED_LEAST, FIXED_PART, LONE, WASTE, Lengths, Span, bounds, bucket
 from rammer.testing.some import some
 
 
@@ -78,10 +78,11 @@ def test_buckets_waste_a_tenth_or_are_as_many_as_there_may_be(low: int, more: in
     span = (low, low + more)
     found, fixed = bounds(span), max(span[1] * FIXED_PART, FIXED_LEAST)
     assert len(found) == BUCKETS or waste(span, found, fixed) < WASTE + 0.05
+    assert LONE not in found or span[0] == LONE
     halves = [span[1] >> k for k in range(BUCKETS) if k == 0 or span[1] >> k >= max(low, LEAST + 1)]
     if len(found) >= len(halves):
         assert waste(span, found, fixed) <= waste(span, halves, fixed) * 1.01
-    assert len(bounds((1, 512))) == 5
+    assert len(bounds((1, 512))) == 5 and bounds((1, 32))[-2:] == (7, LONE) and bounds((1, 32), lone=False)[-1] == 7
 
 
 def test_probes_reach_both_ends() -> None:

@@ -120,5 +120,5 @@ def test_exported_models_take_a_range_of_batches(name: str, rng: np.random.Gener
         got = exe.run(inputs)
         for output, want in zip(session.get_outputs(), session.run(None, inputs), strict=True):
             np.testing.assert_allclose(got[output.name], want, 1e-3, 1e-4, err_msg=f"{output.name} at {batch}")
-    assert all(s.compiled.ranged is not None for s in some(exe.cache.values()))
+    assert [s.compiled.ranged is None for s in exe.cache.values()].count(True) == 1, "one for a batch of 1 alone"
     exe.close()

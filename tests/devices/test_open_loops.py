@@ -157,8 +157,9 @@ def test_random_loops_at_every_length(
         for name, want in some(dict(zip(names, reference.run(names, feeds), strict=True)).items()):
             assert (found[name].dtype, found[name].shape) == (want.dtype, want.shape), (name, steps)
             np.testing.assert_allclose(found[name], want, rtol=1e-4, atol=1e-5, err_msg=f"{name} at {steps} steps")
-    ranges = [s.compiled.ranged is not None and not s.host_nodes for s in some(exe.cache.values())]
-    assert all(ranges) or not drawn.inferred
+    ranged = [s for s in exe.cache.values() if s.compiled.ranged is not None and not s.host_nodes]
+    alone = len(exe.cache) - len(ranged)  # of one step, where no other dimension is open
+    assert alone <= (len(spans) == 1) or not drawn.inferred
     exe.close()
 
 

@@ -74,6 +74,7 @@ class OpenClProgram:
         text = program_text(list(distinct.values()), self.table.sets, shape, dialect_of(device), single)
         self.binary = builder(text)
         self.upload(context, arguments, constants, self.groups * scratch if device.threads == 1 else 0)
+        self.own = Placement(self.memory.buffers, self.tables[0])
         self._prepare(context)
 
     @property
@@ -139,7 +140,6 @@ class OpenClProgram:
             self.spill = cl.Buffer(context, flags.READ_WRITE, max(scratch, 64))
             tables = (arguments, self.table.starts, self.table.runs, self.table.filled)
             self.tables = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=t) for t in tables]
-            self.own = Placement(self.memory.buffers, self.tables[0])
             self.upload_constants(constants)
         except cl.MemoryError as problem:
             raise DeviceFailure(f"out of device memory: {self.memory.nbytes} bytes wanted ({problem})") from problem

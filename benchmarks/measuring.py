@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -109,7 +110,7 @@ def exported(key: str, folder: Path, seed: int) -> Path:
     path = folder / f"{key.replace(':', '-')}{form}-{seed}.onnx"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
+        partial = path.with_suffix(f".{os.getpid()}.partial")  # others may make the same
         onnx.save(find(key).build(seed), str(partial))
         partial.replace(path)
     return path

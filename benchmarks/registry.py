@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -24,8 +24,7 @@ class Table:
     """One table. ``where`` is ``module:function`` of a function from Settings to a Result, with ``models`` where none are named.
 
     Or, with ``spelled``, the name of a script with a command line of its own: how it spells our options; {stem} is the file to
-    write, without its ending. ``among`` is where its models are, ``module:mapping``. ``devices``: where none is named. ``fails``
-    tells a result that is wrong."""
+    write, without its ending. ``among`` is where its models are, ``module:mapping``. ``devices``: where none is named."""
 
     name: str
     what: str
@@ -34,7 +33,6 @@ class Table:
     spelled: Mapping[str, str] = field(default_factory=lambda: _NONE)
     devices: tuple[str, ...] = ("rocm",)
     among: str = "zoo:ZOO"
-    fails: Callable[[Result], bool] = field(default=lambda result: False)
 
     @property
     def script(self) -> bool:
@@ -52,12 +50,6 @@ class Table:
         module, _, function = self.where.partition(":")
         found: Result = getattr(importlib.import_module(module), function)(settings)
         return found
-
-
-def _wrong(result: Result) -> bool:
-    from tables.matrices import failed
-
-    return failed(result)
 
 
 _COMMON: Final = {"device": "--device", "models": "--models", "tune": "--tune", "seed": "--seed"}
@@ -92,10 +84,10 @@ _TABLES: Final = (
     Table(
         "matrix",
         "every model by every policy: compiled, verified, right",
-        "tables.matrices:matrix",
+        "matrix",
         "*",
-        devices=("rocm", "ipu_sim"),
-        fails=_wrong,
+        {**_COMMON, **_MARKED, "budget": "--budget", "keep": "--keep"},
+        ("rocm", "ipu_sim"),
     ),
     Table(
         "utilisation",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -69,11 +70,10 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
 def read_rows(path: Path) -> list[Row]:
     """The rows kept in ``path``, the last of each key; a line cut off by an interrupted write is left out."""
     kept: dict[tuple[str, str, str, str], Row] = {}
-    for line in path.read_text().splitlines() if path.is_file() else ():
+    for data in lines_of(path):
         try:
-            data = json.loads(line)
             row = Row(**data)
-        except (ValueError, TypeError):
+        except TypeError:
             continue
         kept.pop(row.key, None)
         kept[row.key] = row
@@ -82,10 +82,24 @@ def read_rows(path: Path) -> list[Row]:
 
 def keep(path: Path, row: Row) -> None:
     """Append one row."""
+    append(path, asdict(row))
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects kept in ``path``, one a line; one that was cut off is left out. Of a file that is not there: none."""
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        with suppress(ValueError):
+            data = json.loads(line)
+            if isinstance(data, dict):
+                yield data
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """One object more, behind what is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     torn = path.is_file() and not path.read_bytes().endswith(b"\n") and path.stat().st_size
     with path.open("a") as file:
-        file.write(("\n" if torn else "") + json.dumps(asdict(row)) + "\n")
+        file.write(("\n" if torn else "") + json.dumps(line) + "\n")
 
 
 def ratio(row: Row, rows: Iterable[Row]) -> str:

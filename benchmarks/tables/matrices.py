@@ -1,59 +1,20 @@
-"""Matrices: every model by every policy, and IOS's schedules specialised for a batch or a device."""
+"""IOS's schedules specialised for a batch or a device, and the same models on every device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from measuring import Measured, Settings, Way, each, measured, opened
+from measuring import Measured, Settings, Way, each, measured
 from replay import Replay, searched
 from result import Result
 
-from rammer.errors import BadInput, RammerError
-from rammer.peers.prepare import relative_error
+from rammer.errors import BadInput
 from rammer.report.table import duration
 from rammer.schedule.policy import Policy
-from tables.scheduling import POLICIES
 
 #: Batches of the matrix (MLSys'21, table 3, has 1, 32 and 128).
 BATCHES: Final = (1, 4, 16)
-#: Largest relative L2 distance to the reference.
-RIGHT: Final = 1e-4
-
-
-def matrix(settings: Settings) -> Result:
-    """Every model by every policy on every device: compiled, verified, run once, compared with the reference."""
-    rows, failures = list[list[str]](), list[str]()
-    for model in each(settings):
-        assert model.reference is not None
-        for device in settings.devices:
-            cells, seconds = list[str](), list[float]()
-            for policy in POLICIES:
-                try:
-                    program = opened(model.path, model.feeds, Way(policy, {"policy": policy}, device), settings)
-                except RammerError as problem:
-                    failures.append(f"- {model.entry.key}, {policy}, {device}: {problem.what.splitlines()[0]}")
-                    cells.append("failed")
-                    continue
-                program.bound.run()
-                program.bound.synchronize()
-                error = relative_error(program.bound.to_host(), model.reference)
-                seconds.append(program.compiling)
-                program.close()
-                cells.append(f"{error:.1e}")
-                if not error <= RIGHT:
-                    failures.append(f"- {model.entry.key}, {policy}, {device}: relative L2 error {error:.2e}")
-            rows.append([model.entry.key, device, *cells, f"{max(seconds, default=0.0):.1f}"])
-            settings.say("  " + "  ".join(rows[-1][1:]))
-    said = "\n".join(failures) or "Of what this call ran, none failed."
-    notes = [f"Relative L2 distances to ONNX Runtime; at most {RIGHT:g} is right.", said]
-    return Result("Every model by every policy", ("model", "device", *POLICIES, "longest compile s"), rows, notes)
-
-
-def failed(result: Result) -> bool:
-    """Whether a matrix has a cell that is wrong: of any row, those kept from earlier too."""
-    cells = [cell for row in result.rows for cell in row[2 : 2 + len(POLICIES)]]
-    return any(cell == "failed" or not float(cell) <= RIGHT for cell in cells)
 
 
 def _cells(found: Sequence[Measured]) -> list[str]:

@@ -211,3 +211,29 @@ def test_reductions_over_the_same_elements_share_a_loop(rng: np.random.Generator
         loops.append(function.text.count("for ("))
     assert len(after[0].outputs) == 2
     assert loops[0] == loops[1] > 1
+
+
+def crossing(random: Random, count: int) -> SmallModel:
+    """``count`` operators, each of which reads one of eight inputs, most of them also what a product makes of an earlier one's
+    result: what reads one input is a region, and regions wait for each other."""
+    inputs, lines = [f"x{i}" for i in range(8)], list[str]()
+    for i in range(count):
+        earlier, mine = (random.choice([f"v{k}" for k in range(i)][-12:] or inputs)), random.choice(inputs)
+        if random.random() < 1 / 3:
+            lines.append(f"v{i} = Tanh({mine})")
+        else:
+            lines += [f"m{i} = MatMul({earlier}, w_m)", f"s{i} = ReduceMax(m{i}, along)", f"v{i} = Mul({mine}, s{i})"]
+    head, results = (", ".join(f"float[64,16] {n}" for n in names) for names in (inputs, [f"v{i}" for i in range(count)]))
+    body = "\n            ".join(lines)
+    text = f"({head}, float[16,16] w_m) => ({results}) <int64[1] along = {{1}}> {{\n            {body}\n        }}"
+    return SmallModel("crossing", text)
+
+
+def test_no_way_leads_around_what_regions_decide_apart(seed: int, rng: np.random.Generator) -> None:
+    """Operators of different regions that are stitched must not wait for each other in a circle."""
+    random, joined = Random(seed), 0
+    for _ in range(6):
+        before, after = stitched(graph_of(crossing(random, 40), rng), device())
+        assert {c.name for o in before.operators for c in o.computes} == {c.name for o in after.operators for c in o.computes}
+        joined += len(before.operators) - len(after.operators)
+    assert joined > 0

@@ -11,6 +11,7 @@ these and the plan without any move.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -49,8 +50,9 @@ def stitch(
     """``tile`` with memory-bound operators stitched where the device's kernels are no slower for it. ``aliases`` as for
     ``connect``."""
     search = _Stitcher(tile, device, latency, aliases, binding or Binding(tile.graph.types, {}))
-    plans = [search.best(part, width) for part, width in search.regions()]
-    joined = [group for plan in plans for group in plan]
+    for part, width in search.regions():
+        search.settle(search.best(part, width))
+    joined = list(dict.fromkeys(search.settled.values()))
     if not joined:
         return replace(tile, decisions=(*tile.decisions, *search.decisions))
     inside = frozenset[int]().union(*joined)
@@ -112,6 +114,16 @@ class _Stitcher:
         self.stitched: dict[Members, ROperator | None] = {}
         self.prices: dict[str, float] = {}
         self.deltas: dict[tuple[Members, Members], float | None] = {}
+        self.settled: dict[int, Members] = {}  #: The groups of regions that are decided, by operator.
+        self.spans: list[tuple[int, int]] = []  #: From which operator to which those reach, in order; what overlaps is one.
+
+    def settle(self, groups: Iterable[Members]) -> None:
+        """Decide for these, which other regions' groups must not make a circle with."""
+        for group in groups:
+            self.settled |= dict.fromkeys(group, group)
+            meet = [s for s in self.spans if s[0] <= max(group) and min(group) <= s[1]]
+            first, last = zip((min(group), max(group)), *meet, strict=True)
+            self.spans = sorted([*(s for s in self.spans if s not in meet), (min(first), max(last))])
 
     def roots(self, tensor: str) -> tuple[str, ...]:
         """The tensors whose memory ``tensor`` reads: itself unless it is a view."""
@@ -179,14 +191,17 @@ class _Stitcher:
         return name in self.escaping or bool(self.readers.get(name, set()) - group)
 
     def _circular(self, plan: _Plan, group: Members) -> bool:
-        """Whether a way leads from ``group`` over other groups of ``plan`` back to it."""
-        last = max(group.union(*plan.groups))  # operators are in order: nothing behind leads back
+        """Whether a way leads from ``group`` over other groups of ``plan``, or of what is settled, back to it."""
+        last = max(group.union(*plan.groups))
+        reaching = bisect_right(self.spans, (last, len(self.operators))) - 1
+        if reaching >= 0:  # operators are in order: only a group that begins before the last leads back from behind it
+            last = max(last, self.spans[reaching][1])
         seen, ahead = set(group), [j for i in group for j in self.after[i] - group]
         while ahead:
             i = ahead.pop()
             if i in seen or i > last:
                 continue
-            for k in plan.group(i):
+            for k in self.settled.get(i) or plan.group(i):
                 seen.add(k)
                 if self.after[k] & group:
                     return True

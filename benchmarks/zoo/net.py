@@ -33,11 +33,11 @@ class Net:
     """Adds nodes in topological order. Every method returns the name of the value it makes.
 
     Images are NCHW; the batch is the input's first extent. ``epsilon`` is that of every batch norm; builders divide numbers of
-    channels by ``part``.
+    channels by ``part``. ``shift`` is the mean of the norms' shifts.
     """
 
-    def __init__(self, name: str, seed: int, epsilon: float = 1e-5, part: int = 1) -> None:
-        self.name, self.seed, self.epsilon, self.part = name, seed, epsilon, part
+    def __init__(self, name: str, seed: int, epsilon: float = 1e-5, part: int = 1, shift: float = SHIFT) -> None:
+        self.name, self.seed, self.epsilon, self.part, self.shift = name, seed, epsilon, part, shift
         self.rng = np.random.default_rng(seed)
         self.shapes: dict[str, Shape] = {}
         self.nodes: list[onnx.NodeProto] = []
@@ -106,7 +106,7 @@ class Net:
         """Batch norm; mean and variance are fitted when the model is finished."""
         c = self.shape(x)[1]
         mean, variance = self.constant(np.zeros(c, np.float32), "mean"), self.constant(np.ones(c, np.float32), "var")
-        operands = [x, self.normal((c,), 0.1, "scale", 1.0), self.normal((c,), 0.1, "shift", SHIFT), mean, variance]
+        operands = [x, self.normal((c,), 0.1, "scale", 1.0), self.normal((c,), 0.1, "shift", self.shift), mean, variance]
         return self.node("BatchNormalization", operands, self.shape(x), epsilon=self.epsilon)
 
     def map(self, op: str, *values: str, **attributes: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.evaluate import run_graph
 from rammer.ir.types import TensorType
 from rammer.tile.split import rfactor, split_deep
+from rammer.tile.tables import in_pieces
 
 LINE = "y: f32[n:2, m:3] = {combiner}[k:{k}, j:2] x[n, k, j] * w[k, m]"
 
@@ -59,3 +62,39 @@ def test_only_what_does_not_fit_is_split() -> None:
 def test_a_split_that_does_not_divide_is_refused() -> None:
     with pytest.raises(ValueError, match="5 parts do not divide k:12"):
         rfactor(graph(12).computes[0], "k", 5)
+
+
+@settings(max_examples=40)
+@given(extent=st.integers(2, 40), parts=st.integers(2, 40), fill=st.sampled_from([None, 0.5]), rng=GENERATORS)
+def test_a_table_in_pieces_gives_what_the_whole_does(
+    extent: int, parts: int, fill: float | None, rng: np.random.Generator
+) -> None:
+    """Also where parts do not divide the extent; and where an index is beside the table, if the load has a number for that."""
+    table, parts = TensorType("float32", (3, extent)), min(parts, extent)
+    read = "x[at[n, m] - 1, at[m, n]]" if fill is None else f"pad(x[1, at[n, m]], {fill})"
+    y = Compute.parse(f"y: f32[n:4, m:4] = {read} * 2.0")
+    whole = ComputeGraph("g", ("x", "at"), ("y",), (y,), {"x": table, "at": TensorType("int64", (4, 4)), "y": y.type})
+    if fill is None:
+        low, high = 1, min(4, extent)
+    else:
+        low, high = -5, extent + 5
+    inputs = {"x": rng.standard_normal(table.shape), "at": rng.integers(low, high, (4, 4))}
+    load = next(ld for ld in y.loads if ld.tensor == "x")
+    made = in_pieces(y, load, 1, table, parts, ("v", "e"))
+    cut = replace(whole, computes=made, types={**whole.types, **{c.name: c.type for c in made}})
+    verify_compute_graph(cut)
+    np.testing.assert_array_equal(run_graph(cut, inputs)["y"], run_graph(whole, inputs)["y"])
+
+
+def test_only_a_table_that_does_not_fit_is_cut() -> None:
+    """A device whose tasks hold all that they may read, with memory for a column of 1,000 numbers, and with less."""
+    y = Compute.parse("y: f32[n:2, m:3] = pad(x[at[n], m], 0.0)")
+    types = {"x": TensorType("float32", (1000, 3)), "at": TensorType("int64", (2,)), "y": y.type}
+    g = ComputeGraph("g", ("x", "at"), ("y",), (y,), types)
+    assert split_deep(g, staged(1 << 12)) is g
+    small = split_deep(g, staged(1 << 10))
+    verify_compute_graph(small)
+    assert [c.name for c in small.computes] == ["y_pieces", "y_each", "y"]
+    assert 4 * small.types["y_pieces"].shape[1] + 12 <= 1 << 10
+    values = {"x": np.arange(3000.0).reshape(1000, 3), "at": np.array([999, 0])}
+    np.testing.assert_array_equal(run_graph(small, values)["y"], values["x"][[999, 0]])

@@ -1,8 +1,9 @@
-"""Splitting reductions: ``rfactor`` and its use where one task's operands outgrow a vEU's memory.
+"""Splitting where one task's operands outgrow a vEU's memory: reductions by ``rfactor``, tables in pieces (``tables.py``).
 
 A device that stages everything a task reads cannot hold the operands of one output element of a very
 deep contraction (VGG's first fully connected layer reads 25,088 weights an output). The reduction then
-becomes two ordinary Computes, partial sums and their sum, and everything after works as usual.
+becomes two ordinary Computes, partial sums and their sum, and everything after works as usual. So it is with what
+an element may be taken from where data says which: a column of a table of 37,000 words.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rammer.ir.expr import Expr, Load
 from rammer.ir.names import Names, identifier
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
+from rammer.tile.tables import anywhere, in_pieces
 from rammer.tile.traffic import footprint
 
 
@@ -48,13 +50,13 @@ def rfactor(compute: Compute, axis: str, parts: int, name: str = "") -> tuple[Co
 
 
 def split_deep(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
-    """``graph`` with every reduction split whose smallest task would not fit a vEU of ``device``."""
+    """``graph`` with every reduction, and every map over a table, split whose smallest task would not fit a vEU of ``device``."""
     computes: list[Compute] = []
     types, taken = dict(graph.types), Names(graph.types)
     for c in graph.computes:
-        pair = _split(c, types, device, taken) if c.reduce else None
-        computes += pair or (c,)
-        types |= {p.name: p.type for p in pair or ()}
+        parts = (_split if c.reduce else _cut)(c, types, device, taken)
+        computes += parts or (c,)
+        types |= {p.name: p.type for p in parts or ()}
     return replace(graph, computes=tuple(computes), types=types) if len(types) > len(graph.types) else graph
 
 
@@ -70,6 +72,25 @@ def _split(compute: Compute, types: Mapping[str, TensorType], device: VDevice, t
         if _fits(partial, known, device) and _fits(final, known, device):
             return partial, final
     return None  # the tile search says which operator does not fit, and where
+
+
+def _cut(compute: Compute, types: Mapping[str, TensorType], device: VDevice, taken: Names) -> tuple[Compute, ...] | None:
+    """As few pieces as are needed, to a fifth, of the longest table that a map reads anywhere, for one element's task to fit."""
+    if _fits(compute, types, device):
+        return None
+    found = anywhere(compute, [types[ld.tensor].shape for ld in compute.loads])
+    if not found:
+        return None
+    extent, load, dim = max(found, key=lambda f: f[0])
+    names, parts = (f"{compute.name}_pieces", f"{compute.name}_each"), 2
+    while parts <= extent:
+        made = in_pieces(compute, load, dim, types[load.tensor], parts, names)
+        known = {**types, **{c.name: c.type for c in made}}
+        if all(_fits(c, known, device) for c in made[1:]):
+            pieces, each = (identifier(n, taken) for n in names)
+            return in_pieces(compute, load, dim, types[load.tensor], parts, (pieces, each))
+        parts = parts * 6 // 5 + 1
+    return None  # as above
 
 
 def _divisors(number: int) -> list[int]:

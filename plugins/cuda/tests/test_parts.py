@@ -54,7 +54,12 @@ def as_called(kernel: TaskKernel) -> TaskKernel:
     names = "".join(f"p{k}, " for k in range(len(kernel.parameters)))
     call = f"rm_part_{kernel.entry}({names}order, first, RmPart{{(int)blockIdx.x}}, rm_turn(), memory);\n"
     body = f"extern __shared__ __align__(16) char memory[];\n{call}"
-    return replace(kernel, device=source("part") + WAITS + kernel.device + function, body=body, dynamic=dynamic_bytes(kernel))
+    return replace(
+        kernel,
+        device=source("part") + WAITS + source("constant") + kernel.device + function,
+        body=body,
+        dynamic=dynamic_bytes(kernel),
+    )
 
 
 class Called(HostSearch):
@@ -73,6 +78,23 @@ def test_a_called_kernel_computes_what_its_launch_does(seed: int) -> None:
     case = Sampler(random, 1_000, ("float32", "tf32", "float16"), kinds).next()
     count, problems = run_cases(search, case, random)
     assert count and problems == []
+
+
+def test_what_no_task_writes_is_said_to_be_constant() -> None:
+    """Of a pointer from the table the compiler does not know it: loads would stay behind stores."""
+    backend = open_backend(OpenOptions(target="sm_90a"))
+    model = read_model(find("squeezenet:small").build())
+    (segment,) = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(model, {}).segments
+    assert isinstance(segment, ProgramSegment)
+    binding, found = Binding.of(segment.program, segment.constants), set[tuple[bool, ...]]()
+    kernels = (callable_part(o, binding) for o in segment.program.operators)
+    for kernel in some([k for k in kernels if k is not None]):
+        head = part_function(kernel, kernel.threads).partition("bool rm_part_")[2].partition(") {")[0]
+        constant = tuple(p.startswith("const ") and "__restrict__" in p for p in kernel.parameters)
+        assert tuple(f"rm_constant<float> p{i}," in head for i in range(len(constant))) == constant
+        assert all(a.tensor in binding.constants for a, c in zip(kernel.arguments, constant, strict=True) if c)
+        found.add(constant)
+    assert {(True, False, True, False), (False, False)} <= found, "weights and a bias; none"
 
 
 @pytest.mark.parametrize("fault", ["", "no barrier", "no wait"])

@@ -9,6 +9,7 @@ and even runs use one each, and whoever sends a word empties that of the other s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,8 @@ from rammer_cuda.kernels.part import barrier, narrow, with_statics_at
 from rammer_cuda.kernels.task import HeldKernel, TaskKernel
 from rammer_cuda.persistent.table import COPY, HEAD, KERNEL_BITS, EntryForm
 
+#: The declaration of a pointer to what no kernel writes (``rammer_cuda.kernels.task.parameter``).
+_READ_ONLY = re.compile(r"const (.+) \*__restrict__ (\w+)")
 #: 32-bit words from a counter to the next: one L2 line of 128 bytes.
 LINE = 32
 #: Polls between two looks at the clock and at whether another block gave up.
@@ -69,7 +72,7 @@ def kernel_text(bodies: Sequence[Body], form: EntryForm, threads: int, traced: b
         filled("words", **sizes),
     ]
     if any(b.part for b in bodies):
-        parts += [source("part"), filled("persistent_part", **sizes)]
+        parts += [source("part", "constant"), filled("persistent_part", **sizes)]
     parts += dict.fromkeys(b.text for b in bodies)
     parts += [part_function(b.part, threads) for b in bodies if b.part]
     parts += [
@@ -133,6 +136,12 @@ def _name(kernel: TaskKernel) -> str:
     return f"rm_part_{kernel.entry}"
 
 
+def _constant(parameter: str) -> str:
+    """The declaration of a kernel's pointer as that of an ``rm_constant``, if it says that nobody writes there."""
+    found = _READ_ONLY.fullmatch(parameter)
+    return f"const rm_constant<{found[1]}> {found[2]}" if found else parameter
+
+
 def part_function(kernel: TaskKernel, threads: int) -> str:
     """A kernel's statements as the function ``rm_part_{entry}`` of one task in blocks of so many threads. It waits for the task's
     counters where a launch would wait for others, and is false if that was in vain."""
@@ -140,7 +149,9 @@ def part_function(kernel: TaskKernel, threads: int) -> str:
     shared = with_statics_at(kernel, f"{name}_shared", "rm_scratch")
     method = 2 if _differ(kernel) else 1 if narrow(kernel, threads) else 0
     after = f"#define rm_after() do {{ if (!rm_ready<{method}, {kernel.threads}>(rm_mine)) return false; }} while (0)\n"
-    head = ", ".join((*kernel.parameters, "const int *order", "int first", "const RmPart blockIdx", "const rm_turn &rm_mine"))
+    head = ", ".join(
+        (*map(_constant, kernel.parameters), "const int *order", "int first", "const RmPart blockIdx", "const rm_turn &rm_mine")
+    )
     count = kernel.threads if narrow(kernel, threads) else threads
     own = f"const RmPart threadIdx = rm_thread<{count}>();\n" + barrier(kernel, threads, "rm_turn_meet")
     return (

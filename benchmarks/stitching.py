@@ -69,12 +69,12 @@ def predicted(program: RProgram, backend: Backend) -> Predicted:
     return Predicted(len(program.operators), delta, program.predicted)
 
 
-def programs(model: onnx.ModelProto, backend: Backend) -> tuple[list[Any], list[Predicted]]:
+def programs(model: onnx.ModelProto, backend: Backend, tune: str = "off") -> tuple[list[Any], list[Predicted]]:
     """The model resident with stitching and without, and what is predicted of both."""
     found, counts = list[Any](), list[Predicted]()
     for stitching in (STITCH, lambda tile, *_: tile):
         rammer.compiler.stitch = stitching  # type: ignore[assignment]
-        (segment,) = Compiler(backend, CompileOptions(), KernelStore(None)).compile(bind(read_model(model), {})).segments
+        (segment,) = Compiler(backend, CompileOptions(tune=tune), KernelStore(None)).compile(bind(read_model(model), {})).segments
         found.append(backend.load(segment.program, segment.constants))  # type: ignore[union-attr]
         found[-1].run(random_inputs(segment.program, np.random.default_rng(0)))  # type: ignore[union-attr]
         counts.append(predicted(segment.program, backend))  # type: ignore[union-attr]
@@ -82,12 +82,12 @@ def programs(model: onnx.ModelProto, backend: Backend) -> tuple[list[Any], list[
     return found, counts
 
 
-def compare(cases: int, random: Random, backend: Backend) -> None:
+def compare(cases: int, random: Random, backend: Backend, tune: str) -> None:
     """CPU time apart over stitched, of graphs that are stitched at all."""
     ratios, times, guesses = list[float](), list[float](), list[Predicted]()
     while len(ratios) < cases:
         case = drawn(random)
-        found, counts = programs(model_of(case.kind, case.sizes, case.tags, case.seed), backend)
+        found, counts = programs(model_of(case.kind, case.sizes, case.tags, case.seed), backend, tune)
         if counts[0].operators < counts[1].operators:
             best = fastest(found)
             for _ in range(AGAIN if best[1] < best[0] / SLOWER else 0):
@@ -209,8 +209,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="rocm")
     parser.add_argument("--ranks", action="store_true")
+    parser.add_argument("--tune", default="off", help="quick: kernels and plans are measured before they are chosen")
     options = parser.parse_args()
-    (rank if options.ranks else compare)(options.cases, Random(options.seed), Registry().open(options.device))
+    random, backend = Random(options.seed), Registry().open(options.device)
+    if options.ranks:
+        rank(options.cases, random, backend)
+    else:
+        compare(options.cases, random, backend, options.tune)
     return 0
 
 

@@ -44,7 +44,7 @@ from rammer.plan.build import Interface, build_program
 from rammer.plan.capacity import check_capacity
 from rammer.plan.layouts import LEAST_GAIN, Price, assign_layouts
 from rammer.plan.simplify import simplified
-from rammer.plan.stages import StageTimer
+from rammer.plan.stages import StageTimer, in_one_run
 from rammer.plan.storage import StoragePlan, assign_storage
 from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
@@ -101,9 +101,7 @@ class Compiler:
         )
 
     def _extra(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        if self.registry is None:
-            return ()
-        return self.registry.extra_kernels(self.device, operator, binding)
+        return self.registry.extra_kernels(self.device, operator, binding) if self.registry is not None else ()
 
     def compile_model(self, model: Model, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, str] = NOTHING) -> Compiled:
         """Bind ``shapes`` and compile. BadInput where a dynamic dimension stays open. ``kept`` outputs are in the memory of
@@ -272,7 +270,9 @@ class Compiler:
         """Operators of what meets on chip. Those that end by themselves (of a range, or over inputs) are not stitched."""
         sources, binding, device = view_sources(plan.graph, plan.storages), self._binding(plan), self.backend.vdevice
         tile, price = connect(plan.graph, device, sources, *self.rates(plan), binding), self._price(binding)
-        return tile if apart else stitch(tile, device, lambda o: price(o, plan.storages), sources, binding)
+        if apart:
+            return tile
+        return stitch(tile, device, lambda o: price(o, plan.storages), sources, binding, in_one_run(self.tuner, binding))
 
     def _planned(
         self,

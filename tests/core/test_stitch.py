@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -133,6 +134,50 @@ def test_kernels_that_are_slower_for_it_leave_them_apart(name: str, rng: np.rand
     refused = [d for d in after.decisions if d not in before.decisions]
     assert not any(len(o.outputs) > 1 for o in some(after.operators)), name
     assert any(not d.kept for d in refused if hasattr(d, "kept"))
+
+
+@pytest.mark.parametrize("seconds", [None, 1e-3, 1.0], ids=["unknown", "faster", "slower"])
+def test_plans_are_run_where_the_device_runs_them(seconds: float | None, rng: np.random.Generator) -> None:
+    """The last choice: what takes ``seconds`` stitched and 0.1 apart, whatever is predicted; operators come in order."""
+    graph, where = graph_of(CASES["statistics of columns"][0], rng), device()
+    before, asked = connect(graph, where), list[int]()
+
+    def together(operators: Sequence[ROperator]) -> float | None:
+        made = set[str]()
+        for operator in some(operators):
+            assert not {n for n in operator.inputs if n in {c.name for c in graph.computes}} - made
+            made |= set(operator.outputs)
+        asked.append(len(operators))
+        return 0.1 if len(operators) == len(before.operators) else seconds
+
+    after = stitch(before, where, lambda o: ranked_tiles(o, graph.types, where)[0][0], {}, together=together)
+    assert asked[0] == len(before.operators) > min(asked)
+    assert (len(after.operators) < len(before.operators)) == (seconds != 1.0)
+
+
+def test_groups_that_do_not_pay_are_undone_one_by_one(seed: int) -> None:
+    """Whatever kernels take, undoing one of a plan's groups saves nothing by the latency evaluator."""
+    random, where, tried = Random(seed), device(), 0
+    sampler = Sampler(random, 100_000, ("float32",), ("stitched",))
+    while tried < 6:
+        case = sampler.next()
+        model = model_of(case.kind, case.sizes, case.tags, case.seed)
+        graph = lower(Pipeline(default_passes()).run(bind(read_model(model), {}))[0])
+        if graph.types[graph.outputs[0]].dtype != "float32":
+            continue
+
+        def latency(operator: ROperator, graph: ComputeGraph = graph, salt: int = random.randrange(1 << 30)) -> float:
+            ranked = ranked_tiles(operator, graph.types, where)
+            return ranked[0][0] * Random(f"{salt} {sorted(operator.outputs)}").uniform(0.4, 2.5) if ranked else float("inf")
+
+        before = connect(graph, where)
+        after = stitch(before, where, latency, {})
+        for operator in some(after.operators):
+            inside = {c.name for c in operator.computes}
+            parts = [o for o in before.operators if o.name in inside]
+            whole = latency(operator) + where.launch
+            assert len(parts) == 1 or whole < sum(latency(o) + where.launch for o in parts), str(case)
+        tried += len(before.operators) > 1
 
 
 def test_no_way_leads_around_a_stitched_operator(rng: np.random.Generator) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rammer.device.manifest import Array, Backend, Binding
 from rammer.ir.device import VDevice
-from rammer.ir.operator import RKernel
+from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import RProgram
 from rammer.plan.waits import dependences, plan_waits
 from rammer.profile.probe import OwnTensors
 from rammer.profile.store import KernelStore, key_of
+from rammer.profile.tune import MEASURED, Tuner
 from rammer.schedule.place import Row, side_by_side
 from rammer.schedule.policy import Schedule, rows_of
 
-__all__ = ["StageTimer", "stage_program"]
+__all__ = ["StageTimer", "in_one_run", "stage_program"]
 
 #: Runs of a stage of which the median counts.
 RUNS = 10
@@ -65,6 +66,13 @@ class StageTimer:
             self.measured += 1
             self.store.put_seconds(key, known)
         return known
+
+
+def in_one_run(tuner: Tuner, binding: Binding) -> Callable[[Sequence[ROperator]], float | None] | None:
+    """How long operators (in topological order) take in one run, each by its best kernel, as ``StageTimer`` says; None where
+    nothing is measured."""
+    timed = StageTimer(tuner.backend, tuner.store, binding)
+    return (lambda operators: timed([tuner.kernels(o, binding)[0] for o in operators])) if MEASURED[tuner.level] else None
 
 
 def stage_program(kernels: Sequence[RKernel], binding: Binding, device: VDevice) -> tuple[RProgram, dict[str, Array]] | None:

@@ -64,6 +64,7 @@ class _Recorder:
 
     def __init__(self, tuner: Tuner) -> None:
         self.kernels = tuner.kernels  # operators are stitched by what their kernels take
+        self.backend, self.store, self.level = tuner.backend, tuner.store, tuner.level
         self.found: tuple[Sequence[ROperator], Binding] = ((), Binding({}, {}))
 
     def prepare(self, operators: Sequence[ROperator], binding: Binding) -> None:

@@ -33,6 +33,10 @@ from rammer.tile.search import ranked_tiles
 BEAM, MOST_RESULTS = 4, 8
 #: By how much a move may be slower than its parts: two of them may pay where neither does alone.
 UPHILL: Final = 1.3
+#: Groups within one that does not pay that are priced in its place.
+PARTS: Final = 12
+#: Plans of a region that are run beside the one without any move, where plans are run.
+RIVALS: Final = 2
 #: Operations of a map that is as well computed again as read: an exponential is not.
 CHEAP: Final = 4
 #: Operators of a region from which on only the best plan is kept; larger regions are cut into such ones, so that a search takes
@@ -41,17 +45,24 @@ WIDE: Final = 24
 
 #: Seconds of an operator's best kernel, without its launch; infinite where none fits.
 Latency: TypeAlias = Callable[[ROperator], float]
+#: Seconds of operators in topological order, run one after another on the device; None where it cannot run them on their own.
+Together: TypeAlias = Callable[[Sequence[ROperator]], float | None]
 Members: TypeAlias = frozenset[int]
 
 
 def stitch(
-    tile: TileGraph, device: VDevice, latency: Latency, aliases: Mapping[str, tuple[str, ...]], binding: Binding | None = None
+    tile: TileGraph,
+    device: VDevice,
+    latency: Latency,
+    aliases: Mapping[str, tuple[str, ...]],
+    binding: Binding | None = None,
+    together: Together | None = None,
 ) -> TileGraph:
-    """``tile`` with memory-bound operators stitched where the device's kernels are no slower for it. ``aliases`` as for
-    ``connect``."""
+    """``tile`` with memory-bound operators stitched where the device's kernels are no slower for it; with ``together``, where
+    they are not in one run. ``aliases`` as for ``connect``."""
     search = _Stitcher(tile, device, latency, aliases, binding or Binding(tile.graph.types, {}))
     for part, width in search.regions():
-        search.settle(search.best(part, width))
+        search.settle(search.best(part, width, together))
     joined = list(dict.fromkeys(search.settled.values()))
     if not joined:
         return replace(tile, decisions=(*tile.decisions, *search.decisions))
@@ -223,19 +234,56 @@ class _Stitcher:
         wholes = [_parts(found) for found in {id(r): r for r in region.values()}.values()]
         return [(part, BEAM if len(parts) == 1 else 1) for parts in wholes for part in parts]
 
-    def best(self, region: Sequence[tuple[int, int]], width: int) -> list[Members]:
+    def best(self, region: Sequence[tuple[int, int]], width: int, together: Together | None) -> list[Members]:
         """The groups of the best plan for ``region``, of a search that keeps ``width`` plans."""
         found, plans = [_Plan()], [_Plan()]
         while plans:
             moved = {p.groups: p for plan in plans for p in self._moves(plan, region, width)}
             plans = sorted(moved.values(), key=_Plan.rank)[:width]
             found += plans
-        paying = sorted((p for p in found if p.delta < 0), key=lambda p: p.delta)
-        shortlist = [_Plan(), *paying[:width]]
+        paying = sorted((p for p in found if p.delta < 0), key=lambda p: p.delta)[:width]
+        shortlist = list({p.groups: p for p in (_Plan(), *paying, *(self._thinned(p, found) for p in paying))}.values())
         timed = [self._seconds(p, region) for p in shortlist]
+        if together is not None and min(timed) < timed[0]:
+            shortlist, timed = self._run(shortlist, timed, region, together)
         chosen = min(range(len(timed)), key=timed.__getitem__)
         self._log(shortlist, timed, chosen)
         return sorted(shortlist[chosen].groups, key=sorted)
+
+    def _run(
+        self, plans: list[_Plan], timed: list[float], region: Sequence[tuple[int, int]], together: Together
+    ) -> tuple[list[_Plan], list[float]]:
+        """The first plan and the fastest others, with the seconds of a run of each: kernels that are timed alone find other
+        things in the caches than in their program. As they were where one cannot be run."""
+        order = [0, *sorted(range(1, len(plans)), key=timed.__getitem__)[:RIVALS]]
+        runs = list[float]()
+        for plan in (plans[i] for i in order):
+            groups = sorted({plan.group(i) for p in region for i in p}, key=sorted)
+            made = [o for g in groups if (o := self.operator(g)) is not None]
+            seconds = together(topological(made, self.position, self.roots))
+            if seconds is None:
+                return plans, timed
+            runs.append(seconds)
+        return [plans[i] for i in order], runs
+
+    def _thinned(self, plan: _Plan, found: Iterable[_Plan]) -> _Plan:
+        """``plan`` with each group that does not pay by the latency evaluator replaced by what does within it, of the groups that
+        were ``found`` on the way. A cycle there would be one of the plan's, too."""
+        smaller = sorted({g for p in found for g in p.groups}, key=lambda g: (-len(g), sorted(g)))
+        kept = set[Members]()
+        for whole in sorted(plan.groups, key=sorted):
+            for group in (whole, *islice((g for g in smaller if g < whole), PARTS)):
+                if not any(group & k for k in kept) and self._gain(group) > 0:
+                    kept.add(group)
+        return _Plan(frozenset(kept), plan.delta)
+
+    def _gain(self, group: Members) -> float:
+        """Seconds that the latency evaluator sees saved by a group's one operator."""
+        return sum(map(self._alone, (frozenset((i,)) for i in group))) - self._alone(group)
+
+    def _alone(self, group: Members) -> float:
+        operator = self.operator(group)
+        return self.latency(operator) + self.device.launch if operator is not None else math.inf
 
     def _delta(self, a: Members, b: Members) -> float | None:
         """What joining two groups changes; None where that is no move. Asked once: plans share most of their groups."""
@@ -274,7 +322,7 @@ class _Stitcher:
     def _seconds(self, plan: _Plan, region: Iterable[tuple[int, int]]) -> float:
         """The latency evaluator: seconds of all operators of a region under ``plan``, launches included."""
         groups = {plan.group(i) for p in region for i in p}
-        return sum(self.latency(o) + self.device.launch for g in groups if (o := self.operator(g)) is not None)
+        return sum(map(self._alone, groups))
 
     def _log(self, plans: Sequence[_Plan], timed: Sequence[float], chosen: int) -> None:
         for number, (plan, seconds) in enumerate(zip(plans[1:], timed[1:], strict=True), 1):

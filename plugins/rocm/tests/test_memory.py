@@ -13,7 +13,7 @@ from rammer.ir.program import Buffer, Port, RProgram, Storage, Task, dense
 pytest.importorskip("pyopencl")
 from rammer_rocm.backend import OpenClBackend
 from rammer_rocm.executor import OpenClProgram
-from rammer_rocm.memory import fine_grained
+from rammer_rocm.memory import fine_grained, lay_out
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe() or DEVICE.probe()[0].kind != "cpu":
@@ -66,3 +66,11 @@ def test_bound_arrays_are_copied_where_the_host_sees_them() -> None:
         bound.synchronize()
         np.testing.assert_array_equal(wide, [2 * value, 0] * 5)
     made.close()
+
+
+def test_tensors_that_are_read_and_written_together_lie_a_page_from_an_even_distance() -> None:
+    """Whole pages of input and output: one page more lies between them than they need."""
+    made = program()
+    (first, second) = sorted(place for name, place in lay_out(made).buffers.items() if made.buffer[name].kind != "arena")[-2:]
+    (size,) = {b.nbytes for b in made.buffers if b.kind == "input"}
+    assert second - first == -(-size // 4096) * 4096 + 4096

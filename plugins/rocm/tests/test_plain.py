@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
@@ -13,12 +15,16 @@ from rammer.ir.compute import Compute
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.types import TensorType
-from rammer.testing.cases import NetCase
+from rammer.testing.cases import NetCase, Sampler
 from rammer.testing.net import Net
 from rammer.testing.single import subjects
+from rammer.testing.some import some
+from rammer.tile.search import ranked_tiles
 
+from rammer_rocm.dialect import OPENCL
 from rammer_rocm.kernels import OpenClKernels
-from rammer_rocm.kernels.generic import generic_choices
+from rammer_rocm.kernels.generic import CPU_DIALECT, generic, generic_choices
+from rammer_rocm.kernels.nests import nests_of
 from rammer_rocm.kernels.plain import plain, task_seconds
 from rammer_rocm.offline import CARDS
 
@@ -42,7 +48,8 @@ def operator(*lines: str, outputs: tuple[str, ...] = (), layer: str = "veu") -> 
     computes = tuple(map(Compute.parse, lines))
     types = {c.name: c.type for c in computes} | {
         "x": TensorType("float32", (8, 64, 56, 56)),
-        "z": TensorType("float32", (768, 64)),
+        "z": TensorType("float32", (6144, 64)),
+        "w": TensorType("float32", (768, 17)),
     }
     links = tuple(Connection(a.name, b.name, layer) for a, b in pairwise(computes) if a.name in b.reads)  # type: ignore[arg-type]
     return ROperator(computes[-1].name, computes, links, outputs or (computes[-1].name,)), Binding(types, {})
@@ -77,6 +84,24 @@ def test_what_a_task_keeps_costs_and_a_result_that_it_reads_again_does_not() -> 
     assert seconds(written, (8, 64)) > seconds(held, (8, 64)) > seconds(operator(lines[0]), (8, 64))
 
 
+def test_what_a_tile_leaves_over_is_not_computed_as_fast_as_the_tile() -> None:
+    """Rows of 17 in tiles of 16: every other task is of columns of one, which took twice what rows took whole."""
+    made = operator("y: f32[a:768, b:17] = w[a, b] + 1.0")
+    tile, kept = seconds(made, (768, 16)), seconds(operator("y: f32[a:768, b:16] = w[a, b] + 1.0"), (768, 16))
+    assert tile > 1.15 * kept
+    assert tile > 1.3 * seconds(made, (768, 17))
+
+
+def test_reductions_in_one_loop_wait_together_where_steps_wait_at_all() -> None:
+    """A long loop waits for its own last step, whatever else is in it; short loops overlap with those that follow."""
+    gains = []
+    for rows, depth in ((8, 768), (768, 8)):
+        parts = [f"{n}: f32[a:{rows}, b:16] = {n}[k:{depth}] z[a * {depth} + k, b]" for n in ("max", "min")]
+        apart = sum(seconds(operator(part), (rows, 16)) for part in parts)
+        gains.append(apart / seconds(operator(*parts, outputs=("max", "min")), (rows, 16)))
+    assert gains[0] > gains[1] * 1.1
+
+
 def test_products_and_gpus_are_priced_by_the_core() -> None:
     product = operator("p: f32[a:768, b:768] = sum[k:64] z[a, k] * z[b, k]")
     assert not plain(product[0])
@@ -109,6 +134,33 @@ class Undriven(OpenClKernels):
     """A CPU that only compiles."""
 
     fingerprint, profiler = "undriven", None
+
+
+#: Vectors that a text loads or stores.
+VECTORS = re.compile(r"rm_[vhusi](?:load|store|even)(\d+)\(")
+
+
+def counted_widths(tiled: ROperator, binding: Binding) -> set[int]:
+    """The vectors that are counted of a task."""
+    boxes, found = tiled.boxes(tiled.inner_box(), binding.types), set[int]()
+    for nest in nests_of(tiled, binding, OPENCL):
+        lanes = nest.lanes(nest.joined([high - low for low, high in boxes[nest.root.name]]))
+        found |= {width for _, width in (lanes.columns or {}).values()} if lanes.axis < 0 else {lanes.width}
+    return found
+
+
+def test_loops_are_counted_as_the_kernel_has_them(seed: int) -> None:
+    """Random operators and tiles: the vectors that are counted are those of the text, of nearly all. Not of all: what a task
+    keeps is counted with the strides of the whole tensor."""
+    random, alike = Random(seed), list[bool]()
+    sampler = Sampler(random, 400_000, ("float32", "float16"), ("stitched",))
+    while len(alike) < 24:
+        for subject in some(subjects(sampler.next(), Undriven(CPU))):  # type: ignore[arg-type]
+            tiles = [tile for _, tile, _ in ranked_tiles(subject.operator, subject.binding.types, CPU)]
+            tiled = subject.operator.tiled(random.choice(tiles))
+            text = generic(tiled, subject.binding, CPU_DIALECT).text
+            alike.append(counted_widths(tiled, subject.binding) == set(map(int, VECTORS.findall(text))))
+    assert sum(alike) >= 0.75 * len(alike)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

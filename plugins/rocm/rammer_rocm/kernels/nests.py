@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from rammer.codegen.context import FunctionContext, Place
-from rammer.codegen.reads import WEIGHT, bodies, step, vector_cost
+from rammer.codegen.reads import bodies, step, vector_cost
 from rammer.codegen.rows import FOLDED
 from rammer.codegen.target import CTarget
 from rammer.codegen.vectors import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
-from rammer.ir.expr import Expr, Op
+from rammer.ir.expr import Expr, Load, Op
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize, row_major
 
@@ -31,10 +31,15 @@ QUOTIENTS: Final = frozenset(("div", "sqrt", "mod", "fmod", "floordiv"))
 FUNCTION: Final = 4
 #: Bytes from which on a step leaves its page, with what a core has prefetched; or its line and the next one.
 PAGE, LINES = 4096, 128
-#: Instructions that combine a vector with another one, and of them those that wait for each other: an extremum that keeps NaN
+#: Instructions that combine a vector with another one, and how long that takes, in additions: an extremum that keeps NaN
 #: compares, tests beside that, and selects.
-COMBINES: Final[Mapping[str, tuple[int, int]]] = {"max": (3, 2), "min": (3, 2)}
-ONE: Final = (1, 1)
+COMBINES: Final[Mapping[str, tuple[int, float]]] = {"max": (3, 2.7), "min": (3, 2.7)}
+ONE: Final = (1, 1.0)
+#: Instructions that a core has in flight: loops that follow each other overlap as far as they are in it together (320 on Zen 4,
+#: 224 to 512 on Intel's cores since Skylake; vendors' optimisation guides). Of a loop's own there is one in four steps.
+WINDOW, OWN = 320, 0.25
+#: Lines of one place in a page that the innermost cache holds: its ways.
+WAYS: Final = 8
 
 #: How often a task does something, by what it is.
 Counts = Counter[str]
@@ -45,7 +50,7 @@ class NestRead:
     """A load of a nest: by which reduction ("" for none), elements between neighbours along each of the nest's axes and of the
     reduction's (None where that is not fixed), the axes that it has, whether vectors hold its type, and bytes of an element."""
 
-    tensor: str
+    load: Load
     reducer: str
     steps: tuple[int | None, ...]
     taps: Mapping[str, int | None]
@@ -53,6 +58,11 @@ class NestRead:
     suits: bool
     padded: bool
     size: int
+
+    @property
+    def tensor(self) -> str:
+        """What is loaded."""
+        return self.load.tensor
 
     def along(self, lane: str, apart: int | None, width: int) -> float:
         """What the emitter takes a vector of it along an axis for, in vector accesses."""
@@ -101,21 +111,26 @@ class CountedNest:
         own = {c.name: c for c in (*unit.inlined.values(), *computes)}
         self.work = [operations(p.reducer, p.body) for p in parts]
         self.reducers = {p.reducer: own[p.reducer] for p in parts if p.reducer}
-        # In the order of the text, not of names: sums of the same numbers in another order are other numbers.
-        loads = dict.fromkeys((ld, p.reducer) for p in parts for ld in ex.loads(p.body) if ld.tensor not in unit.inlined)
-        self.reads = list[NestRead]()
-        for load, reducer in loads:
-            used = frozenset(ex.axes_of(load))
-            steps = tuple(step(unit, load, f"x{d}") for d in range(count))
-            taps = {r.name: step(unit, load, f"{reducer}.{r.name}") for r in own[reducer].reduce} if reducer else {}
-            suits = unit.dtypes[load.tensor] in unit.lanes
-            self.reads.append(
-                NestRead(
-                    load.tensor, reducer, steps, taps, used, suits, load.fill is not None, itemsize(unit.dtypes[load.tensor])
-                )
-            )
+        self.accesses = list[tuple[int, NestRead]]()  # every load of a body, as often as it stands there, by its weight
+        self.reads = list[NestRead]()  # in the order of the text, not of names: sums in another order are other numbers
+        for part in parts:
+            for load in ex.loads(part.body):
+                read = self._read(unit, load, own.get(part.reducer), count)
+                self.accesses.append((part.weight, read))
+                if load.tensor not in unit.inlined and read not in self.reads:
+                    self.reads.append(read)
         self.stores = [unit.places[c.name].strides for c in computes]
         self.suits = all(c.dtype in unit.lanes for c in computes)
+
+    @staticmethod
+    def _read(unit: FunctionContext, load: Load, reducer: Compute | None, count: int) -> NestRead:
+        name, kind = reducer.name if reducer else "", unit.dtypes[load.tensor]
+        if load.tensor in unit.inlined:  # computed in place: no access
+            return NestRead(load, name, (0,) * count, {}, frozenset(), True, False, itemsize(kind))
+        steps = tuple(step(unit, load, f"x{d}") for d in range(count))
+        taps = {r.name: step(unit, load, f"{name}.{r.name}") for r in reducer.reduce} if reducer else {}
+        axes = frozenset(ex.axes_of(load))
+        return NestRead(load, name, steps, taps, axes, kind in unit.lanes, load.fill is not None, itemsize(kind))
 
     def width(self, count: int) -> int:
         """The vectors that cover so many elements."""
@@ -144,12 +159,11 @@ class CountedNest:
 
     def lanes(self, extents: Sequence[int]) -> Lanes:
         """The vectorisation with the fewest accesses."""
-        weights = [min(WEIGHT, self.taps(r.reducer)) for r in self.reads]
-        least, found = float(sum(weights) + len(self.stores)), Lanes()
+        least, found = float(sum(weight for weight, _ in self.accesses) + len(self.stores)), Lanes()
         total, columns = self._columns()
         for d in reversed(range(len(extents))) if self.suits else ():
             if width := self.width(extents[d]):
-                cost = sum(w * r.along(f"x{d}", r.steps[d], width) for w, r in zip(weights, self.reads, strict=True))
+                cost = sum(weight * r.along(f"x{d}", r.steps[d], width) for weight, r in self.accesses)
                 cost += sum(vector_cost(s[d], width) for s in self.stores)
                 cost *= -(-extents[d] // width) / extents[d]
                 if cost < least:
@@ -158,16 +172,18 @@ class CountedNest:
 
     def _columns(self) -> tuple[float, dict[str, tuple[str, int]]]:
         """The accesses where reductions walk along their own axes, and which; {} unless all have one."""
-        found, total = dict[str, tuple[str, int]](), float(len(self.stores)) + sum(not r.reducer for r in self.reads)
+        found, total = dict[str, tuple[str, int]](), float(len(self.stores))
+        total += sum(weight for weight, r in self.accesses if not r.reducer)
         for name, c in self.reducers.items():
-            weight, own = min(WEIGHT, self.taps(name)), [r for r in self.reads if r.reducer == name]
+            own = [(weight, r) for weight, r in self.accesses if r.reducer == name]
             options = list[tuple[float, str, int]]()
             for axis in c.reduce:
                 width = self.width(axis.extent)
                 if width and c.dtype in STORED:
-                    costs = (r.along(f"{name}.{axis.name}", r.taps[axis.name], width) or 0.5 for r in own)
+                    lane = f"{name}.{axis.name}"
+                    costs = (weight * (r.along(lane, r.taps.get(axis.name), width) or 0.5) for weight, r in own)
                     padded = -(-axis.extent // width) * width / axis.extent
-                    options.append((weight * sum(costs) / width * padded + FOLDED, axis.name, width))
+                    options.append((sum(costs) / width * padded + FOLDED, axis.name, width))
             if not options:
                 return math.inf, {}
             cost, axis_name, width = min(options)
@@ -184,27 +200,28 @@ class CountedNest:
 
     # --- counting ---------------------------------------------------------------------------------
 
-    def count(self, box: Sequence[int], device_lanes: int) -> Counts:
-        """What a nest over a box of these extents does."""
+    def count(self, box: Sequence[int], full: Sequence[int], device_lanes: int) -> Counts:
+        """What a nest over a box of these extents does, in a kernel for tasks whose boxes have the extents ``full``: what is
+        narrower than its vectors goes element by element."""
         found = Counts()
         if 0 in box:
             return found
-        extents = self.joined(box)
-        lanes, points = self.lanes(extents), math.prod(extents)
+        extents, lanes = self.joined(box), self.lanes(self.joined(full))
+        lanes, points = lanes if lanes.axis < 0 or extents[lanes.axis] >= lanes.width else Lanes(), math.prod(extents)
         loops = [d for d, n in enumerate(extents) if n > 1 and d != lanes.axis]
         found["nested"] += (points // max(1, extents[lanes.axis]) if lanes.axis >= 0 else points) * (len(loops) > 1)
         if lanes.axis >= 0:
             self._rows(found, extents, lanes, device_lanes)
-        elif lanes.columns:
-            self._alone(found, "", points)
-            found["element_store"] += points * len(self.stores)
-            for group in self.alike():
-                self._walked(found, group, points, lanes.columns[group[0].name], device_lanes)
         else:
             self._alone(found, "", points)
             found["element_store"] += points * len(self.stores)
-            for c in self.reducers.values():
-                self._alone(found, c.name, points * self.taps(c.name))
+            for group in self.alike():
+                if lanes.columns:
+                    self._walked(found, group, points, lanes.columns[group[0].name], device_lanes)
+                else:
+                    for c in group:
+                        self._alone(found, c.name, points * self.taps(c.name))
+                    self._waits(found, group, points, self.taps(group[0].name))
         return found
 
     def _rows(self, found: Counts, extents: Sequence[int], lanes: Lanes, device_lanes: int) -> None:
@@ -216,15 +233,20 @@ class CountedNest:
         apart = [(r, r.steps[d] if f"x{d}" in r.axes else 0) for r in self.reads]
         self._vector(found, "", vectors, apart, width / device_lanes)
         for s in self.stores:
-            found["store" if s[d] == 1 else "element_store"] += vectors if s[d] == 1 else vectors * width
+            if s[d] == 1:  # a port stores half of the widest vector at a time
+                found["store"] += vectors * max(1, 2 * width // device_lanes)
+            else:
+                found["element_store"] += vectors * width
         for group in self.alike():
             steps = vectors * self.taps(group[0].name)
             found["loop"] += steps // max(1, group[0].reduce[-1].extent)
             self._together(found, group, steps, apart, width / device_lanes)
+            self._waits(found, group, vectors, self.taps(group[0].name))
             self._strides(found, group, steps)
 
     def _strides(self, found: Counts, group: Iterable[Compute], steps: int) -> None:
-        """Steps of loops across what is read: those that go from page to page, and from line to line."""
+        """Steps of loops across what is read: those that go from line to line, from page to page, and from page to page always to
+        one place, of which the innermost cache holds few lines."""
         seen = set[tuple[str, int]]()
         for c in group:
             for r in self.reads:
@@ -232,6 +254,7 @@ class CountedNest:
                 if far >= LINES and (r.tensor, far) not in seen:
                     seen.add((r.tensor, far))
                     found["page" if far >= PAGE else "line"] += steps
+                    found["conflict"] += steps if far % PAGE == 0 and c.reduce[-1].extent > WAYS else 0
 
     def _walked(self, found: Counts, group: Sequence[Compute], points: int, along: tuple[str, int], device_lanes: int) -> None:
         """Vectors along an axis of the reductions of one loop, and what they leave over."""
@@ -239,21 +262,32 @@ class CountedNest:
         extent = next(r.extent for r in c.reduce if r.name == name)
         loops = points * (self.taps(c.name) // extent)
         found["loop"] += loops * (1 + (extent % width > 0))
-        found["fold"] += points * sum(COMBINES.get(str(other.combiner), ONE)[0] for other in group)
+        levels = 1 + width.bit_length()
+        found["fold"] += points * levels * sum(COMBINES.get(str(other.combiner), ONE)[0] for other in group)
         apart = [(r, r.taps.get(name, 0)) for r in self.reads]
         self._together(found, group, loops * (extent // width), apart, width / device_lanes)
         for other in group:
             self._alone(found, other.name, loops * (extent % width))
+        in_turn = extent // width + extent % width
+        self._waits(found, group, points, loops // max(1, points) * in_turn + 2 * levels)
 
     def _together(
         self, found: Counts, group: Iterable[Compute], steps: int, apart: Sequence[tuple[NestRead, int | None]], share: float
     ) -> None:
-        """So many steps of a loop that some reductions share: each waits for its own step before."""
+        """So many steps of a loop that some reductions share."""
         for c in group:
             self._vector(found, c.name, steps, apart, share)
         combines = [COMBINES.get(str(c.combiner), ONE) for c in group]
         found["operation"] += round(steps * sum(n for n, _ in combines) * max(1.0, share))
-        found["wait"] += steps * max(n for _, n in combines)
+
+    def _waits(self, found: Counts, group: Sequence[Compute], chains: int, steps: int) -> None:
+        """Loops of so many steps, each of which waits for the one before: what of a loop is in flight together with the next one
+        is hidden. Reductions of one loop wait together."""
+        combines, names = [COMBINES.get(str(c.combiner), ONE) for c in group], {c.name for c in group}
+        loads = sum(r.reducer in names for r in self.reads)  # an instruction can load one operand besides
+        each = OWN + sum(n for n, _ in combines) + max(0, loads - len(group))
+        each += sum(w.cheap + w.quotients + w.functions for w in self.work if w.reducer in names)
+        found["wait"] += round(chains * steps * max(n for _, n in combines) * min(1.0, steps * each / WINDOW))
 
     def _vector(
         self, found: Counts, reducer: str, count: int, apart: Iterable[tuple[NestRead, int | None]], share: float

@@ -10,7 +10,8 @@ kernel has (``nests.py``) are counted, and costs add up; a core overlaps little 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Final
 
 from rammer.device.manifest import Binding
@@ -23,44 +24,49 @@ from rammer.tile.traffic import box_bytes
 from rammer_rocm.dialect import OPENCL
 from rammer_rocm.kernels.nests import Counts, nests_of
 
-#: Cycles of the clock that the device names, by what is counted. Fitted by ``benchmarks/plain_fit.py`` to 535 tiles of 40
-#: operators on a core of an AMD EPYC (Zen 4), with what instructions take in vendors' tables as a prior;
-#: ``benchmarks/stitching.py --ranks`` says how well they rank others.
+#: Cycles of the clock that the device names, by what is counted. Fitted by ``benchmarks/plain_fit.py`` to 3168 tiles of 1056
+#: operators that stitching asked about, on a core of an AMD EPYC (Zen 4), with what instructions take in vendors' tables as a
+#: prior; ``benchmarks/stitching.py`` says how well they rank others (``--ranks``) and choose plans.
 CYCLES: Final[Mapping[str, float]] = {
-    "again_far": 0.01,
-    "again_near": 0.0099,
-    "element": 0.53,
-    "element_function": 1.2,
-    "element_load": 0.087,
-    "element_quotient": 0.88,
-    "element_step": 0.38,
-    "element_store": 0.17,
-    "far_read": 0.012,
-    "far_run": 0.75,
-    "far_write": 0.055,
-    "fold": 6.9,
-    "function": 2.6,
-    "gather": 0.23,
-    "line": 0.9,
-    "load": 0.17,
-    "loop": 2.5,
-    "near_read": 0.019,
-    "near_run": 0.16,
-    "near_write": 0.005,
-    "nest": 2.8,
+    "again_far": 0.0062,
+    "again_near": 0.0025,
+    "conflict": 0.66,
+    "element": 0.084,
+    "element_function": 0.94,
+    "element_load": 0.025,
+    "element_quotient": 0.57,
+    "element_step": 0.23,
+    "element_store": 0.094,
+    "far_conflict": 3.7,
+    "far_read": 0.01,
+    "far_run": 0.5,
+    "far_write": 0.005,
+    "fold": 0.23,
+    "function": 2.2,
+    "gather": 0.37,
+    "line": 0.73,
+    "load": 0.46,
+    "loop": 0.25,
+    "near_read": 0.015,
+    "near_run": 0.075,
+    "near_write": 0.015,
+    "nest": 2.2,
     "nested": 0.25,
-    "operation": 0.17,
-    "page": 1.2,
-    "quotient": 4.1,
+    "operation": 0.13,
+    "outer_read": 0.021,
+    "outer_write": 0.019,
+    "page": 0.86,
+    "quotient": 0.5,
     "spread": 0.087,
-    "store": 0.35,
-    "task": 12.0,
-    "wait": 0.79,
+    "store": 1.1,
+    "task": 12,
+    "wait": 0.94,
 }
-#: What a task at the edge does as often as a full one.
-EACH: Final = frozenset(("task", "nest"))
 #: Bytes of the innermost cache: 32 KiB or more on every x86 core since 2006 (vendors' optimisation guides).
 INNERMOST: Final = 32 << 10
+#: The outermost cache, in caches of a core: a core's share of it, and all of it less what others keep there (4 and 32 MiB beside
+#: 1 MiB of a Zen 4 core; from 8 and 16 on Intel's servers).
+OUTER: Final = (4, 20)
 
 
 def plain(operator: ROperator) -> bool:
@@ -90,32 +96,39 @@ class PlainTasks:
         return self.cycle * math.fsum(CYCLES[what] * often for what, often in self.mean(tiled).items())
 
     def mean(self, tiled: ROperator) -> dict[str, float]:
-        """What the mean task does, by the names of ``CYCLES``."""
-        whole = math.prod(t * -(-n // t) for t, n in zip(tiled.tile, tiled.anchor.shape, strict=True))
-        share = math.prod(tiled.anchor.shape) / max(1, whole)
-        return {what: often * (1.0 if what in EACH else share) for what, often in self.counts(tiled).items()}
+        """What the mean task does, by the names of ``CYCLES``: tasks at edges are smaller, and may be narrower than a vector."""
+        cuts = [_cuts(extent, tile) for extent, tile in zip(tiled.anchor.shape, tiled.tile, strict=True)]
+        full, total = tiled.boxes(tiled.inner_box(), self.types), dict[str, float]()
+        for cut in product(*cuts):
+            often = math.prod(n for n, _ in cut) / tiled.task_count
+            boxes = tiled.boxes(tuple(box for _, box in cut), self.types)
+            for what, count in self._counts(boxes, full).items():
+                total[what] = total.get(what, 0.0) + often * count
+        return total
 
-    def counts(self, tiled: ROperator) -> Counts:
-        """What a full task does, by the names of ``CYCLES``."""
-        boxes = tiled.boxes(tiled.inner_box(), self.types)
+    def _counts(self, boxes: Mapping[str, Box], full: Mapping[str, Box]) -> Counts:
+        """What a task of these boxes does in the kernel of one of ``full`` boxes, by the names of ``CYCLES``."""
         found = self._bytes(boxes)
         found["task"] += 1
         for nest in self.nests:
             if nest.root.name in boxes:
                 found["nest"] += 1
-                found += nest.count([high - low for low, high in boxes[nest.root.name]], self.lanes)
+                found += nest.count(_extents(boxes[nest.root.name]), _extents(full[nest.root.name]), self.lanes)
+        found["far_conflict"] += round(found["conflict"] * _beyond(self.nbytes, self.capacity))
         return found
 
     def _bytes(self, boxes: Mapping[str, Box]) -> Counts:
         """Bytes of what a task reads and writes, by where they are: ``far`` as much of them as the operator's tensors outgrow the
-        core's cache. What a task reads again, or keeps, comes from the cache that holds all that the task touches: the innermost
-        one for nothing."""
+        core's cache, ``outer`` as much as they outgrow its share of the outermost cache. What a task reads again, or keeps, comes
+        from the cache that holds all that the task touches: the innermost one for nothing."""
         found, seen = Counts(), set[str]()
         sizes = {n: _volume(boxes[n]) * itemsize(self.types[n].dtype) for n in (*self.stored, *self.kept) if n in boxes}
         touched, whole = sum(sizes.values()), _beyond(self.nbytes, self.capacity)
         beyond = _beyond(touched, self.capacity)
         again = {"again_far": beyond, "again_near": (1.0 - beyond) * _beyond(touched, INNERMOST)}
-        first = {"far": whole, "near": 1.0 - whole}
+        low, high = (self.capacity * caches for caches in OUTER)
+        outer = whole * min(1.0, max(0.0, (self.nbytes - low) / (high - low)))
+        first = {"far": whole, "near": 1.0 - whole, "outer": outer}
         for nest in self.nests:
             for name in dict.fromkeys(r.tensor for r in nest.reads if r.tensor in sizes):
                 if name in seen:
@@ -135,7 +148,8 @@ class PlainTasks:
         """What a task reads first, or writes."""
         size = box_bytes(box, self.types[name], self.line)
         _add(found, {f"{where}_{what}": share for where, share in shares.items()}, size)
-        _add(found, {f"{where}_run": share for where, share in shares.items()}, _jumps(box, self.types[name]))
+        runs = _jumps(box, self.types[name])
+        _add(found, {f"{where}_run": share for where, share in shares.items() if where != "outer"}, runs)
 
 
 def _add(found: Counts, shares: Mapping[str, float], size: int) -> None:
@@ -146,6 +160,18 @@ def _add(found: Counts, shares: Mapping[str, float], size: int) -> None:
 def _beyond(size: int, capacity: int) -> float:
     """What share of so many bytes a cache no longer holds, that keeps what was used last: all of twice its size."""
     return min(1.0, max(0.0, size / capacity - 1.0))
+
+
+def _cuts(extent: int, tile: int) -> Sequence[tuple[int, tuple[int, int]]]:
+    """How often a tile is along an axis, and where: full ones as the one in the middle, and what is left at the end."""
+    count, left = divmod(extent, tile)
+    low = (count - 1) // 2 * tile
+    full = [(count, (low, low + tile))] if count else []
+    return [*full, *([(1, (extent - left, extent))] if left else [])]
+
+
+def _extents(box: Box) -> list[int]:
+    return [high - low for low, high in box]
 
 
 def _volume(box: Box) -> int:

@@ -25,6 +25,8 @@ from rammer_rocm.units import hardware, kind_of, opencl, units, virtual_device
 
 #: ``--option executor=...``: one launch a wave, or one launch a program (CPUs only).
 EXECUTORS = ("single", "waves")
+#: ``--option winograd=...``: whether convolutions of 3 x 3 may go by sums of their inputs.
+WINOGRAD = ("on", "off")
 
 
 def open_backend(options: OpenOptions) -> Backend:
@@ -49,7 +51,7 @@ class OpenClBackend(OpenClKernels):
 
     def __init__(self, device: Any, options: OpenOptions) -> None:
         cl = opencl()
-        super().__init__(virtual_device(device))
+        super().__init__(virtual_device(device), _without(options.options))
         self.hardware: Hardware = hardware(options.index, device)
         self.single = _single(options.options, self.vdevice.threads == 1 and version(device) >= (2, 0))
         try:
@@ -71,9 +73,10 @@ class OpenClBackend(OpenClKernels):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Device, driver and the text of the kernel generators."""
-        detail = self.hardware.detail
-        return f"rocm {self.hardware.name} {detail['platform_version']} {detail['driver']} {generator_hash('rammer_rocm')}"
+        """Device, driver, the text of the kernel generators, and what is not offered."""
+        detail, without = self.hardware.detail, "".join(f" without {name}" for name in self.without)
+        driver = f"{detail['platform_version']} {detail['driver']}"
+        return f"rocm {self.hardware.name} {driver} {generator_hash('rammer_rocm')}{without}"
 
     @property
     def repeats(self) -> bool:
@@ -105,12 +108,20 @@ class OpenClBackend(OpenClKernels):
 
 def _single(options: Mapping[str, str], able: bool) -> bool:
     """Whether one launch runs the whole program: on CPUs whose OpenCL C has acquire and release (2.0)."""
-    unknown = sorted(set(options) - {"executor"})
+    unknown = sorted(set(options) - {"executor", "winograd"})
     if unknown:
-        raise BadInput(f"device rocm has no option {unknown[0]!r}", hint="known: executor=single|waves")
+        raise BadInput(f"device rocm has no option {unknown[0]!r}", hint="known: executor=single|waves, winograd=on|off")
     executor = options.get("executor", "single" if able else "waves")
     if executor not in EXECUTORS:
         raise BadInput(f"unknown executor {executor!r}", hint=f"one of: {', '.join(EXECUTORS)}")
     if executor == "single" and not able:
         raise BadInput("executor=single needs a CPU with OpenCL C 2.0", hint="use executor=waves")
     return executor == "single"
+
+
+def _without(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The families that are not to be offered."""
+    asked = options.get("winograd", "on")
+    if asked not in WINOGRAD:
+        raise BadInput(f"unknown winograd {asked!r}", hint=f"one of: {', '.join(WINOGRAD)}")
+    return ("winograd",) if asked == "off" else ()

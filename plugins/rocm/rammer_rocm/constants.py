@@ -21,6 +21,7 @@ from rammer.ir.program import Buffer, Storage
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import fills, image
 
+from rammer_rocm.pages import host_bytes
 from rammer_rocm.units import opencl
 
 #: Bytes between parts of a buffer: a page, so that parts share no cache line or TLB entry by accident; between constants.
@@ -101,8 +102,10 @@ class DeviceConstants:
         for form in wanted:
             starts[form] = end
             end += rounded(form.nbytes, LINE)
-        kind = cl.mem_flags.READ_WRITE | (cl.mem_flags.ALLOC_HOST_PTR if self.on_cpu else 0)
-        buffer = cl.Buffer(context, kind, end + SLACK)
+        if self.on_cpu:
+            buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=host_bytes(end + SLACK))
+        else:
+            buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, end + SLACK)
         for form, how in wanted.items():
             if form.nbytes:
                 how.given(partial(cl.enqueue_copy, self.queue, buffer, dst_offset=starts[form], is_blocking=True))

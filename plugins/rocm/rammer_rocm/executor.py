@@ -25,8 +25,8 @@ from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.kernels.ended import ended
 from rammer_rocm.kernels.generic import dialect_of
 from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.memory import lay_out, shared_memory
-from rammer_rocm.placement import Placement, distance, system_wide, table, usable
+from rammer_rocm.memory import lay_out, shared_memory, system_wide
+from rammer_rocm.placement import Placement, distance, table, usable
 from rammer_rocm.source import LINE_WORDS, WalkShape, program_text
 from rammer_rocm.table import make_table
 from rammer_rocm.units import opencl

@@ -16,6 +16,7 @@ from rammer.device.manifest import Array
 from rammer.ir.program import RProgram
 
 from rammer_rocm.constants import PART, SLACK, rounded
+from rammer_rocm.pages import host_bytes
 from rammer_rocm.units import opencl
 
 
@@ -59,12 +60,22 @@ def shared_memory(context: Any, nbytes: int, on_cpu: bool, idle: bool) -> tuple[
     flags = cl.mem_flags
     if on_cpu and idle and fine_grained(context.devices[0]):
         try:
-            host = cl.fsvm_empty(context, (nbytes,), np.uint8)
+            wide = system_wide(context.devices[0])
+            host = host_bytes(nbytes) if wide else cl.fsvm_empty(context, (nbytes,), np.uint8)
             return cl.Buffer(context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=host), host
         except cl.Error:  # where it is memory that is short, what follows says so
             pass
     # On a CPU the runtime's own allocation makes copies plain memcpys; on a GPU it would be host memory.
     return cl.Buffer(context, flags.READ_WRITE | (flags.ALLOC_HOST_PTR if on_cpu else 0), nbytes), None
+
+
+def system_wide(device: Any) -> bool:
+    """Whether kernels may use any address of the host's."""
+    cl = opencl()
+    try:
+        return bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
+    except cl.Error:  # a runtime of OpenCL 1.2
+        return False
 
 
 def fine_grained(device: Any) -> bool:

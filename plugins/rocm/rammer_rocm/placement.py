@@ -59,15 +59,6 @@ def usable(program: RProgram, inputs: Mapping[str, Any], outputs: Mapping[str, A
     return found
 
 
-def system_wide(device: Any) -> bool:
-    """Whether kernels may use any address of the host's."""
-    cl = opencl()
-    try:
-        return bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
-    except cl.Error:  # a runtime of OpenCL 1.2
-        return False
-
-
 def distance(array: Array, memory: Array) -> int:
     """Bytes from the beginning of ``memory`` to that of ``array``."""
     return int(array.ctypes.data - memory.ctypes.data)

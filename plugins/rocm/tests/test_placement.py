@@ -20,7 +20,8 @@ from rammer.testing.some import some
 
 pytest.importorskip("pyopencl")
 from rammer_rocm.backend import OpenClBackend
-from rammer_rocm.placement import ROOM, system_wide
+from rammer_rocm.memory import system_wide
+from rammer_rocm.placement import ROOM
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe() or DEVICE.probe()[0].kind != "cpu":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import isfinite
 
 from rammer.codegen.search import FamilyBackend, Limits
@@ -15,6 +16,7 @@ from rammer_rocm.kernels.choose import GENERIC_RATE, panels
 from rammer_rocm.kernels.generic import generic_tiles
 from rammer_rocm.kernels.sliding import images
 from rammer_rocm.kernels.task import Family, TaskFunction
+from rammer_rocm.kernels.winograd import winograd
 
 __all__ = ["OpenClKernels", "families_of", "task_function"]
 
@@ -22,9 +24,10 @@ __all__ = ["OpenClKernels", "families_of", "task_function"]
 PANEL_TILES = 6
 
 
-def families_of(device: VDevice) -> tuple[Family, ...]:
-    """The families whose kernels a unit can run."""
-    return tuple(f for f in (*panels(device), images(device), channels(device), generic_tiles(device)) if f.needs(device))
+def families_of(device: VDevice, without: Collection[str] = ()) -> tuple[Family, ...]:
+    """The families whose kernels a unit can run, ``without`` some."""
+    made = (*panels(device), winograd(device), images(device), channels(device), generic_tiles(device))
+    return tuple(f for f in made if f.needs(device) and f.name not in without)
 
 
 def task_function(operator: ROperator, binding: Binding, device: VDevice) -> TaskFunction:
@@ -35,12 +38,14 @@ def task_function(operator: ROperator, binding: Binding, device: VDevice) -> Tas
 
 
 class OpenClKernels(FamilyBackend[VDevice, TaskFunction, None]):
-    """What a backend says of a unit's kernels: no OpenCL is needed for it."""
+    """What a backend says of a unit's kernels: no OpenCL is needed for it. Families that it is ``without`` are not offered."""
 
-    def __init__(self, vdevice: VDevice) -> None:
+    def __init__(self, vdevice: VDevice, without: Collection[str] = ()) -> None:
         self.vdevice: VDevice = vdevice
+        self.without = tuple(without)
         self.writer = KernelWriter(lambda operator, binding: task_function(operator, binding, vdevice))
-        super().__init__(families_of(vdevice), vdevice, vdevice.veus, self.writer, self.needs, Limits(products=PANEL_TILES))
+        families = families_of(vdevice, without)
+        super().__init__(families, vdevice, vdevice.veus, self.writer, self.needs, Limits(products=PANEL_TILES))
 
     def needs(self, function: TaskFunction) -> Resources:
         """Work-items, and bytes of local memory (on a CPU: of scratch)."""

@@ -13,17 +13,19 @@ from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
-from rammer.ir.expr import Expr, Load, Ref
 from rammer.ir.operator import ROperator
 
+from rammer_rocm.kernels.across import HEIGHTS, columns_across, cycles_across
+from rammer_rocm.kernels.ahead import met
 from rammer_rocm.kernels.codes_tiles import codes_family
 from rammer_rocm.kernels.contraction import PanelProduct, access, check_operator, contiguous, panel_product
 from rammer_rocm.kernels.depth import PanelDepth
 from rammer_rocm.kernels.dots import bytes_product, check_bytes, dots
-from rammer_rocm.kernels.panel import check_maps, panel
+from rammer_rocm.kernels.panel import panel
 from rammer_rocm.kernels.skipping import WORTH, outside, skips_of
 from rammer_rocm.kernels.sliding import plain_seconds
 from rammer_rocm.kernels.task import Family
+from rammer_rocm.kernels.vector import check_maps
 from rammer_rocm.kernels.window import PanelWindow, window_of
 
 #: Share of the peak that a long-running register tile reaches (measured: 0.93 on two x86 runtimes).
@@ -43,6 +45,8 @@ VECTOR_STORE, LANE_STORE = 1e-9, 0.9e-9
 GENERIC_RATE = 0.05
 #: And where rows share no columns, as of depthwise convolutions: 13 to 18% of one such core.
 GENERIC_ROW_RATE = 0.1
+#: How much longer than packed constants those take that are read where they lie: a part of each of their rows.
+SCATTERED = 2.0
 #: Seconds a byte for panels that outgrow the core's cache.
 SPILLED_BYTE = 1e-10
 #: Fused multiply-adds in flight that hide their latency (4 cycles, up to 2 units).
@@ -53,8 +57,9 @@ PLAIN_SHARE = 0.2
 SHORTEST, NEARLY = 2, 1.05
 #: Splits of an axis that are tried.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-#: Tasks smaller than both 1 / MOST_ROUNDS of a vEU's share and this many FLOP are not worth their overhead.
-MOST_ROUNDS, SMALLEST_TASK = 16, 200_000
+#: Tasks smaller than both 1 / MOST_ROUNDS of a vEU's share and this many FLOP are not worth their overhead. Those of LARGE_TASK
+#: FLOP (0.1 ms) are, however many: an image of a batch.
+MOST_ROUNDS, SMALLEST_TASK, LARGE_TASK = 16, 200_000, 10_000_000
 
 #: Seconds to store a vector of sums between two chunks, and to load it again.
 WAITING = 2e-9
@@ -168,7 +173,7 @@ def _row_axes(operator: ROperator) -> list[tuple[int | None, set[int]]]:
 def _smallest(operator: ROperator, veus: int) -> int:
     """FLOP of the smallest task that is worth its overhead."""
     flops = operator.main.flops
-    return min(flops, max(flops // (veus * MOST_ROUNDS), SMALLEST_TASK))
+    return min(flops, max(flops // (veus * MOST_ROUNDS), SMALLEST_TASK), LARGE_TASK)
 
 
 def _readers(operator: ROperator, axis: str) -> set[str]:
@@ -245,7 +250,8 @@ def register_tiles(lanes: int, parts: bool = False) -> list[tuple[int, int]]:
 @dataclass(frozen=True, slots=True)
 class Variant:
     """How columns reach the multiplication: so many of them, read in ``gather`` seconds, at a ``share`` of the peak; with or
-    without the ``window`` copy, in chunks of so many steps, with this share of the products ``left``."""
+    without the ``window`` copy, in chunks of so many steps, with this share of the products ``left``. The last columns may be
+    summed ``across`` rows."""
 
     width: int
     gather: float
@@ -253,6 +259,7 @@ class Variant:
     window: int = 0
     chunk: int = 0
     left: float = 1.0
+    across: int = 0
 
     def seconds(self, p: PanelProduct, device: VDevice, mr: int, nv: int) -> float:
         """Seconds of one task with a register tile of ``mr`` rows by ``nv`` vectors."""
@@ -277,24 +284,20 @@ def _variants(p: PanelProduct, binding: Binding, device: VDevice) -> list[Varian
         nbytes = window.count * window.block(device.vector) * 4
         found += _cut(whole, p, nbytes, device) if depth.outer in window.channels else [_spilled(whole, nbytes, device)]
     stored = _stored_seconds(p, binding, device)
-    return [replace(v, gather=v.gather + stored) for v in found]
+    few = [0 if v.chunk or p.quads else columns_across(p, binding, v.width, device.vector) for v in found]
+    return [replace(v, gather=v.gather + stored, across=n) for v, n in zip(found, few, strict=True)]
 
 
 def _stored_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float:
     """Seconds of the sums' way to memory: what is written, and what the maps behind read beside them."""
-    inside, vectors, each = {c.name for c in (p.main, *p.after)}, p.rows * -(-p.width // device.vector), 0.0
-    for c in (p.main, *p.after):
-        written = [Load(c.name, tuple(Ref(a.name) for a in c.axes))] if c.name in p.operator.outputs else []
-        axes: dict[str, Expr] = {a.name: Ref(m.name) for a, m in zip(c.axes, p.main.axes, strict=True)}
-        read = [] if c is p.main else [load for load in c.loads if load.tensor not in inside]
-        for load in (*written, *read):
-            moved = replace(load, indices=tuple(ex.substitute(i, axes) for i in load.indices), fill=None)
-            try:
-                steps = access(moved, binding)
-            except Unsuited:
-                continue  # no kernel has it either
-            if any(steps.step(name) and p.tile[name] > 1 for name in p.columns):
-                each += VECTOR_STORE if contiguous(steps, p) else LANE_STORE * device.vector
+    vectors, each = p.rows * -(-p.width // device.vector), 0.0
+    for load, _ in met(p):
+        try:
+            steps = access(load, binding)
+        except Unsuited:
+            continue  # no kernel has it either
+        if any(steps.step(name) and p.tile[name] > 1 for name in p.columns):
+            each += VECTOR_STORE if contiguous(steps, p) else LANE_STORE * device.vector
     return vectors * each
 
 
@@ -335,13 +338,15 @@ def _window(p: PanelProduct) -> PanelWindow | None:
 
 def _multiply_seconds(p: PanelProduct, variant: Variant, device: VDevice, mr: int, nv: int) -> float:
     """A variant's columns at its share of the device's peak, less where a register tile is too small to sustain it."""
-    width, depth = variant.width, p.depth * variant.left
+    across = variant.across if mr in HEIGHTS else 0
+    width, depth = variant.width - across, p.depth * variant.left
     vectors = -(-width // device.vector)
     full, single = divmod(vectors, nv)
     if single and nv * device.vector * (full + 1) - width < device.vector:
         full, single = full + 1, 0
     blocks = -(-p.rows // mr)
-    seconds = 0.0
+    cycle = 2.0 * device.vector / _peak(p, device)
+    seconds = blocks * (depth * cycles_across(across, mr, device.vector) * cycle + TILE_OVERHEAD) if across else 0.0
     for count, v in ((full, nv), (single, 1)):
         share = min(1.0, mr * v / INDEPENDENT) * min(1.0, mr * v / (1.25 * (mr + v)))
         flops = 2.0 * mr * v * device.vector * depth
@@ -361,7 +366,8 @@ def _ready_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float 
     if p.b.tensor in binding.constants and p.b.tensor not in p.before and len(p.columns) == 1:
         return p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)
     if p.b.tensor not in p.before and p.b.fill is None and contiguous(access(p.b, binding), p):
-        return 0.0
+        apart = SCATTERED if p.b.tensor in binding.constants else 0.0
+        return apart * p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)
     return None
 
 

@@ -23,9 +23,9 @@ from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.contraction import PanelOperand, PanelProduct, access, check_form
 from rammer_rocm.kernels.generic import CPU_DIALECT
-from rammer_rocm.kernels.panel import Panel, check_maps
+from rammer_rocm.kernels.panel import Panel
 from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.kernels.vector import element, read, vector_type
+from rammer_rocm.kernels.vector import check_maps, element, read, vector_type
 
 #: Most rows of a register tile that multiply bare numbers.
 BARE = 4
@@ -138,7 +138,7 @@ def staged(p: PanelProduct, binding: Binding) -> bool:
 class Codes(Panel):
     """Writes one task function over words of codes."""
 
-    family = "codes"
+    family, across = "codes", False
 
     @property
     def product(self) -> Decoded:
@@ -186,7 +186,7 @@ class Codes(Panel):
         def pointer(name: str, tensor: str, count: int, made: Packing) -> None:
             kind = CPU_DIALECT.types[made.dtype]
             place = f"(size_t)t_{column.name} * {size * count}"
-            self.text.line(f"__global const {kind} *{name} = {self.pointer(tensor, packing=made)} + {place};")
+            self.text.line(f"__global const {kind} *{name} = {self.pointer(tensor, packed=made)} + {place};")
 
         key = packing_key("codes", tile, unit, column.extent, words)
         packed = Packing(key, tiles * size * words.line, lambda values: arrange(words.packed(values)), "uint32")

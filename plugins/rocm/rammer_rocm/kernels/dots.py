@@ -101,7 +101,7 @@ def dots(product: PanelProduct, binding: Binding, device: VDevice) -> TaskFuncti
     if lanes not in LANES:
         raise Unsuited(f"vectors of {lanes}")
     made = Dots(product, binding, lanes).function()
-    return replace(made, helpers=dot_text(lanes, device.dots > 0))
+    return replace(made, helpers=made.helpers + dot_text(lanes, device.dots > 0))
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def signs_of(types: tuple[str, str], constant: str) -> Signs:
 class Dots(Panel):
     """Writes one task function over fours of bytes."""
 
-    family, element, sum = "dots", "int", "int"
+    family, element, sum, across = "dots", "int", "int", False
 
     @property
     def quads(self) -> FourBytes:
@@ -156,7 +156,7 @@ class Dots(Panel):
         tensor = self.p.a.tensor if rows else self.p.b.tensor
         size = -(-extent // unit) * unit * self.depth
         place = f"(size_t)({numbered(coordinates)}) * {size}"
-        self.text.line(f"__global const int *{name} = {self.pointer(tensor, packing=packing)} + {place};")
+        self.text.line(f"__global const int *{name} = {self.pointer(tensor, packed=packing)} + {place};")
         return name
 
     @property
@@ -217,7 +217,7 @@ class Dots(Panel):
             text.line(f"{kind} {', '.join(f's{i}_{j} = {self._start(a, b, i, j)}' for j in range(nv))};")
         if summed:
             text.line(f"{kind} {', '.join(f'q{j} = 0' for j in range(nv))};")
-        self.k_loops(a, b, nv)
+        self.k_loops(a, b, lambda: self.multiply_add(a, b, nv))
         for i in range(self.mr):
             more = f" + {self.signs.factor} * q" if summed else ""
             text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j}{more and f'{more}{j}'};" for j in range(nv)))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from rammer.codegen.text import total
 from rammer.ir.extent import AffineExtent
+from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.contraction import PanelProduct
 
@@ -15,10 +16,15 @@ def extent_text(extent: AffineExtent, pointer: Callable[[str], str]) -> str:
     return f"({total([(f'{pointer(n)}[0]', f) for n, f in extent.terms], extent.offset)})"
 
 
+def ended_axes(operator: ROperator) -> dict[str, AffineExtent]:
+    """Where the axes of an operator's contraction end that do."""
+    names = dict(zip((a.name for a in operator.anchor.axes), (a.name for a in operator.main.axes), strict=True))
+    return {names[e.axis]: e.extent for e in operator.endings if not e.below}
+
+
 def ends_of(p: PanelProduct, pointer: Callable[[str], str]) -> dict[str, str]:
     """Where rows and columns end, by axis."""
-    names = dict(zip((a.name for a in p.operator.anchor.axes), (a.name for a in p.main.axes), strict=True))
-    return {names[e.axis]: extent_text(e.extent, pointer) for e in p.operator.endings if not e.below}
+    return {axis: extent_text(extent, pointer) for axis, extent in ended_axes(p.operator).items()}
 
 
 def stops_of(p: PanelProduct, known: Collection[str], pointer: Callable[[str], str]) -> dict[str, str]:

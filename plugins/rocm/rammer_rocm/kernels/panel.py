@@ -14,15 +14,16 @@ from functools import partial
 
 from rammer.codegen.contraction import QUOTIENT
 from rammer.codegen.operations import put
-from rammer.codegen.target import head_of
-from rammer.codegen.task import Argument, Packing, Unsuited, hash_of
-from rammer.codegen.text import Text, digits, numbered
+from rammer.codegen.task import Unsuited
+from rammer.codegen.text import digits, numbered
 from rammer.codegen.vectors import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Load, Ref
-from rammer.ir.operator import ROperator
+from rammer.ir.types import itemsize
 
+from rammer_rocm.kernels.across import BLOCKS, HEIGHTS, columns_across, sum_across
+from rammer_rocm.kernels.ahead import HELPERS, met
 from rammer_rocm.kernels.columns import advance, scattered, walk
 from rammer_rocm.kernels.contraction import Access, PanelOperand, PanelProduct, access, contiguous, dense_axes
 from rammer_rocm.kernels.depth import PanelDepth, heads, loops
@@ -32,6 +33,7 @@ from rammer_rocm.kernels.lengths import ends_of, stops_of
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.skipping import skips_of
 from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.kernels.tasktext import TaskText
 from rammer_rocm.kernels.vector import Vector, element, integer_text, read, vector_type, write
 from rammer_rocm.kernels.window import PanelWindow, window_of
 
@@ -42,30 +44,27 @@ def panel(product: PanelProduct, binding: Binding, lanes: int) -> TaskFunction:
     return Panel(product, binding, lanes).function()
 
 
-def check_maps(operator: ROperator) -> None:
-    """Raises Unsuited where the maps around the contraction say what vectors cannot."""
-    for c in operator.computes:
-        if not c.reduce:
-            Vector(1, lambda load: load.tensor).value(c.body)
-
-
-class Panel:
+class Panel(TaskText):
     """Writes one task function; what it multiplies are float32, and others where a subclass says so."""
 
     #: The family, and the C types of what panels and packed constants hold and of sums.
     family, element, sum = "panel", "float", "float"
+    #: Whether the last columns may be summed across rows.
+    across = True
 
     def __init__(self, product: PanelProduct, binding: Binding, lanes: int) -> None:
         config = dict(product.operator.config)
-        self.p, self.binding, self.lanes = product, binding, lanes
+        super().__init__(binding, lanes)
+        self.p = product
         self.mr, self.nv = config.get("mr", 8), config.get("nv", 2)
         self.window: PanelWindow | None = window_of(product) if config.get("window") else None
         self.walked = PanelDepth(product, skips_of(product, binding), config.get("chunk", 0))
-        self.text = Text()
-        self.arguments: dict[tuple[str, str], Argument] = {}
         self.scratch = 0
         self.gaps = self.window is not None and len(product.columns) > 1
         self.flat = dense_axes(product.main.reduce)
+        width = self.window.width if self.window else product.width
+        few = self.across and self.mr in HEIGHTS and not self.walked.steps
+        self.rest = columns_across(product, binding, width, lanes) if few else 0
 
     # --- the function ---------------------------------------------------------------------------
 
@@ -80,20 +79,21 @@ class Panel:
         full, single = self.nv * self.lanes, self.lanes
         kind, text = vector_type(self.lanes, self.sum), self.text
         text.line("for (int c = 0; c < wide;) {")
-        text.line(f"const int nv = wide - c > {full - single} ? {self.nv} : 1;")
-        text.line(f"for (int r = 0; r < rows; r += {self.mr}) {{")
-        text.line(f"{kind} tile[{self.mr * self.nv + 1}];")
+        text.line(f"const int nv = wide - c > {full - single + self.rest} ? {self.nv} : 1;")
+        text.line(f"const int high = {self._high()};")
+        text.line("for (int r = 0; r < rows; r += high) {")
+        text.line(f"{kind} tile[{max(self.mr * self.nv, BLOCKS * self.mr * bool(self.rest)) + 1}];")
         if self.walked.steps:
             text.line(f"const int at = next; next += {self.mr} * nv;")
         self.pointers(a, b)
-        if self.nv > 1:
-            text.line("if (nv > 1) {")
-            self.multiply(a, b, self.nv)
-            text.line("} else {")
-            self.multiply(a, b, 1)
-            text.line("}")
-        else:
-            self.multiply(a, b, 1)
+        self._ahead()
+        if self.rest:
+            with text.block(f"if (wide - c <= {self.rest})"):
+                sum_across(text, self.p, b, (self.rest, self.mr, single), partial(self.k_loops, a, b))
+            text.line("else")
+        for least in sorted({self.nv, 1}, reverse=True):
+            with text.block(f"if (nv >= {least})" if least == self.nv else "else"):
+                self.multiply(a, b, least)
         if self.walked.steps:
             wait = f"for (int v = 0; v < {self.mr} * nv; ++v) vstore{single}(tile[v], at + v, sums);"
             text.line(f"if (q_end < {self.p.extent[self.walked.outer]}) {{ {wait} continue; }}")
@@ -102,7 +102,11 @@ class Panel:
         text.line(f"c += nv * {single};")
         text.line("}")
         text.all(["}"] * bool(self.walked.steps))
-        return self._finish()
+        return self.finished(self.family, self.scratch, HELPERS, self.stops)
+
+    def _high(self) -> str:
+        """Rows of a register tile: of more than one block where the last columns are summed across rows."""
+        return f"wide - c > {self.rest} ? {self.mr} : {BLOCKS * self.mr}" if self.rest else str(self.mr)
 
     def _sums(self) -> None:
         """Where sums wait for the next chunk: register tile after register tile, behind what is gathered."""
@@ -115,29 +119,10 @@ class Panel:
         self.scratch = place + vectors * -(-self.p.rows // self.mr) * self.mr * self.lanes * 4
         self.text.line(f"__global float *sums = (__global float *)(scratch + {place});")
 
-    def _finish(self) -> TaskFunction:
-        arguments = tuple(self.arguments.values())
-        body = f" {{\n{self.text}}}\n"
-        types = tuple(CPU_DIALECT.types[self._stored(a.tensor, a.packing)] for a in arguments)
-        pointers = [(t, a.written) for t, a in zip(types, arguments, strict=True)]
-        name = f"{self.family}_" + hash_of(head_of(CPU_DIALECT, "", pointers) + body)
-        text = head_of(CPU_DIALECT, name, pointers) + body
-        return TaskFunction(name, text, arguments, types, self.scratch, stops=self.stops)
-
-    def _stored(self, tensor: str, packing: Packing | None = None) -> str:
-        """The element type of a tensor, or of its packed form, in memory."""
-        return packing.dtype if packing else self.binding.types[tensor].dtype
-
     def loaded(self, tensor: str) -> str:
         """The C type of a tensor's elements in registers."""
-        kind = self._stored(tensor)
+        kind = self.stored(tensor)
         return "float" if kind in STORED else CPU_DIALECT.types[kind]
-
-    def pointer(self, tensor: str, written: bool = False, packing: Packing | None = None) -> str:
-        """Name of the parameter for ``tensor``."""
-        key = (tensor, packing.key if packing else "")
-        self.arguments.setdefault(key, Argument(tensor, written, packing))
-        return f"p{list(self.arguments).index(key)}"
 
     def _origins(self) -> None:
         """Tile coordinates ``t_``, origins ``o_`` and clipped extents ``e_`` of every axis."""
@@ -190,13 +175,13 @@ class Panel:
         p, a = self.p, self.p.a
         if a.tensor in self.binding.constants:
             packing, coordinates = pack_rows(p, self.mr)
-            pointer = self.pointer(a.tensor, packing=packing)
+            pointer = self.pointer(a.tensor, packed=packing)
             block = p.depth * self.mr
             blocks = -(-p.rows // self.mr)
             place = numbered(coordinates)
             self.text.line(f"__global const float *A = {pointer} + (size_t)({place}) * {blocks * block};")
             return PanelOperand("A", {r: s * self.mr for r, s in self.flat.items()}, packed=True)
-        steps, dtype = access(a, self.binding), self._stored(a.tensor)
+        steps, dtype = access(a, self.binding), self.stored(a.tensor)
         pointer = self.pointer(a.tensor)
         self.text.line(f"__global const {CPU_DIALECT.types[dtype]} *A = {pointer} + ({self.address(steps)});")
         row = steps.step(p.row) if p.row else 0
@@ -204,7 +189,7 @@ class Panel:
 
     def columns_operand(self) -> PanelOperand:
         """How columns are read; writes what that takes."""
-        p, b, dtype = self.p, self.p.b, self._stored(self.p.b.tensor)
+        p, b, dtype = self.p, self.p.b, self.stored(self.p.b.tensor)
         if self.window:
             if self.walked.steps and self.walked.outer not in self.window.channels:
                 raise Unsuited("chunks of taps")
@@ -215,7 +200,7 @@ class Panel:
         kind = CPU_DIALECT.types[dtype]
         if b.tensor in self.binding.constants and b.tensor not in p.before and len(p.columns) == 1:
             packing, coordinates = pack_columns(p, self.nv * self.lanes, dtype)
-            pointer = self.pointer(b.tensor, packing=packing)
+            pointer = self.pointer(b.tensor, packed=packing)
             size = -(-p.width // (self.nv * self.lanes)) * p.depth * self.nv * self.lanes
             self.text.line(f"__global const {kind} *B = {pointer} + (size_t)({numbered(coordinates)}) * {size};")
             return PanelOperand("B", {r: s * self.nv * self.lanes for r, s in self.flat.items()}, packed=True, dtype=dtype)
@@ -266,19 +251,19 @@ class Panel:
             places = [(i, j) for i in range(self.mr) for j in range(nv)]
             before = " ".join(f"s{i}_{j} = vload{self.lanes}(at + {i * nv + j}, sums);" for i, j in places)
             self.text.line(f"if (q) {{ {before} }}")
-        self.k_loops(a, b, nv)
+        self.k_loops(a, b, lambda: self.multiply_add(a, b, nv))
         for i in range(self.mr):
             self.text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j};" for j in range(nv)))
 
-    def k_loops(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
-        """A loop over each group of reduction axes that both operands step through evenly."""
+    def k_loops(self, a: PanelOperand, b: PanelOperand, step: Callable[[], None]) -> None:
+        """A loop over each group of reduction axes that both operands step through evenly; ``step`` writes what is done."""
         axes = [(r.name, r.extent, a.steps[r.name], b.steps[r.name]) for r in self.p.main.reduce]
         groups = loops(axes, self.walked.walks)
         self.text.all(heads(groups))
         a_off = " + ".join(f"k{n} * {g.a}" for n, g in enumerate(groups)) or "0"
         b_off = " + ".join(f"{g.within(f'k{n}')} * {g.b}" for n, g in enumerate(groups)) or "0"
         self.text.line(f"const int ka = {a_off}, kb = {b_off};")
-        self.multiply_add(a, b, nv)
+        step()
         self.text.all(["}"] * len(groups))
 
     def multiply_add(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
@@ -320,21 +305,29 @@ class Panel:
         ``have``. Where there are gaps, vectors start anew with every row of the output."""
         text, lanes, kind = self.text, self.lanes, vector_type(self.lanes, self.sum)
         if not self.gaps or self.window is None:
-            text.line(f"for (int v = 0; v < min({self.mr}, rows - r) * nv; ++v) {{")
+            text.line("for (int v = 0; v < min(high, rows - r) * nv; ++v) {")
             text.line(f"const int row = r + v / nv, col = c + v % nv * {lanes}, have = min({lanes}, cols - col);")
             text.line(f"const {kind} total = tile[v];")
             return
         outer, inner = self.p.columns
         pitch = self.window.pitch
-        text.line(f"for (int i = 0; i < min({self.mr}, rows - r); ++i) {{")
-        text.line(
-            f"for (int s = 0, y = c / {pitch}, x = c % {pitch}; s < nv * {lanes} && y < e_{outer}; "
-            f"s += {pitch} - x, x = 0, ++y) {{"
-        )
+        text.line("for (int i = 0; i < min(high, rows - r); ++i) {")
+        more = f"s < nv * {lanes} && y < e_{outer}; s += {pitch} - x, x = 0, ++y"
+        text.line(f"for (int s = 0, y = c / {pitch}, x = c % {pitch}; {more}) {{")
         text.line(f"const int count = min(nv * {lanes} - s, e_{inner} - x), row = r + i;")
         text.line(f"for (int n0 = 0; n0 < count; n0 += {lanes}) {{")
         text.line(f"const int col = y * e_{inner} + x + n0, have = min({lanes}, count - n0);")
         text.line(f"const {kind} total = vload{lanes}(0, (const {self.sum} *)tile + i * nv * {lanes} + s + n0);")
+
+    def _ahead(self) -> None:
+        """Ask for what the sums meet on their way to memory; where they wait for chunks, for that of the last one."""
+        last = f"if (q_end == {self.p.extent[self.walked.outer]}) " if self.walked.steps else ""
+        for load, written in () if self.gaps else met(self.p):
+            steps, kind = access(load, self.binding), self.stored(load.tensor)
+            if contiguous(steps, self.p):
+                line = f"{self.pointer(load.tensor, written)} + ({self._point(steps)} + c)"
+                call = f"rm_ahead_{int(written)}((__global const char *)({line}), nv * {self.lanes * itemsize(kind)})"
+                self.text.line(f"{last}for (int row = r; row < min(r + high, rows); ++row) {call};")
 
     def _steps(self, load: Load, axes: Mapping[str, str]) -> Access:
         renamed = ex.substitute(load, {old: ex.Ref(new) for old, new in axes.items()})
@@ -346,7 +339,7 @@ class Panel:
         if load.tensor in names:
             return names[load.tensor]
         steps, p = self._steps(load, axes), self.p
-        pointer, kind = self.pointer(load.tensor), self._stored(load.tensor)
+        pointer, kind = self.pointer(load.tensor), self.stored(load.tensor)
         base = self._point(steps)
         if not any(steps.step(c) and p.tile[c] > 1 for c in p.columns):
             return f"({vector_type(self.lanes, self.loaded(load.tensor))})({element(kind, pointer, base)})"
@@ -381,7 +374,7 @@ class Panel:
         compute = next(c for c in (p.main, *p.after) if c.name == name)
         axes = dict(zip((a.name for a in compute.axes), (a.name for a in p.main.axes), strict=True))
         steps = self._steps(Load(name, tuple(ex.Ref(a.name) for a in compute.axes)), axes)
-        pointer, base, value, kind = self.pointer(name, written=True), self._point(steps), names[name], self._stored(name)
+        pointer, base, value, kind = self.pointer(name, written=True), self._point(steps), names[name], self.stored(name)
         # A vector of whose lanes some fall into a gap may still be stored whole: later ones write what it spoils.
         lane = "for (int n = 0; n < have; ++n)"
         if contiguous(steps, p):

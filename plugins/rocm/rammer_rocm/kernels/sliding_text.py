@@ -7,49 +7,28 @@ from functools import partial
 
 from rammer.codegen.contraction import address
 from rammer.codegen.operations import literal, put
-from rammer.codegen.target import head_of
-from rammer.codegen.task import Argument, Packing, Unsuited, hash_of
-from rammer.codegen.text import Text, digits, total
+from rammer.codegen.task import Unsuited
+from rammer.codegen.text import digits, total
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Load, Ref
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.sliding import WindowForm
-from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.kernels.tasktext import TaskText
 from rammer_rocm.kernels.vector import Vector, element, read, vector_type, write
 
 
-class WindowText:
+class WindowText(TaskText):
     """Writes one task function. A vector of outputs lies along the axis ``lane``: ``at`` says where it begins along every axis,
     and ``room`` how many elements behind its first one there are along ``lane`` (C texts)."""
 
     def __init__(self, form: WindowForm, lanes: int, lane: str) -> None:
-        self.window, self.lanes, self.lane = form, lanes, lane
-        self.text = Text()
-        self.arguments: dict[tuple[str, str], Argument] = {}
+        super().__init__(form.binding, lanes)
+        self.window, self.lane = form, lane
         self.kind = vector_type(lanes)
         self.at: dict[str, str] = {}
         self.room = "0"
-
-    def finished(self, family: str, scratch: int) -> TaskFunction:
-        """The function of what was written."""
-        arguments = tuple(self.arguments.values())
-        types = tuple(CPU_DIALECT.types[self.stored(a.tensor, a.packing)] for a in arguments)
-        pointers = [(t, a.written) for t, a in zip(types, arguments, strict=True)]
-        body = f" {{\n{self.text}}}\n"
-        name = f"{family}_" + hash_of(head_of(CPU_DIALECT, "", pointers) + body)
-        return TaskFunction(name, head_of(CPU_DIALECT, name, pointers) + body, arguments, types, scratch)
-
-    def stored(self, tensor: str, packed: Packing | None = None) -> str:
-        """The element type of a tensor, or of its packed form, in memory."""
-        return packed.dtype if packed else self.window.binding.types[tensor].dtype
-
-    def pointer(self, tensor: str, written: bool = False, packed: Packing | None = None) -> str:
-        """Name of the parameter for ``tensor``."""
-        key = (tensor, packed.key if packed else "")
-        self.arguments.setdefault(key, Argument(tensor, written, packed))
-        return f"p{list(self.arguments).index(key)}"
 
     def spread(self, scalar: str) -> str:
         """A scalar in every lane."""
@@ -85,7 +64,7 @@ class WindowText:
         renamed = ex.substitute(load, {old: Ref(new) for old, new in (axes or {}).items()})
         if not isinstance(renamed, Load) or (axes is not None and load.fill is not None):
             raise Unsuited(f"{load} behind a window")
-        return address(renamed, self.window.binding.storages[load.tensor].strides)
+        return address(renamed, self.binding.storages[load.tensor].strides)
 
     def place(self, steps: Mapping[str, int], constant: int) -> str:
         """The address of the vector's first element."""

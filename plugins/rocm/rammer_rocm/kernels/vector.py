@@ -9,6 +9,7 @@ from rammer.codegen.operations import fetch, literal
 from rammer.codegen.task import Unsuited
 from rammer.codegen.vectors import STORED
 from rammer.ir.expr import TRANSCENDENTAL, Cast, Const, Expr, Load, Op, Ref
+from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
 
@@ -141,3 +142,10 @@ def integer_text(e: Expr, load: Callable[[Load], str]) -> str:
     if isinstance(e, Op) and e.fn in ("add", "mul"):
         return f"({integer_text(e.args[0], load)} {_INFIX[e.fn]} {integer_text(e.args[1], load)})"
     raise Unsuited(f"{e} as an end")
+
+
+def check_maps(operator: ROperator) -> None:
+    """Raises Unsuited where the maps around the contraction say what vectors cannot."""
+    for c in operator.computes:
+        if not c.reduce:
+            Vector(1, lambda load: load.tensor).value(c.body)

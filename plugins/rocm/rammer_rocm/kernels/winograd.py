@@ -1,0 +1,271 @@
+"""Convolutions of 3 x 3 with less than half of the multiplications (the family ``winograd``).
+
+Winograd's F(2x2, 3x3) (Lavin and Gray, arXiv 1509.09308): four outputs are 16 products of sums of their 4 x 4 inputs with sums of
+the nine weights, not 36. A task takes the sums of its inputs, channel by channel, into 16 panels that stay in the core's cache,
+multiplies each by the weights' of its place, as a panel does, and takes sums of the products on their way to memory. These sums
+only add and subtract, and what is no input of an output does not get into it; but its error goes by the largest input times the
+largest weight, not product by product. What comes out as no number is computed again, tap by tap: an infinity less another one is
+a NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from rammer.codegen.contraction import check_followers, counts
+from rammer.codegen.family import Forms
+from rammer.codegen.task import Unsuited
+from rammer.codegen.vectors import STORED
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute, contraction_operands
+from rammer.ir.device import VDevice
+from rammer.ir.expr import Load
+from rammer.ir.extent import AffineExtent
+from rammer.ir.operator import ROperator
+
+from rammer_rocm.kernels.lengths import ended_axes
+from rammer_rocm.kernels.sliding import COPY, MEMORY, OUTPUT, Slide, WindowForm, operations
+from rammer_rocm.kernels.task import Family
+from rammer_rocm.kernels.vector import check_maps
+
+#: Outputs of a square along each side, taps, and inputs under them; places of a square's inputs.
+SIDE, TAPS, UNDER = 2, 3, 4
+PLACES = UNDER * UNDER
+#: Fewer channels have sums of few terms: where all of these are 0 or padding, an error that goes by other weights would show.
+LEAST_CHANNELS = 16
+#: Cycles of one core (fitted on a Zen 4): to take the sums of a vector of squares' inputs and of their products, to begin a
+#: register tile, and to store one of its vectors.
+INPUTS, PRODUCTS, TILE, STORE = 75.0, 70.0, 30.0, 2.0
+#: Share of the peak that a long-running register tile reaches.
+PEAK_SHARE = 0.93
+#: Cycles for a vector of a panel that comes from beyond the core's cache.
+FAR = 4.0
+#: Parts of rows of squares, of features and of images that are tried.
+ROWS, PARTS = (1, 2, 3, 4, 6, 7, 8, 14, 16, 28), (1, 2, 3, 4, 6, 8)
+
+CONFIGS = {"mr": range(1, 33), "nv": range(1, 9)}
+
+
+@dataclass(frozen=True)
+class WinogradForm(WindowForm):
+    """A convolution of 3 x 3: ``row`` is the axis of features, ``channel`` that of channels, ``high`` and ``wide`` are the
+    image's dimensions, which ``slides`` has alone, ``outer`` the axes of images."""
+
+    row: str
+    channel: str
+    high: Slide
+    wide: Slide
+    outer: tuple[str, ...]
+
+    @cached_property
+    def tile(self) -> dict[str, int]:
+        """Tile size by axis."""
+        return {a.name: t for a, t in zip(self.main.axes, self.operator.tile, strict=True)}
+
+    @property
+    def kernel(self) -> Load:
+        """The weights' load."""
+        assert self.weights is not None
+        return self.weights
+
+    @property
+    def mr(self) -> int:
+        """Features of a register tile."""
+        return dict(self.operator.config).get("mr", 8)
+
+    @property
+    def nv(self) -> int:
+        """Vectors of squares of a register tile."""
+        return dict(self.operator.config).get("nv", 2)
+
+    @property
+    def channels(self) -> int:
+        """Channels that are summed."""
+        return next(r.extent for r in self.main.reduce if r.name == self.channel)
+
+    @property
+    def images(self) -> int:
+        """Images of a full task."""
+        return math.prod(self.tile[a] for a in self.outer)
+
+    @property
+    def down(self) -> int:
+        """Rows of squares of a full task, in an image."""
+        return -(-self.tile[self.high.axis] // SIDE)
+
+    @property
+    def across(self) -> int:
+        """Squares in a row."""
+        return -(-self.wide.outputs // SIDE)
+
+    @property
+    def squares(self) -> int:
+        """Squares of a full task."""
+        return self.images * self.down * self.across
+
+    def pitch(self, lanes: int) -> int:
+        """Elements of a row of the copied image: whole vectors of squares, and what is read beyond."""
+        return SIDE * lanes * -(-self.across // lanes) + lanes
+
+    def image(self, lanes: int) -> int:
+        """Elements of the copied image of a channel."""
+        return (SIDE * self.down + TAPS - 1) * self.pitch(lanes) + lanes
+
+    def line(self, lanes: int) -> int:
+        """Elements of a panel's row: a vector more than it needs, since vectors are written whole."""
+        return -(-self.squares // lanes) * lanes + lanes
+
+    def panel(self, lanes: int) -> int:
+        """Elements from one place's panel to the next: no multiple of 4 KiB (cache sets)."""
+        return self.channels * self.line(lanes) + lanes
+
+    def scratch(self, lanes: int) -> int:
+        """Bytes of the copied image, the panels, and of products and outputs of some features."""
+        products = PLACES * self.mr * self.line(lanes)
+        return 4 * (self.image(lanes) + PLACES * self.panel(lanes) + products + SIDE * self.pitch(lanes))
+
+    @property
+    def ends(self) -> dict[str, AffineExtent]:
+        """Where images end in a program for a range, by axis."""
+        return ended_axes(self.operator)
+
+    def tiled(self, tile: Mapping[str, int], mr: int, nv: int) -> WinogradForm:
+        """The same with this tile, and so many features and vectors at once."""
+        sizes = tuple(tile[a.name] for a in self.main.axes)
+        made = replace(self.operator, tile=sizes, family="winograd", config=(("mr", mr), ("nv", nv)))
+        return replace(self, operator=made)
+
+
+def winograd_form(operator: ROperator, binding: Binding) -> WinogradForm:
+    """The form of an operator, tiled or not. Raises Unsuited."""
+    main, after = operator.main, operator.computes[1:]
+    operands = contraction_operands(main) if operator.computes[0] is main and main.kind == "contraction" else None
+    if operands is None or operator.stops or 0 in main.shape or operator.anchor.shape != main.shape:
+        raise Unsuited("more than a product and the maps behind it")
+    check_followers(main, after)
+    check_maps(operator)
+    names = (*operator.inputs, *(c.name for c in operator.computes))
+    if not {binding.types[n].dtype for n in names if not counts(n, binding)} <= STORED.keys():
+        raise Unsuited("no floats")
+    known = [o for o in operands if o.tensor in binding.constants and o.fill is None]
+    if len(known) != 1:
+        raise Unsuited("no known weights")
+    weights, x = known[0], operands[operands[0] is known[0]]
+    if x.fill not in (None, 0, 0.0):
+        raise Unsuited("padding with another number than 0")
+    high, wide, channel = _image(main, x, binding)
+    if math.prod(r.extent for r in main.reduce if r.name == channel) < LEAST_CHANNELS:
+        raise Unsuited("few channels")
+    rows = [a.name for a in main.axes if a.name in ex.axes_of(weights)]
+    summed = {r.name for r in main.reduce if r.extent > 1 or r.name == channel}
+    if len(rows) != 1 or rows[0] in ex.axes_of(x) or summed != {channel, high.tap, wide.tap}:
+        raise Unsuited("no convolution of one group")
+    outer = tuple(a.name for a in main.axes if a.name not in (*rows, high.axis, wide.axis))
+    if any(axis not in outer for axis in ended_axes(operator)):
+        raise Unsuited("images that end")
+    window = WindowForm(operator, binding, main, x, weights, after, (high, wide))
+    form = WinogradForm(**vars(window), row=rows[0], channel=channel, high=high, wide=wide, outer=outer)
+    if operator.tile:
+        _check_tile(form)
+    return form
+
+
+def _check_tile(form: WinogradForm) -> None:
+    high = form.tile[form.high.axis]
+    if form.tile[form.wide.axis] != form.wide.outputs or (high % SIDE and high != form.high.outputs):
+        raise Unsuited("squares in parts")
+
+
+def _image(main: Compute, x: Load, binding: Binding) -> tuple[Slide, Slide, str]:
+    """The image's rows and columns, and the axis of channels; Unsuited unless all other dimensions are read inside."""
+    axes, reduce = ({a.name: a.extent for a in group if a.extent > 1} for group in (main.axes, main.reduce))
+    storage, shape = binding.storages[x.tensor], binding.types[x.tensor].shape
+    slides, channels = list[Slide](), list[str]()
+    for index, stride, extent in zip(x.indices, storage.strides, shape, strict=True):
+        form = ex.affine(index)
+        if form is None:
+            raise Unsuited(f"{x} is not affine")
+        along, over = ([n for n in form[0] if n in group] for group in (axes, reduce))
+        if along and over:
+            steps = {form[0][n] for n in (*along, *over)}
+            if len(along) > 1 or len(over) > 1 or steps != {1} or reduce[over[0]] != TAPS:
+                raise Unsuited("another window than 3, or one that strides")
+            outputs = axes[along[0]]
+            slides.append(Slide(along[0], outputs, outputs, 1, over[0], TAPS, 1, form[1], extent, stride))
+            continue
+        channels += over
+        reach = sum(f * ({**axes, **reduce}[n] - 1) for n, f in form[0].items() if n in (*along, *over))
+        if min(form[0].values(), default=1) < 0 or form[1] < 0 or form[1] + reach >= extent:
+            raise Unsuited("padding beside the image")
+    if len(slides) != 2 or slides[1].stride != 1 or len(channels) != 1:
+        raise Unsuited("no image with channels apart")
+    return slides[0], slides[1], channels[0]
+
+
+def _tilings(form: WinogradForm, device: VDevice) -> Iterator[WinogradForm]:
+    """Rows of squares, features and images in parts, each with its best register tile."""
+    down, rows = -(-form.high.outputs // SIDE), next(a.extent for a in form.main.axes if a.name == form.row)
+    heights = {min(form.high.outputs, SIDE * -(-down // parts)) for parts in ROWS}
+    features = {-(-rows // parts) for parts in PARTS if parts <= 2 * device.veus}
+    last = next((a for a in form.main.axes if form.outer and a.name == form.outer[-1]), None)
+    for high in sorted(heights):
+        for some in sorted(features):
+            for together in sorted({-(-last.extent // n) for n in (*PARTS, 16, 32)} | {1}) if last else (1,):
+                tile = {a.name: 1 for a in form.main.axes} | {form.wide.axis: form.wide.outputs, form.high.axis: high}
+                tile |= {form.row: some} | ({last.name: together} if last else {})
+                if together == 1 or high == form.high.outputs:
+                    yield _best(form, tile, device)
+
+
+def _best(form: WinogradForm, tile: Mapping[str, int], device: VDevice) -> WinogradForm:
+    registers = 32 if device.vector >= 16 else 16
+    ways = [
+        form.tiled(tile, mr, nv)
+        for nv in (1, 2, 3)
+        for mr in range(1, 29)
+        if mr * nv + nv + 1 <= registers and mr <= tile[form.row]
+    ]
+    return min(ways, key=lambda way: (cycles(way, device), way.mr))
+
+
+def cycles(form: WinogradForm, device: VDevice) -> float:
+    """Cycles of one core for a full task."""
+    lanes, features, channels = device.vector, form.tile[form.row], form.channels
+    blocks, vectors = -(-features // form.mr), -(-form.squares // lanes)
+    full, single = divmod(vectors, form.nv)
+    rows = form.images * form.down * -(-form.across // lanes)
+    copied = form.images * (SIDE * form.down + 2) * -(-form.wide.outputs // lanes)
+    source = form.binding.types[form.x.tensor].nbytes > device.layer("veu").capacity
+    taken = channels * (copied * COPY * (MEMORY if source else 1.0) + rows * INPUTS)
+    tiles = sum(n * _tile_cycles(form, v) for n, v in ((full, form.nv), (single, 1)))
+    held = 4 * PLACES * form.panel(lanes)
+    far = FAR * PLACES * channels * vectors if held > device.layer("veu").capacity * 3 // 4 else 0.0
+    weights = 4 * PLACES * channels * blocks * form.mr / (device.layer("device").bandwidth / device.veus)
+    multiplied = max(blocks * (PLACES * tiles + far), weights * device.flops / (2 * lanes))
+    behind = OUTPUT + sum(operations(c.body) for c in form.after)
+    return taken + multiplied + features * (rows * (PRODUCTS + SIDE * SIDE * behind))
+
+
+def _tile_cycles(form: WinogradForm, nv: int) -> float:
+    """Cycles of a register tile in one place: its sums wait for each other where they are few."""
+    each = max(form.mr * nv, 8.0, 0.5 * (form.mr + nv)) / PEAK_SHARE
+    return form.channels * each + TILE + STORE * form.mr * nv
+
+
+def _seconds(form: WinogradForm, binding: Binding, device: VDevice) -> float:
+    """Predicted seconds of all tasks, without the launch."""
+    clock = device.flops / (2 * device.vector)
+    return -(-form.operator.task_count // device.veus) * (cycles(form, device) / clock + device.dispatch)
+
+
+def winograd(device: VDevice) -> Family:
+    """The family for a unit."""
+    from rammer_rocm.kernels.winograd_kernel import winograd_function
+
+    forms = Forms(winograd_form, _tilings, _seconds, lambda form, binding: winograd_function(form, device.vector))
+    made = forms.family("winograd", CONFIGS)
+    return replace(made, needs=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16), product=True)

@@ -209,7 +209,8 @@ def test_channels_alone_are_computed_in_vectors_of_whole_numbers(
     one = depthwise(rng, kinds)
     offered = [o for o in backend.offered(one.operator, one.binding) if not o.family]
     tiled = offered[int(rng.integers(len(offered)))]
-    assert any("rm_i" in backend.writer.written(o, one.binding).text for o in offered[:8])
+    narrow = one.operator.main.shape[-1] < 4  # rows that fill no vector
+    assert narrow or any("rm_i" in backend.writer.written(o, one.binding).text for o in offered[:8])
     assert not one.wrong(backend, tiled), (str(one.operator), tiled.tile)
 
 

@@ -87,14 +87,13 @@ def drawn(seed: int) -> Iterator[tuple[Executable, dict[str, np.ndarray]]]:
 
 
 def test_random_models_on_arrays_where_they_are(seed: int) -> None:
-    placed = 0
+    placed = copied = 0
     cases = drawn(seed)
     for _ in range(5):
         exe, inputs = next(cases)
-        moved = "".join(check(exe, inputs, off=1))
-        assert "copied" in moved, "no array is where kernels may take it for one of theirs"
+        copied += "copied" in "".join(check(exe, inputs, off=1))  # none where a model's outputs are constants
         placed += "copied" not in "".join(check(exe, inputs))
-    assert placed
+    assert placed and copied
 
 
 def test_turns_move_between_arrays_where_they_are(rng: np.random.Generator, seed: int) -> None:

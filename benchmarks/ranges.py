@@ -10,11 +10,13 @@ BERT-base for sequences of 1 to 512, GPT-2 for one token after 0 to 63, ResNet-5
 1. memory: rammer runs alone, at ``--memory`` lengths, twice: what is compiled and what memory it takes (with ``--budget``: none);
 2. times: at the first ``--exact`` lengths, runs of the range's program and of one compiled for the length alone take turns. Then,
    for one of ``--peers`` after the other and at all lengths, runs of the range's program and of the peer do. Lengths come in a
-   fixed order (the longest, one between, the shortest, then edges of the programs and others by turns; with peers 0 and 1 last,
-   which torch compiles anew), so what a ``--budget`` leaves time for is spread over the range. No length is begun once the
-   model's share of those seconds has passed (with peers, ``--peers-budget`` seconds more); what is compiled counts, and is told
-   apart as seconds of first calls. With ``--ahead N``, N processes at a time compile what is timed before anything is;
-3. errors: results of the first ``--checks`` lengths are compared with ONNX Runtime's, whatever the budget.
+   fixed order (with peers 0 and 1 last, which torch compiles anew) in which the first ones, however many, are spread evenly over
+   the range. With ``--edges`` they are the longest, one between, the shortest, then edges of the programs and others by turns.
+   No length is begun once the model's share of ``--budget`` seconds has passed (with peers, ``--peers-budget`` seconds more);
+   what is compiled counts, and is told apart as seconds of first calls. With ``--ahead N``, N processes at a time compile what
+   is timed before anything is;
+3. errors: results of the range's ends and of the first lengths, ``--checks`` in all, are compared with ONNX Runtime's, whatever
+   the budget.
 
 Peers are ``onnxruntime`` or, on cuda, ``torch`` and ``torch.compile`` (with ``dynamic=True``). On rocm and ONNX Runtime times are
 whole runs, NumPy in and out, on the same ``--threads`` cores; CPU time is that of all threads of the process and tells of work
@@ -56,17 +58,24 @@ from rammer.errors import BadInput, RammerError
 from rammer.runtime.executable import Executable
 from rammer.runtime.lengths import bounds, bucket
 
+#: Of a whole, where a golden section cuts it.
+GOLDEN = (math.sqrt(5) - 1) / 2
 #: Every peer; which of them a device has depends on its clock.
 PEERS = ("onnxruntime", *TORCH)
 
 
-def ordered(model: Open, count: int, seed: int) -> list[int]:
-    """So many lengths of the model's range: the longest, one between and the shortest; then those at the edges of its programs
-    and others drawn from ``seed``, by turns. Fewer lengths are the beginning of more."""
+def ordered(model: Open, count: int, seed: int, edges: bool = False) -> list[int]:
+    """So many lengths of the model's range, from a place drawn from ``seed`` on in steps of the golden section, so that they are
+    spread evenly however many there are (Weyl, 1916). With ``edges`` the longest, one between and the shortest; then those at the
+    edges of programs and others by turns. Fewer lengths are the beginning of more."""
     low, high = model.span
-    drawn = [int(n) for n in np.random.default_rng(seed).permutation(np.arange(low + 1, high))]
-    edges = [n for bound in bounds(model.span)[1:] for n in (bound + 1, bound)]
-    later = [n for pair in zip_longest(edges, drawn[1:]) for n in pair if n is not None]
+    size, draw = high - low + 1, np.random.default_rng(seed)
+    if not edges:
+        places = (draw.random() + GOLDEN * np.arange(64 * size)) % 1.0
+        return list(dict.fromkeys(low + int(n) for n in places * size))[:count]
+    drawn = [int(n) for n in draw.permutation(np.arange(low + 1, high))]
+    ends = [n for bound in bounds(model.span)[1:] for n in (bound + 1, bound)]
+    later = [n for pair in zip_longest(ends, drawn[1:]) for n in pair if n is not None]
     return list(dict.fromkeys([high, *drawn[:1], low, *later]))[:count]
 
 
@@ -92,8 +101,8 @@ class Measuring:
         self.file, self.programs = folder / "model.onnx", (args.cache or folder) / "programs"
         self.proto = model.build(args.seed)
         onnx.save(self.proto, self.file)
-        self.lengths = ordered(model, args.lengths, args.seed)
-        self.checks = self.lengths[: args.checks]
+        self.lengths = ordered(model, args.lengths, args.seed, args.edges)
+        self.checks = list(dict.fromkeys([*model.span[::-1], *self.lengths]))[: args.checks]
         self.found = Found(model.key, model.symbol, model.span, len(self.checks))
         self.torch = TorchPeers(self.proto)
         self.opened = dict[str, Runner]()  #: Peers.
@@ -269,6 +278,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--checks", type=int, help="lengths to compare with ONNX Runtime (all)")
     made.add_argument("--cache", type=Path, help="a folder with kernels and programs of earlier runs (an empty one)")
     made.add_argument("--markdown", type=Path, help="the page; its records are beside it, as .jsonl")
+    made.add_argument("--edges", action="store_true", help="lengths that favour the ends of programs, instead of even ones")
     made.add_argument("--keep", action="store_true", help="what the records say of other models stays")
     return made
 

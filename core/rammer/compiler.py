@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
+from rammer.compiled.cases import proved, with_cases
 from rammer.compiled.debug import DECISIONS, PROGRAMS, STEPS, debug
 from rammer.compiled.opened import OpenSteps, check_one, in_common, open_layers, open_programs, ports_of
 from rammer.compiled.options import DEFAULT, CompileOptions, Progress, quiet
@@ -37,7 +38,6 @@ from rammer.ir.extent import NONE, AffineExtent, NoRange, Point
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, RProgram, Storage
-from rammer.ir.verify import verify
 from rammer.passes.narrow import narrowed
 from rammer.passes.pipeline import OF_EQUALS, OF_EXTENTS, Pass, PassReport, Pipeline, default_passes
 from rammer.plan.build import Interface, build_program
@@ -130,9 +130,9 @@ class Compiler:
                 made = self._range(model, points, spans, OF_EXTENTS, kept)
             except NoRange:  # a length may be another extent's, and nodes be equal there alone
                 made = self._range(model, points, spans, (*OF_EXTENTS, *OF_EQUALS), kept)
-        for program in made.programs:
-            verify(program, self.backend.vdevice)
-        return replace(made, seconds=dict(self.seconds), ranged=replace(made.ranged, spans=dict(spans)) if made.ranged else None)
+            with self.step("cases"):
+                made = proved(with_cases(made, spans, self.backend, self.policy), self.backend.vdevice)
+        return replace(made, seconds=dict(self.seconds))
 
     def _range(
         self,

@@ -122,7 +122,7 @@ class Forms(Generic[Form, Launched, Code]):
     def _ranged(self, form: Form, binding: Binding, unit: Launched) -> float:
         """The price of a tiled form; of an operator of a program for a range the mean over lengths."""
         own, found = self.price(form, binding, unit), list[float]()
-        for short in shorter(form.operator) if form.operator.lengths else ():
+        for short in shorter(form.operator, binding.parts) if form.operator.lengths else ():
             try:
                 found.append(self.price(self.recognise(short, binding), binding, unit))
             except Unsuited:  # as the form is at the bound alone

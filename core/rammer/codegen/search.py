@@ -18,6 +18,7 @@ from rammer.device.lazily import Lazily
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
+from rammer.ir.shorter import shorter
 
 Unit = TypeVar("Unit")
 Code = TypeVar("Code", bound=TaskCode)
@@ -128,6 +129,31 @@ class FamilyBackend(Generic[Unit, Code, Own]):
             if self.arrangements(choice.operator, binding) <= {*held}:
                 return choice.operator
         return None
+
+    def recast(self, operator: ROperator, binding: Binding, within: float) -> ROperator:
+        """As ``rammer.device.casing.Cased``; of the operator's own family where that goes before others or is the last."""
+        own, family = self._mean(operator, binding), self.kinds[operator.family]
+        families = [f for f in self.usable if f.first is None and not f.last]
+        found = [family] if family not in families else families
+        if not operator.family or family not in self.usable:
+            return operator
+        allowed = self.arrangements(operator, binding)
+        for choice in self.choices(replace(operator, tile=(), family="", config=()), binding, *found):
+            if self._mean(choice.operator, binding) >= own * (1 - within):
+                return operator
+            if self.arrangements(choice.operator, binding) <= allowed:
+                return choice.operator
+        return operator
+
+    def _mean(self, operator: ROperator, binding: Binding) -> float:
+        """Predicted seconds of a tiled operator in the mean of its lengths."""
+        family, times = self.kinds[operator.family], list[float]()
+        for short in shorter(operator, binding.parts):
+            try:
+                times.append(family.seconds(short, binding, self.unit))
+            except Unsuited:  # as it is at the bound alone
+                times.append(family.seconds(operator, binding, self.unit))
+        return sum(times) / len(times)
 
     def fits(self, operator: ROperator, binding: Binding) -> bool:
         """Whether the operator's family can write its kernel, and a vEU has the local memory for it."""

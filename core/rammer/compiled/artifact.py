@@ -115,7 +115,11 @@ def _write_segment(
         texts[f"{number}.node"] = segment.node.to_bytes()
         return {"kind": "host", "why": segment.why}
     texts[f"{number}.program"] = str(segment.program).encode()
-    return {"kind": "program", "constants": _pack(archive, f"{number}.constants", segment.constants, apart)}
+    entry = {"kind": "program", "constants": _pack(archive, f"{number}.constants", segment.constants, apart)}
+    if (cases := segment.cases) is not None:
+        entry["cases"] = [cases.length, cases.until]
+        texts |= {f"{number}.{k}.program": str(table).encode() for k, table in enumerate(cases.tables)}
+    return entry
 
 
 def _port(value: Value) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -53,9 +54,23 @@ class HostOperator(Protocol):
 
 
 @dataclass(frozen=True)
+class Cases:
+    """Tables that run in a program's place at its shorter lengths: ``tables[i]`` up to ``until[i]`` (ascending) of the scalar
+    input ``length``. Each is right at all lengths, with the program's ports and constants."""
+
+    length: str
+    until: tuple[int, ...]
+    tables: tuple[RProgram, ...]
+
+    def at(self, value: int) -> int:
+        """The number of the table for this length; as many as there are where it is the program."""
+        return bisect_left(self.until, value)
+
+
+@dataclass(frozen=True)
 class ProgramSegment:
     """A part of the model that runs on the device, with every step it went through (None when reloaded); ``choice`` says why
-    it has its policy where several were tried."""
+    it has its policy where several were tried. ``cases`` run at shorter lengths of a range."""
 
     program: RProgram
     constants: Mapping[str, np.ndarray]
@@ -63,6 +78,12 @@ class ProgramSegment:
     tile: TileGraph | None = None
     kernels: Mapping[str, tuple[RKernel, ...]] = field(default_factory=dict)
     choice: str = ""
+    cases: Cases | None = None
+
+    @property
+    def tables(self) -> tuple[RProgram, ...]:
+        """The program, and those of its cases."""
+        return (self.program, *(self.cases.tables if self.cases is not None else ()))
 
     def with_contents(self, contents: Contents) -> ProgramSegment:
         """The same with constants that are equal to others' in ``contents`` being those."""
@@ -112,6 +133,11 @@ class Compiled:
     def programs(self) -> list[RProgram]:
         """The programs, in order."""
         return [s.program for s in self.segments if isinstance(s, ProgramSegment)]
+
+    @property
+    def tables(self) -> list[RProgram]:
+        """The programs with those that run in their place at some lengths."""
+        return [t for s in self.segments if isinstance(s, ProgramSegment) for t in s.tables]
 
 
 def host_needs(compiled: Compiled) -> set[str]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from rammer.compiled.artifact import FORMAT, HEADER, LENGTHS, LENGTHS_AT, SHARE, Artifact, is_text, seal_of
 from rammer.compiled.kept import KeptConstants
-from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment, Segment
+from rammer.compiled.segments import Cases, Compiled, HostSegment, ProgramSegment, Segment
 from rammer.compiled.shares import in_threads, read_into
 from rammer.device.manifest import Backend, Families
 from rammer.device.operators import CustomOperators
@@ -93,7 +93,7 @@ def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
     """BadInput where a program names a kernel family or a configuration that the device does not have."""
     if not isinstance(backend, Families):
         return
-    for operator in (o for p in compiled.programs for o in p.operators):
+    for operator in (o for p in compiled.tables for o in p.operators):
         keys = backend.families.get(operator.family)
         if keys is None:
             raise _refused(path, f"operator {operator.name} is of family {operator.family}, which the device does not have")
@@ -180,11 +180,33 @@ class _Members:
             except BadInput as problem:
                 raise ValueError(problem.what) from problem
             return HostSegment(node, _text(entry["why"]))
-        program = RProgram.parse(self.read(f"{number}.program").decode())
-        verify(program)
+        program = self.program(f"{number}.program")
         constants = self.constants(f"{number}.constants", entry["constants"])
         _check_constants(program, constants)
-        return ProgramSegment(program, constants)
+        cases = self.cases(number, entry["cases"], program, constants) if "cases" in entry else None
+        return ProgramSegment(program, constants, cases=cases)
+
+    def program(self, name: str) -> RProgram:
+        """A table, verified."""
+        program = RProgram.parse(self.read(name).decode())
+        verify(program)
+        return program
+
+    def cases(self, number: int, entry: list[Any], program: RProgram, constants: Mapping[str, Array]) -> Cases:
+        """Tables that run in a program's place, each verified as the program is."""
+        length, until = entry
+        tables = tuple(self.program(f"{number}.{k}.program") for k in range(len(until)))
+        if not all(type(n) is int for n in until) or sorted({*until}) != [*until]:
+            raise ValueError("cases of impossible lengths")
+        if not any(p.tensor == length and program.types[length] == TensorType("int64", ()) for p in program.inputs):
+            raise ValueError("cases of a length that the program does not read")
+        for table in tables:
+            _check_constants(table, constants)
+            ports = [(p, program.types[p.tensor], table.types[p.tensor]) for p in (*program.inputs, *program.outputs)]
+            alike = (table.inputs, table.outputs) == (program.inputs, program.outputs) and all(a == b for _, a, b in ports)
+            if not alike or table.repeat is not None or program.repeat is not None:
+                raise ValueError("a case has other ports than its program")
+        return Cases(length, tuple(until), tables)
 
     def constants(self, member: str, index: list[list[Any]]) -> dict[str, Array]:
         """The arrays of a member, read-only. They are read and checked by several threads: through ``archive`` it takes half

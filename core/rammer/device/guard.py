@@ -147,6 +147,15 @@ class GuardedBackend(Guard):
             self._programs.add(made)
             return made
 
+    def load_case(self, program: RProgram, constants: Mapping[str, Array], first: GuardedLoaded) -> Loaded:
+        """The plugin's table for other lengths than those of ``first``, which takes turns with it."""
+        with self.lock, self.told():
+            self._check_open()
+            made = GuardedLoaded(self._plain.load_case(program, constants, first._plain), program.name, self._device)
+            made.lock = first.lock
+            self._programs.add(made)
+            return made
+
     def close(self) -> None:
         """Close its programs, when their calls have returned, then the device; closing again does nothing. DeviceFailure from
         within a call of one of them."""

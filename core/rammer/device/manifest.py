@@ -1,8 +1,7 @@
 """Device: the frozen manifest that a plugin returns, and the protocols behind it.
 
 Importing a manifest imports no driver; ``probe`` and ``open`` do. The hot path is these typed
-protocols; hooks (``rammer.device.hooks``) only find and compose manifests.
-"""
+protocols; hooks (``rammer.device.hooks``) only find and compose manifests."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from rammer.errors import MissingDependency as MissingDependency  # where plugin
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram, Storage
+from rammer.ir.shorter import PARTS
 from rammer.ir.types import TensorType
 
 __all__ = [
@@ -80,15 +80,16 @@ class Binding:
     """What a kernel generator may know of the tensors: types of all, storages of the stored ones, and
     which hold values known at compile time (``constants``), so that a kernel may want them packed.
 
-    ``reused`` are the constants that several operators read, as the steps of a recurrent layer do: worth holding on chip.
-    ``precision`` is what the user asked for: with ``tf32``, a contraction of float32 may round its operands to it.
-    """
+    ``reused`` are the constants that several operators read, as the steps of a recurrent layer do: worth holding on chip. With
+    ``precision`` tf32 a contraction of float32 may round its operands to it. ``parts`` of the longest length are those at which
+    operators of a range are priced."""
 
     types: Mapping[str, TensorType]
     storages: Mapping[str, Storage]
     constants: frozenset[str] = frozenset()
     reused: frozenset[str] = frozenset()
     precision: str = "float32"
+    parts: tuple[float, ...] = PARTS
 
     @staticmethod
     def of(program: RProgram, constants: Collection[str]) -> Binding:
@@ -100,9 +101,8 @@ class Binding:
         """Equal for operators that differ only in the names of tensors and in origins: a device has the same candidates,
         kernel texts and times for them, so what was found for one serves all.
 
-        It holds all that a kernel generator may ask: expressions, connections, outputs, tile, family, and of every tensor its
-        type, strides, alignment (offsets count modulo ``ALIGNED_ELEMENTS``), whether it is constant and whether it is
-        reused; and the precision.
+        It holds all that a kernel generator may ask: expressions, connections, outputs, tile, family, lengths; of every tensor
+        its type, strides, alignment (offsets modulo ``ALIGNED_ELEMENTS``), whether it is constant, reused; and the precision.
         """
         stored = {*operator.inputs, *operator.outputs}
         names: dict[str, str] = {}
@@ -119,8 +119,8 @@ class Binding:
             terms = [(names.setdefault(n, f"t{len(names)}"), f) for n, f in stop.extent.terms]
             extent = replace(stop.extent, terms=tuple(terms))
             lines.append(f"stops {replace(stop, compute=names[stop.compute], extent=extent)}")
-        lines.append(f"tile {operator.tile} {operator.family} {operator.config} {self.precision}")
-        return "\n".join(lines)
+        at = f" at {self.parts}" if operator.lengths and self.parts != PARTS else ""
+        return "\n".join([*lines, f"tile {operator.tile} {operator.family} {operator.config} {self.precision}{at}"])
 
     def _facts(self, name: str) -> str:
         """What a generator may know of a stored tensor besides its type."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,18 +11,19 @@ from rammer.ir.compute import Axis
 from rammer.ir.expr import Ref
 from rammer.ir.operator import ROperator
 
-#: Lengths of a range, as parts of the longest, at which operators are priced: those of most buckets. The last is the longest.
+#: Lengths of a range, as parts of the longest, at which operators are priced where nobody says better: those of most buckets.
 PARTS: Final = (0.6, 0.75, 0.9, 1.0)
 #: Extents from ``LONG`` elements on are cut to multiples of ``STEP``: whether rows are aligned is the bound's, not the length's.
 LONG, STEP = 64, 16
 
 
-def shorter(operator: ROperator) -> tuple[ROperator, ...]:
-    """``operator`` at each of ``PARTS`` without endings, its tile no larger than its result; itself where it never ends."""
+def shorter(operator: ROperator, parts: Sequence[float] = PARTS) -> tuple[ROperator, ...]:
+    """``operator`` at each of ``parts`` of the longest, without endings, its tile no larger than its result; itself where it
+    never ends."""
     ends = ending_axes(operator)
     if not ends:
         return (operator,)
-    return (*(_cut(operator, ends, part) for part in PARTS[:-1]), replace(operator, endings=(), stops=()))
+    return tuple(_cut(operator, ends, part) if part < 1 else replace(operator, endings=(), stops=()) for part in parts)
 
 
 def ending_axes(operator: ROperator) -> frozenset[tuple[str, str]]:
@@ -49,17 +51,18 @@ def ending_axes(operator: ROperator) -> frozenset[tuple[str, str]]:
 def part_of(extent: int, part: float) -> int:
     """So much of an extent that ends."""
     step = STEP if extent >= LONG else 1
-    return min(extent, math.ceil(extent * part / step) * step)
+    return min(extent, max(math.ceil(extent * part / step), 1) * step)
 
 
 def _cut(operator: ROperator, ends: frozenset[tuple[str, str]], part: float) -> ROperator:
-    whole = dict[int, int]()  # tasks end as a whole; one that has all of an axis ends nowhere, unless its sums do
+    whole = dict[str, int]()  # tasks end as a whole; one that has all of an axis ends nowhere, unless its sums do
     for axis, size in zip(operator.anchor.axes, operator.tile, strict=False):
         if (operator.anchor.name, axis.name) in ends and (size < axis.extent or not operator.stops):
-            whole[axis.extent] = min(axis.extent, math.ceil(part_of(axis.extent, part) / size) * size)
+            whole[axis.name] = min(axis.extent, math.ceil(part_of(axis.extent, part) / size) * size)
+    along = _anchored(operator)
 
     def short(compute: str, axis: Axis) -> Axis:
-        known = whole.get(axis.extent) or part_of(axis.extent, part)
+        known = whole.get(along.get((compute, axis.name), "")) or part_of(axis.extent, part)
         return Axis(axis.name, known) if (compute, axis.name) in ends else axis
 
     computes = tuple(
@@ -68,3 +71,16 @@ def _cut(operator: ROperator, ends: frozenset[tuple[str, str]], part: float) -> 
     )
     tile = tuple(min(t, a.extent) for t, a in zip(operator.tile, computes[-1].axes, strict=False))
     return replace(operator, computes=computes, endings=(), stops=(), tile=tile)
+
+
+def _anchored(operator: ROperator) -> dict[tuple[str, str], str]:
+    """The axes of the operator's Computes that are one of its anchor's, by compute and name: as those who read them say."""
+    anchor, axes = operator.anchor, {c.name: c.axes for c in operator.computes}
+    found = {(anchor.name, a.name): a.name for a in anchor.axes}
+    for c in reversed(operator.computes):
+        for load in c.loads:
+            for axis, index in zip(axes.get(load.tensor, ()), load.indices, strict=False):
+                own = found.get((c.name, index.axis)) if isinstance(index, Ref) else None
+                if own is not None:
+                    found.setdefault((load.tensor, axis.name), own)
+    return found

@@ -278,7 +278,8 @@ class Executable:
         compiled = with_contents(compiled, self.contents)
         loaded, following = load_segments(self.backend, compiled), None
         for segment in (s for s in compiled.segments if isinstance(s, ProgramSegment)):
-            self.beside.add(segment.program, segment.constants)
+            for table in segment.tables:
+                self.beside.add(table, segment.constants)
         if compiled.rest is not None:
             following = Continuation(compiled.rest, self._continued, Residents(self.head.name, self.resident), self.bodies)
         return Specialised(compiled, loaded, time.perf_counter() - start, following, self.bodies)

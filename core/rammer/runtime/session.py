@@ -189,10 +189,16 @@ def _spelled(options: Mapping[str, str]) -> str:
 
 def _folded(compiled: Compiled, veus: int) -> Compiled:
     """``compiled`` with programs of at most ``veus`` rows."""
+    segments = (_folded_one(s, veus) if isinstance(s, ProgramSegment) else s for s in compiled.segments)
+    return replace(compiled, segments=tuple(segments))
+
+
+def _folded_one(segment: ProgramSegment, veus: int) -> ProgramSegment:
     from rammer.schedule.fold import fold
 
-    segments = tuple(replace(s, program=fold(s.program, veus)) if isinstance(s, ProgramSegment) else s for s in compiled.segments)
-    return replace(compiled, segments=segments)
+    cases = segment.cases
+    cases = replace(cases, tables=tuple(fold(t, veus) for t in cases.tables)) if cases is not None else None
+    return replace(segment, program=fold(segment.program, veus), cases=cases)
 
 
 def _no_model(path: Path, lengths: Lengths) -> Callable[[], Model]:

@@ -20,6 +20,7 @@ from rammer.ir.collector import collector_paused
 from rammer.ir.formats import carried, restored
 from rammer.ir.mapped import released
 from rammer.runtime.bound import ModelBound
+from rammer.runtime.cases import load_tables
 from rammer.runtime.lengths import narrowed, widened
 from rammer.runtime.standing import PLAIN, StandingBound, Terms
 
@@ -235,7 +236,7 @@ def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:
                 if isinstance(segment, ProgramSegment):
                     if segment.program.repeat is not None and not repeats(backend):
                         raise DeviceFailure(f"program {segment.program.name} repeats, which {backend.hardware.name} cannot")
-                    loaded[number] = backend.load(segment.program, segment.constants)
+                    loaded[number] = load_tables(backend, segment)
                     for array in segment.constants.values():
                         released(array)
     except BaseException:

@@ -8,7 +8,7 @@ searched apart (Welder, section 4.4): only the device layer's tile is decided he
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, product
 from typing import TypeAlias
@@ -32,27 +32,36 @@ def candidates(operator: ROperator, binding: Binding, device: VDevice, count: in
 
     Empty when not even single-element tiles fit the vEU's memory.
     """
-    ranked = ranked_tiles(operator, binding.types, device)
+    ranked = ranked_tiles(operator, binding.types, device, parts=binding.parts)
     return [operator.tiled(tile) for _, tile, _ in ranked[:count]]
 
 
 def ranked_tiles(
-    operator: ROperator, types: Mapping[str, TensorType], device: VDevice, step: Mapping[str, int] | None = None
+    operator: ROperator,
+    types: Mapping[str, TensorType],
+    device: VDevice,
+    step: Mapping[str, int] | None = None,
+    parts: Sequence[float] = PARTS,
 ) -> list[tuple[float, Tile, TaskCost]]:
     """(predicted seconds, tile, cost) of every tile tried that fits, sorted; where none does and the device spills, of those
-    that spill. ``step`` asks that the tile along an axis be a multiple (or the whole extent), as register-tiled families need."""
-    found = _ranked(operator, types, device, step or {}, device.layer("veu").capacity)
-    return found or (_ranked(operator, types, device, step or {}, 0) if device.spills else [])
+    that spill. ``step`` asks that the tile along an axis be a multiple (or the whole extent), as register-tiled families need.
+    What ends is priced at ``parts`` of the longest length."""
+    about, shapes = (operator, types, device, step or {}), ended_shapes(operator, parts)
+    return _ranked(*about, shapes, device.layer("veu").capacity) or (_ranked(*about, shapes, 0) if device.spills else [])
 
 
 def _ranked(
-    operator: ROperator, types: Mapping[str, TensorType], device: VDevice, step: Mapping[str, int], capacity: int
+    operator: ROperator,
+    types: Mapping[str, TensorType],
+    device: VDevice,
+    step: Mapping[str, int],
+    shapes: Sequence[Tile],
+    capacity: int,
 ) -> list[tuple[float, Tile, TaskCost]]:
-    """``ranked_tiles`` whose tasks keep at most ``capacity`` bytes (0: any)."""
+    """``ranked_tiles`` whose tasks keep at most ``capacity`` bytes (0: any), for results of these ``shapes``."""
     shape = operator.anchor.shape
     steps = tuple(step.get(a.name, 1) for a in operator.anchor.axes)
     tried: dict[Tile, tuple[float, TaskCost] | None] = {}
-    shapes = ended_shapes(operator)
 
     def measure(tile: Tile) -> float:
         if tile not in tried:
@@ -76,12 +85,12 @@ def _ranked(
     return sorted(found, key=rank)
 
 
-def ended_shapes(operator: ROperator) -> list[Tile]:
+def ended_shapes(operator: ROperator, parts: Sequence[float] = PARTS) -> list[Tile]:
     """What an operator computes at some lengths: of one without endings, its shape."""
     ends, axes = {e.axis for e in operator.endings}, operator.anchor.axes
     if not ends:
         return [operator.anchor.shape]
-    return [tuple(math.ceil(a.extent * part) if a.name in ends else a.extent for a in axes) for part in PARTS]
+    return [tuple(math.ceil(a.extent * part) if a.name in ends else a.extent for a in axes) for part in parts]
 
 
 def _tasks(shape: Tile, tile: Tile) -> int:

@@ -37,6 +37,8 @@ PRODUCT_TILES, GENERIC_TILES = 14, 12
 #: to 0.034, 165 kernels of NASNet-A). Times are predicted by what is typical, fusions by the least: a wrong one costs many times
 #: what a missed one does.
 LEAST_SHARE = 0.001
+#: Parts of a program's range that have tables of their own.
+CASES = 3
 
 
 def open_backend(options: OpenOptions) -> Backend:
@@ -127,6 +129,19 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
 
         return open_executor(program, constants, self.gpu, self.hardware.index, self.how, self.writer)
 
+    @property
+    def cases(self) -> int:
+        """As many as were found to pay: what a round of blocks more costs is a step, and tables take little memory."""
+        return CASES
+
+    def load_case(self, program: RProgram, constants: Mapping[str, Array], first: Loaded) -> Loaded:
+        """A graph in the memory of ``first``, where that is one."""
+        from rammer_cuda.executor import CudaProgram, Room
+
+        if not isinstance(first, CudaProgram):
+            return self.load(program, constants)
+        return CudaProgram(program, constants, Room(self.gpu, self.hardware.index, first.resident), 1, self.writer)
+
     def close(self) -> None:
         """Nothing is this object's own: programs hold modules and memory, and the GPU's context is the process's."""
         if self.context is not None:
@@ -150,9 +165,9 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
     def open_program(self, program: RProgram, constants: Mapping[str, Array], repeat: int = 1) -> CudaProgram:
         """The program as a CUDA graph, ``repeat`` copies of it chained."""
         self._need_hardware()
-        from rammer_cuda.executor import CudaProgram
+        from rammer_cuda.executor import CudaProgram, Room
 
-        return CudaProgram(program, constants, self.gpu, self.hardware.index, repeat, self.writer)
+        return CudaProgram(program, constants, Room(self.gpu, self.hardware.index), repeat, self.writer)
 
     def _need_hardware(self) -> None:
         """DeviceUnavailable without a GPU; its context is there when this returns."""

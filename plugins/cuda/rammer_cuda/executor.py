@@ -53,6 +53,15 @@ def launched(
     return plan, {x.operator: made[x.operator] for x in plan}
 
 
+@dataclass(frozen=True)
+class Room:
+    """Where a program is loaded: on the GPU of this number, in the memory of another one that never runs at the same time."""
+
+    gpu: Gpu
+    index: int
+    beside: Resident | None = None
+
+
 class CudaProgram(GpuProgram):
     """A program resident on a GPU. Buffers keep their addresses, so the graph is built once.
 
@@ -63,16 +72,16 @@ class CudaProgram(GpuProgram):
         self,
         program: RProgram,
         constants: Mapping[str, Array],
-        gpu: Gpu,
-        index: int,
+        where: Room,
         repeat: int = 1,
         writer: Writer | None = None,
     ) -> None:
+        gpu = where.gpu
         plan, kernels = launched(program, Binding.of(program, constants), gpu, writer or Writer(), kept=repeat == 1)
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
         read |= program.moved_constants
-        super().__init__(Resident(program, constants, gpu, index, read))
+        super().__init__(Resident(program, constants, gpu, where.index, read, where.beside))
         with self.resident.device:
             self.resident.pack(arguments, constants)
             functions = self.resident.load(kernels.values())

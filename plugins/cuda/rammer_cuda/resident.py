@@ -18,6 +18,7 @@ from rammer.codegen.task import Argument, Packing
 from rammer.device.manifest import Array
 from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import DeviceFailure
+from rammer.ir.content import digest
 from rammer.ir.program import RProgram
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import fills, image, view
@@ -41,18 +42,36 @@ class OnGpu:
 
 #: Constants of all programs of this process, by the number of the GPU: its context is the process's, too.
 SHARED: Final[defaultdict[int, SharedConstants[OnGpu]]] = defaultdict(SharedConstants)
+#: Large ones among them by their bytes, as they lie there; and from how many bytes on it is worth reading them for that.
+SAME: Final[defaultdict[int, weakref.WeakValueDictionary[str, OnGpu]]] = defaultdict(weakref.WeakValueDictionary)
+LARGE: Final = 32 << 20
+
+
+@dataclass
+class LastRun:
+    """The stream that got a program's last run, which the next one comes after; ``owner`` keeps it alive."""
+
+    last: Any
+    owner: Any = None
 
 
 class Resident:
     """Buffers of ``program`` on the GPU of number ``index`` at addresses that stay, its constants uploaded, and a stream.
 
-    With ``read``, the buffers that kernels read as they are, other constants are left out: they are needed packed only.
+    With ``read``, the buffers that kernels read as they are, other constants are left out: they are needed packed only. A program
+    ``beside`` another one never runs at the same time: it has that one's stream, ports and arena, where that is large enough.
     DeviceFailure where the memory does not suffice. Everything that launches kernels lives in executors, which
     share nothing but this.
     """
 
     def __init__(
-        self, program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, read: Collection[str] | None = None
+        self,
+        program: RProgram,
+        constants: Mapping[str, Array],
+        gpu: Gpu,
+        index: int,
+        read: Collection[str] | None = None,
+        beside: Resident | None = None,
     ) -> None:
         self.program, self.gpu, self.closed = program, gpu, False
         self.cp = cupy()
@@ -64,10 +83,11 @@ class Resident:
         self.constants: list[OnGpu] = []
         self.packed: dict[tuple[str, str], Any] = {}
         self.keep: list[Any] = []
-        self.owner: Any = None
         with self.device:
-            self.stream = self.last = self.cp.cuda.Stream(non_blocking=True)
-            self.buffers = self._allocate(constants, read)
+            self.stream: Any = beside.stream if beside is not None else self.cp.cuda.Stream(non_blocking=True)
+            self.order: LastRun = beside.order if beside is not None else LastRun(self.stream)
+            self.arena: Any = beside.arena if beside is not None else None
+            self.buffers = self._allocate(constants, read, self._common(beside) if beside is not None else {})
 
     def with_buffers(self, buffers: Mapping[str, Any]) -> Resident:
         """The same program with other arrays (CuPy, dense) in the place of some buffers: for addresses only."""
@@ -75,14 +95,23 @@ class Resident:
         other.buffers = {**self.buffers, **buffers}
         return other
 
-    def _allocate(self, constants: Mapping[str, Array], read: Collection[str] | None) -> dict[str, Any]:
-        """Buffer name -> device bytes: one arena, one allocation for each other buffer."""
+    def _common(self, beside: Resident) -> dict[str, Any]:
+        """The buffers of ports that are another program's, too."""
+        others = {b.name: b for b in beside.program.buffers}
+        ports = [b for b in self.program.buffers if b.kind not in ("arena", "constant") and others.get(b.name) == b]
+        return {b.name: beside.buffers[b.name] for b in ports}
+
+    def _allocate(
+        self, constants: Mapping[str, Array], read: Collection[str] | None, common: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Buffer name -> device bytes: one arena, one allocation for each other buffer but those in ``common``."""
         cp, program = self.cp, self.program
         values = {program.storage[n].buffer: n for n in constants}
         kept = [b for b in program.buffers if b.kind != "constant" or read is None or b.name in read]
         plain = {b.name: self._plain(values[b.name], constants[values[b.name]]) for b in kept if b.name in values}
-        there = {name for name, how in plain.items() if how.form in self.shared.held}
-        need = program.arena_bytes + sum(b.nbytes for b in kept if b.kind != "arena" and b.name not in there)
+        there = {name for name, how in plain.items() if how.form in self.shared.held} | common.keys()
+        fits = self.arena is not None and self.arena.nbytes >= program.arena_bytes
+        need = program.arena_bytes * (not fits) + sum(b.nbytes for b in kept if b.kind != "arena" and b.name not in there)
         free = int(cp.cuda.runtime.memGetInfo()[0])
         if need > free:
             raise DeviceFailure(
@@ -90,11 +119,13 @@ class Resident:
                 hint="a smaller batch or input, or a GPU with more memory",
             )
         try:
-            arena = self._unset(program.arena_bytes)
-            result: dict[str, Any] = {}
+            self.arena = arena = self.arena if fits else self._unset(program.arena_bytes)
+            result: dict[str, Any] = dict(common)
             for b in kept:
                 if b.kind == "arena":
                     result[b.name] = arena[b.offset : b.offset + b.nbytes]
+                elif b.name in common:
+                    continue
                 elif b.name in plain:
                     result[b.name] = self._held({plain[b.name].form: plain[b.name]})[plain[b.name].form].array
                 else:
@@ -126,7 +157,18 @@ class Resident:
         # NumPy copies outside Python's lock; a few at a time keep the memory for it small.
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             arranged = pool.map(lambda how: how.given(lambda values: values), wanted.values())
-            return {form: OnGpu(self._on_gpu(values)) for form, values in zip(wanted, arranged, strict=True)}
+            return {form: self._put(values) for form, values in zip(wanted, arranged, strict=True)}
+
+    def _put(self, values: Array) -> OnGpu:
+        """Values on the GPU: large ones once, whatever they were arranged from. A matrix of words that are looked up is what a
+        product wants of its transposition."""
+        if values.nbytes < LARGE:
+            return OnGpu(self._on_gpu(values))
+        same, key = SAME[self.device.id], digest(values.reshape(-1).view(np.uint8))
+        found = same.get(key)
+        if found is None:
+            found = same[key] = OnGpu(self._on_gpu(values))
+        return found
 
     def _on_gpu(self, values: Array) -> Any:
         return self.cp.asarray(values) if values.size else self.cp.zeros(1, self.cp.uint8)
@@ -183,15 +225,15 @@ class Resident:
         """
         if self.closed:
             raise DeviceFailure(f"program {self.program.name} was closed")
-        if stream.ptr != self.last.ptr:
+        if stream.ptr != self.order.last.ptr:
             with self.device:
-                stream.wait_event(self.last.record())
-            self.last, self.owner = stream, owner
+                stream.wait_event(self.order.last.record())
+            self.order.last, self.order.owner = stream, owner
 
     def leave(self, stream: Any) -> None:
         """Forget a stream that may not live on; what it was given has been waited for."""
-        if stream.ptr == self.last.ptr:
-            self.last, self.owner = self.stream, None
+        if stream.ptr == self.order.last.ptr:
+            self.order.last, self.order.owner = self.stream, None
 
     def copy_in(self, inputs: Mapping[str, Array]) -> None:
         """Queue copies of the program's inputs, by ONNX name. DeviceFailure once closed."""
@@ -266,9 +308,10 @@ class Resident:
         """Unload the modules and free all memory; closing again does nothing."""
         if not self.closed:
             self.closed = True
-            self.wait(self.last)  # memory that goes back to the pool may be another program's at once
+            self.wait(self.order.last)  # memory that goes back to the pool may be another program's at once
             self._unload()
             self.buffers.clear()
+            self.arena = None
             self.packed.clear()
             self.constants.clear()
             self.keep.clear()

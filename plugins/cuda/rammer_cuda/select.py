@@ -21,7 +21,7 @@ from rammer.ir.standing import states
 from rammer.runtime.host_memory import random_inputs
 
 from rammer_cuda.cache import Cached
-from rammer_cuda.executor import CudaProgram
+from rammer_cuda.executor import CudaProgram, Room
 from rammer_cuda.families import CALLED, family_of
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
@@ -89,7 +89,7 @@ def open_executor(
     if choice == "auto":
         return _measured(program, constants, gpu, index, how, writer)
     if choice == "graph":
-        return CudaProgram(program, constants, gpu, index, 1, writer)
+        return CudaProgram(program, constants, Room(gpu, index), 1, writer)
     return PersistentProgram(program, constants, gpu, index, how.limit)
 
 
@@ -101,7 +101,7 @@ def _measured(
     known = cached.read()
     if known in CHOICES[1:]:
         return open_executor(program, constants, gpu, index, replace(how, choice=known), writer)
-    graph = CudaProgram(program, constants, gpu, index, 1, writer)
+    graph = CudaProgram(program, constants, Room(gpu, index), 1, writer)
     inputs = random_inputs(program, np.random.default_rng())
     shape = None
     if not keeps_constants(program):

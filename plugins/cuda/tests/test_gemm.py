@@ -9,7 +9,9 @@ import pytest
 from products import CASES
 
 from rammer.device.manifest import OpenOptions
+from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
+from rammer.ir.expr import Load
 from rammer.testing.some import some
 
 pytest.importorskip("cuda.bindings")
@@ -20,7 +22,7 @@ from rammer.codegen.task import Unsuited
 from .cuda_choices import WARPS, choices
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.contraction.depth import depth_of
-from rammer_cuda.contraction.packing import Blocks, pack
+from rammer_cuda.contraction.packing import Arrangement, Blocks, Cores, Rows, common_order, pack, pack_common
 
 
 @pytest.mark.sampled(2, of="target")
@@ -65,6 +67,38 @@ def test_packing_holds_every_weight_once(block: int, rng: np.random.Generator) -
         return
     taps = packed.reshape(2, 9, depth.padded, 16)
     assert np.array_equal(taps[1, 5, :16, 3], weights[15, :, 1, 2])
+
+
+@pytest.mark.parametrize("order", [Rows(), Cores(4)])
+@pytest.mark.parametrize("case", ["three by three", "matmul"])
+def test_one_order_serves_all_tiles(order: Arrangement, case: str, rng: np.random.Generator) -> None:
+    """Every block of every tile is found in it, a row behind the other."""
+    operator, binding = CASES[case]
+    keys = set[str]()
+    for block, tile in ((8, 8), (32, 12), (64, 4)):
+        sizes = tuple(tile if d == 1 else 1 for d in range(len(operator.anchor.shape)))
+        product = product_of(replace(operator, tile=sizes), binding)
+        operand = product.a if product.a.packable else product.b
+        depth = depth_of(product.main.reduce, block)
+        if depth.flat:
+            continue
+        blocks = Blocks(-(-tile // 4) * 4, depth, order)
+        common = common_order(product, operand, 1, blocks)
+        assert common is not None
+        packing, fixed = pack_common(product, operand, 1, blocks, common)
+        keys.add(packing.key)
+        load = Compute("all", "float32", (product.main.axes[1], *depth.axes), Load("constant", operand.load.indices))
+        shape = binding.types[operand.tensor].shape
+        weights = rng.standard_normal(shape, dtype=np.float32)
+        rows = packing.make(weights)[: common.size].reshape(-1, common.elements, common.wide)
+        found = np.swapaxes(rows, 0, 1).reshape(common.elements, -1)
+        expected = evaluate(load, {"constant": weights})
+        taps = expected.reshape(expected.shape[0], -1, expected.shape[-1])
+        per = common.tap * common.wide or found.shape[1]
+        for tap in range(taps.shape[1]):
+            assert np.array_equal(found[: len(taps), tap * per : tap * per + taps.shape[2]], taps[:, tap])
+        assert not fixed
+    assert len(keys) == 1
 
 
 @pytest.mark.cuda

@@ -180,6 +180,35 @@ def test_an_operator_is_shorter_where_all_that_reads_it_ends() -> None:
     assert not first.lengths
 
 
+def test_axes_of_one_extent_end_apart() -> None:
+    """Of scores, whose rows and columns end at one length, each by its own tile."""
+    search = searched("heads", np.random.default_rng(0))
+    (operator,) = search.program.operators
+    scores = operator.computes[0]
+    alone = replace(operator, computes=(scores,), connections=(), outputs=(scores.name,), stops=(), tile=(1, 64, 56))
+    ends = tuple(replace(operator.endings[0], axis=a.name) for a in scores.axes[1:])
+    short = shorter(replace(alone, endings=ends), (0.6,))[0]
+    assert part_of(90, 0.6) == 64
+    assert short.computes[0].shape == (2, 64, 90), "one tile of 64 rows, two of 56 columns"
+
+
+@needs_compiler
+def test_tiles_of_a_range_want_constants_alike(rng: np.random.Generator) -> None:
+    """Kernels of one family, whatever their tiles: one arrangement of each constant, which has every weight."""
+    search = searched("products", rng)
+    steps = [s for s in search.steps(points(search, rng)[0]) if s.operator.lengths]
+    wanted = dict[tuple[str, str], set[str]]()
+    for operator in search.program.operators:
+        untiled = replace(operator, tile=(), family="", config=())
+        for tiled in search.backend.offered(untiled, search.binding) if operator.lengths else ():
+            if tiled.family.startswith("gemm") and search.backend.fits(tiled, search.binding):
+                for a in task_kernel(tiled, search.binding).arguments:
+                    if a.packing is not None:
+                        wanted.setdefault((a.tensor, tiled.family), set()).add(a.packing.key)
+    assert steps and all(len(keys) <= 2 for keys in some(wanted.values())), wanted
+    assert any(len(keys) == 1 for keys in wanted.values())
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", CASES)
 def test_candidates_end_at_the_length_on_a_gpu(case: str, rng: np.random.Generator) -> None:

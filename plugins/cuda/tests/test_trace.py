@@ -73,7 +73,7 @@ def test_the_persistent_kernel_compiles_with_records(name: str, rng: np.random.G
 @pytest.mark.parametrize("executor", ["graph", "persistent"])
 @pytest.mark.parametrize("name", ["product", "branches"])
 def test_both_executors_trace_and_bind(name: str, executor: str, rng: np.random.Generator) -> None:
-    from rammer_cuda.executor import CudaProgram
+    from rammer_cuda.executor import CudaProgram, Room
     from rammer_cuda.hardware import gpu_of, probe_gpus
     from rammer_cuda.persistent.executor import PersistentProgram
     from rammer_cuda.trace import trace, trace_persistent
@@ -86,7 +86,7 @@ def test_both_executors_trace_and_bind(name: str, executor: str, rng: np.random.
     want = compiler.backend.load(segment.program, segment.constants).run(inputs).outputs
     loaded: CudaProgram | PersistentProgram
     if executor == "graph":
-        loaded = CudaProgram(segment.program, segment.constants, gpu, 0)
+        loaded = CudaProgram(segment.program, segment.constants, Room(gpu, 0))
         found = trace(loaded, inputs)
     else:
         loaded = PersistentProgram(segment.program, segment.constants, gpu, 0)

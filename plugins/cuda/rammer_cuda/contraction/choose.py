@@ -83,7 +83,7 @@ def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu
     roles = _roles(cost.instruction, operator, binding)
     if roles is None:
         return
-    mains = at_lengths(roles.main, operator)
+    mains = at_lengths(roles.main, operator, binding.parts)
     alike = alike_tiles(roles.main.shape, roles.rows, roles.columns, roles.groups, tuple(c.shape for c in mains))
     blocks = np.array(list(alike), np.int64).reshape(-1, 2 + len(mains))
     places, seen = list(alike.values()), dict[tuple[object, ...], int]()
@@ -215,7 +215,7 @@ def warpgroup_choices(cost: WarpgroupCost, operator: ROperator, binding: Binding
     roles = _roles(cost.instruction, operator, binding)
     if roles is None:
         return
-    mains = at_lengths(roles.main, operator)
+    mains = at_lengths(roles.main, operator, binding.parts)
     found = [p for down in _ways(cost, roles, binding) for p in _predictions(cost, roles, mains, down, gpu)]
     seen: dict[tuple[int, ...], int] = {}
     for seconds, tile, config in sorted(found):

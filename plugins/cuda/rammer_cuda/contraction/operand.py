@@ -17,7 +17,7 @@ from rammer.codegen.task import Packing, Unsuited
 from rammer.codegen.text import Text, digits, numbered, total, weighted
 
 from rammer_cuda.contraction.depth import Depth
-from rammer_cuda.contraction.packing import Arrangement, Blocks, Cores, Rows, Turned, pack
+from rammer_cuda.contraction.packing import Arrangement, Blocks, Common, Cores, Rows, Turned, common_order, pack, pack_common
 from rammer_cuda.contraction.prologue import OperandPrologue, Piece
 
 
@@ -92,9 +92,15 @@ class Staged:
         self.count = math.prod(self.tiles)
         self.packing: Packing | None = None
         self.coordinates: list[int] = []
+        self.common: Common | None = None
         if self.operand.packable and len(self.axes) <= 1:
             blocks = Blocks(self.unit, self.depth, s.constant, s.kind)
-            self.packing, self.coordinates = pack(self.p, self.operand, self.along, blocks)
+            if self.p.operator.lengths:  # other tiles of this product are on the device
+                self.common = common_order(self.p, self.operand, self.along, blocks)
+            if self.common is not None and self.along is not None:
+                self.packing, self.coordinates = pack_common(self.p, self.operand, self.along, blocks, self.common)
+            else:
+                self.packing, self.coordinates = pack(self.p, self.operand, self.along, blocks)
         lots = (16, 8, 4) if s.kind == "int8" and not s.whole else (s.products,)
         deep = next((n for n in lots if self._deep(n)), 0) if self.packing is None else 0
         #: Products of a deep copy, and elements of any.
@@ -162,7 +168,9 @@ class Staged:
 
     def setup(self, text: Text) -> None:
         """Per-thread offsets, validity and padding coordinates."""
-        if self.packing is not None:
+        if self.common is not None:
+            self._setup_common(text, self.common)
+        elif self.packing is not None:
             self._setup_packed(text)
         elif self.deep:
             self._setup_deep(text)
@@ -176,6 +184,37 @@ class Staged:
         size = self.depth.blocks * self.size
         base = f"{self.name}g + (long long)({numbered(places)}) * {size} + tid * {self.staging.lot}"
         text.line(f"const {self.staging.ctype} *const {self.name}p = {base};")
+
+    def _setup_common(self, text: Text, common: Common) -> None:
+        """Where the task's tile begins, and of each copy of this thread where it is in a block of rows, and in shared memory."""
+        n, lot, per = self.name, self.staging.lot, self._per_row(common)
+        fixed = numbered([(f"o{d}", self.p.axis(d).extent) for d in self.coordinates]) if self.coordinates else "0"
+        tile = f"(long long)({fixed}) * {common.size} + (long long)o{self.along} * {common.wide}"
+        text.line(f"const {self.staging.ctype} *const {n}p = {n}g + {tile};")
+        for i in range(self._common_copies(common)):
+            at = f"(tid + {i * self.threads})" if i else "tid"
+            row, place = f"{at} / {per}", f"{at} % {per} * {lot}"
+            text.line(f"const int {n}r{i} = {row} * {common.row} + {place};")
+            text.line(f"const int {n}t{i} = {row} * {self.pitch * common.wide} + {place};")
+
+    def _fetch_common(self, text: Text, common: Common) -> None:
+        n, depth, rows = self.name, self.depth, self.depth.block // common.wide
+        block, whole = depth.stored("kb"), rows * self._per_row(common)
+        first = f"{block} * {rows}"
+        if common.tap not in (0, depth.per_tap * rows):
+            first = f"({block} / {depth.per_tap} * {common.tap} + {block} % {depth.per_tap} * {rows})"
+        text.line(f"const {self.staging.ctype} *const {n}f = {n}p + (size_t)({first}) * {common.row};")
+        for i in range(self._common_copies(common)):
+            guard = f"if (tid + {i * self.threads} < {whole}) " if (i + 1) * self.threads > whole else ""
+            text.line(f"{guard}rm_copy16({n}s + {n}t{i}, {n}f + {n}r{i}, true);")
+
+    def _per_row(self, common: Common) -> int:
+        """Copies of a row of a block."""
+        return self.unit * common.wide // self.staging.lot
+
+    def _common_copies(self, common: Common) -> int:
+        """Copies of a thread for a block."""
+        return -(-self.depth.block // common.wide * self._per_row(common) // self.threads)
 
     def _lanes(self) -> tuple[int, int, int]:
         """(copies in a row of the block, rows a pass, groups of copies a thread has in a row)."""
@@ -232,6 +271,9 @@ class Staged:
 
     def fetch(self, text: Text) -> None:
         """The copies of block ``kb`` into ``{n}s``, the block's shared memory."""
+        if self.common is not None:
+            self._fetch_common(text, self.common)
+            return
         if self.packing is not None:
             self._fetch_packed(text)
             return

@@ -23,6 +23,9 @@ from rammer_cuda.contraction.depth import Depth
 
 #: Columns of a core matrix, and products of two of them in float32: what one tf32 instruction takes.
 CORE, DEEP = 8, 8
+#: Products by which constants that kernels of a range share are filled up, by elements of 16 bytes: blocks of all depths divide
+#: them. Elements behind the last one that a tile may read.
+SHARED, BEYOND = {4: 64, 8: 128, 16: 128}, 256
 
 
 class Arrangement(Protocol):
@@ -137,15 +140,11 @@ def pack(p: Product, operand: Operand, along: int | None, blocks: Blocks) -> tup
     Also returns the positions of the fixed axes, outermost first.
     """
     unit, depth, arrangement, kind = blocks.unit, blocks.depth, blocks.arrangement, blocks.kind
-    used = ex.axes_of(operand.load)
-    fixed = [d for d, a in enumerate(p.main.axes) if a.name in used and d != along]
-    axes = [p.main.axes[d] for d in fixed]
-    line = p.main.axes[along] if along is not None else Axis("one__", 1)
+    fixed, axes, line = _sides(p, operand, along)
     tile = p.operator.tile[along] if along is not None else 1
     tiles = -(-line.extent // tile)
     size = math.prod(a.extent for a in axes) * tiles * depth.blocks * arrangement.size(unit, depth.block)
 
-    dead = tuple(r for r in p.main.reduce if r not in depth.axes)
     taps = math.prod(a.extent for a in depth.outer)
 
     def arrange(full: Array) -> Array:
@@ -155,9 +154,79 @@ def pack(p: Product, operand: Operand, along: int | None, blocks: Blocks) -> tup
         turned = np.moveaxis(lines, 2, -1)
         return arrangement.packed(rounded_to_tf32(turned) if kind == "tf32" else turned)
 
-    read, facts = (*axes, line, *depth.outer, depth.inner, *dead), (kind, str(arrangement), tile, unit, str(depth))
-    dtype = {"float16": "float16", "int8": "int8" if operand.signed else "uint8"}.get(kind, "float32")
-    return packing(operand.load, read, size, arrange, *facts, dtype=dtype), fixed
+    facts = kind, str(arrangement), tile, unit, str(depth)
+    return packing(operand.load, _read(p, depth, axes, line), size, arrange, *facts, dtype=_dtype(kind, operand)), fixed
+
+
+def _sides(p: Product, operand: Operand, along: int | None) -> tuple[list[int], list[Axis], Axis]:
+    """The fixed axes of an operand, as positions and themselves, and the axis that runs through its unit."""
+    used = ex.axes_of(operand.load)
+    fixed = [d for d, a in enumerate(p.main.axes) if a.name in used and d != along]
+    return fixed, [p.main.axes[d] for d in fixed], p.main.axes[along] if along is not None else Axis("one__", 1)
+
+
+def _read(p: Product, depth: Depth, axes: Sequence[Axis], line: Axis) -> tuple[Axis, ...]:
+    """All axes of an operand in the order in which it is packed."""
+    return (*axes, line, *depth.outer, depth.inner, *(r for r in p.main.reduce if r not in depth.axes))
+
+
+def _dtype(kind: str, operand: Operand) -> str:
+    return {"float16": "float16", "int8": "int8" if operand.signed else "uint8"}.get(kind, "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """One order of a constant for all tiles and depths of block: rows of ``wide`` products of all elements, ``[products /
+    wide][elements][wide]``, behind ``size`` of which those of the next fixed axes lie. ``tap`` are rows of a tap (0: in flat
+    order, or without taps)."""
+
+    wide: int
+    elements: int
+    size: int
+    tap: int
+
+    @property
+    def row(self) -> int:
+        """Elements of a row."""
+        return self.elements * self.wide
+
+
+def common_order(p: Product, operand: Operand, along: int | None, blocks: Blocks) -> Common | None:
+    """The order that kernels of other tiles share, for an operand that would lie in shared memory so; None where there is none:
+    copies of 16 bytes take neighbours of a row, and a tile begins with one."""
+    unit, depth, order = blocks.unit, blocks.depth, blocks.arrangement
+    lot = {"float16": 8, "int8": 16}.get(blocks.kind, 4)
+    if along is None or isinstance(order, Turned) or (isinstance(order, Cores) and order.across):
+        return None
+    wide = order.lot if isinstance(order, Cores) else 1
+    tile, line = p.operator.tile[along], p.main.axes[along].extent
+    begins = tile < line and tile * wide % lot
+    if begins or unit * wide % lot or depth.block % wide or SHARED[lot] % depth.block:
+        return None
+    step = SHARED[lot]
+    inner = depth.inner.extent if depth.flat else -(-depth.inner.extent // step) * step
+    deep = -(-math.prod(a.extent for a in depth.outer) * inner // step) * step
+    elements = -(-line // lot) * lot
+    return Common(wide, elements, deep * elements, inner // wide if depth.outer and not depth.flat else 0)
+
+
+def pack_common(p: Product, operand: Operand, along: int, blocks: Blocks, common: Common) -> tuple[Packing, list[int]]:
+    """``operand`` as ``[fixed axes..., rows, elements, products of a row]``, and the positions of the fixed axes. What a tile
+    reads beyond the last element is the next row's, or behind all of them zeros; nobody stores what becomes of it."""
+    fixed, axes, line = _sides(p, operand, along)
+    depth, wide, kind = blocks.depth, common.wide, blocks.kind
+    taps, deep = math.prod(a.extent for a in depth.outer), common.size // common.elements
+    inner = common.tap * wide or depth.inner.extent
+    size = math.prod(a.extent for a in axes) * common.size + BEYOND * wide
+
+    def arrange(full: Array) -> Array:
+        data = padded(full.reshape(-1, line.extent, taps, depth.inner.extent), 3, inner).reshape(-1, line.extent, taps * inner)
+        split = padded(padded(data, 2, deep), 1, common.elements).reshape(-1, common.elements, deep // wide, wide)
+        rows = np.ascontiguousarray(np.swapaxes(split, 1, 2)).reshape(-1)
+        return padded(rounded_to_tf32(rows) if kind == "tf32" else rows, 0, size)
+
+    facts = "common", kind, wide, str(common), BEYOND
+    return packing(operand.load, _read(p, depth, axes, line), size, arrange, *facts, dtype=_dtype(kind, operand)), fixed
 
 
 def rounded_to_tf32(values: Array) -> Array:

@@ -18,9 +18,10 @@ FEWEST_COLUMNS, MOST_COLUMNS = 12, 132
 PARTS = 24
 
 
-def at_lengths(main: Compute, operator: ROperator) -> list[Compute]:
-    """A product as it is at the lengths at which it is priced, the longest last: of a static one alone."""
-    return [next((c for c in o.computes if c.name == main.name), main) for o in shorter(operator)[:-1]] + [main]
+def at_lengths(main: Compute, operator: ROperator, parts: Sequence[float]) -> list[Compute]:
+    """A product as it is at ``parts`` of the longest length, of which it is priced at each: a static one alone."""
+    found = [o.computes for o in shorter(operator, parts)]
+    return [main if cs == operator.computes else next((c for c in cs if c.name == main.name), main) for cs in found]
 
 
 def task_count(shape: tuple[int, ...], tile: tuple[int, ...]) -> int:

@@ -55,7 +55,7 @@ def plain_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Ch
         wanted = max(elements * parts, 32)
         threads = min(THREADS, -(-wanted // 32) * 32)
         tiled = replace(tiled, config=(("threads", threads),))
-        lengths = [plain_seconds(o, binding, gpu, parts) for o in shorter(tiled)]
+        lengths = [plain_seconds(o, binding, gpu, parts) for o in shorter(tiled, binding.parts)]
         found.append(Choice(sum(lengths) / len(lengths) + gpu.launch, tiled))
     found.sort(key=lambda f: (f[0], f[1].tile))
     return found

@@ -1,0 +1,117 @@
+"""Tables of a range's program for its shorter lengths: another tiling of the same operators over the same tensors and constants.
+
+A table for the bound has tiles for the bound: on a GPU 337 rows take four rounds of tiles that suit 512 where three of others
+would do. So a range is cut into cases. Each table computes all that the program does and is proved for all of its lengths; which
+one runs is a matter of time alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rammer.compiled.segments import Cases, Compiled, ProgramSegment
+from rammer.device.casing import Cased
+from rammer.device.manifest import Backend, Binding
+from rammer.errors import blamed
+from rammer.frontend.ending import interleaved
+from rammer.ir.device import VDevice
+from rammer.ir.extent import Ranged
+from rammer.ir.operator import ROperator
+from rammer.ir.program import RProgram, Storage
+from rammer.ir.standing import states
+from rammer.ir.verify import verify
+from rammer.plan.build import Interface, build_program
+from rammer.plan.waits import dependences
+from rammer.schedule.policy import Choosing, OperatorGraph, Policy, Schedule
+
+#: Lengths of a case at which its operators are priced.
+PRICED: Final = 4
+#: What a kernel of a case must gain over the program's own, as a part of its time: each is text to compile and to load.
+WORTH: Final = 0.02
+
+
+def with_cases(compiled: Compiled, spans: Mapping[str, tuple[int, int]], backend: Backend, policy: Policy) -> Compiled:
+    """``compiled`` for lengths in ``spans``, with tables for parts of a range of one length where the device wants them and they
+    differ."""
+    ranged, segments = replace(compiled.ranged, spans=dict(spans)) if compiled.ranged else None, compiled.segments
+    compiled = replace(compiled, ranged=ranged)
+    if not isinstance(backend, Cased) or ranged is None or len(ranged.spans) != 1 or len(segments) != 1:
+        return compiled
+    (segment,) = segments
+    if not isinstance(segment, ProgramSegment) or segment.program.repeat is not None or states(segment.program):
+        return compiled
+    return replace(compiled, segments=(_Tables(backend, backend, policy).segment(segment, ranged),))
+
+
+def proved(compiled: Compiled, device: VDevice) -> Compiled:
+    """``compiled``, all of whose tables were verified. VerifyError for one that is not legal."""
+    for table in compiled.tables:
+        verify(table, device)
+    return compiled
+
+
+def parted(span: tuple[int, int], count: int) -> list[tuple[int, int]]:
+    """A span of lengths in ``count`` parts of about one size, or as many as it has lengths, ascending."""
+    low, high = span
+    ends = sorted({low - 1 + math.ceil((high - low + 1) * k / count) for k in range(1, count + 1)})
+    return [(begin + 1, end) for begin, end in zip([low - 1, *ends], ends, strict=False)]
+
+
+def priced_at(part: tuple[int, int], longest: int) -> tuple[float, ...]:
+    """Lengths of a part, as parts of the ``longest`` of all."""
+    low, high = part
+    return tuple(sorted({max(low + round((high - low) * k / (PRICED - 1)), 1) / longest for k in range(PRICED)}))
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """What makes tables: a device, as one that wants cases, and a policy."""
+
+    backend: Backend
+    cased: Cased
+    policy: Policy
+
+    def segment(self, segment: ProgramSegment, ranged: Ranged) -> ProgramSegment:
+        """With a table for each part of its range; the longest's is the program."""
+        ((symbol, span),) = ranged.spans.items()
+        program, binding = segment.program, Binding.of(segment.program, segment.constants)
+        until, tables, known = list[int](), list[RProgram](), {program.operators: program}
+        for part in parted(span, self.cased.cases):
+            at = replace(binding, parts=priced_at(part, span[1]))
+            operators = tuple(self.cased.recast(o, at, WORTH) if o.lengths else o for o in program.operators)
+            if operators not in known:
+                known[operators] = self.table(program, operators, at)
+            if tables and tables[-1] is known[operators]:
+                until[-1] = part[1]
+            else:
+                until.append(part[1])
+                tables.append(known[operators])
+        shorter = Cases(ranged.lengths[symbol], tuple(until[:-1]), tuple(tables[:-1])) if len(tables) > 1 else None
+        return replace(segment, program=tables[-1], cases=shorter)
+
+    def table(self, program: RProgram, operators: Sequence[ROperator], binding: Binding) -> RProgram:
+        """``program`` by these tilings of its operators."""
+        device = self.backend.vdevice
+        kernels = {o.name: (self.backend.kernel(o, binding),) for o in operators}
+        graph = OperatorGraph(kernels, dependences(operators, program.storage), binding.constants)
+        ports = Interface(program.name, program.inputs, program.outputs, binding.constants)
+        with blamed(self.policy):
+            schedule = self.schedule(graph)
+            made = build_program(ports, schedule, PlacedTensors(program), policy=program.policy, vdevice=device)
+        return interleaved(replace(made, precision=program.precision))
+
+    def schedule(self, graph: OperatorGraph) -> Schedule:
+        """The policy's, or the first that it proposes."""
+        if isinstance(self.policy, Choosing):
+            return self.policy.proposals(graph, self.backend.vdevice)[0][1]
+        return self.policy(graph, self.backend.vdevice)
+
+
+class PlacedTensors:
+    """Where the tensors of a program live."""
+
+    def __init__(self, program: RProgram) -> None:
+        self.storages: Mapping[str, Storage] = program.storage
+        self.buffers: Mapping[str, tuple[str, int]] = {b.name: (b.dtype, b.size) for b in program.buffers}

@@ -1,0 +1,95 @@
+"""Tables for parts of a range: whatever tilings they have, that for a length is right at it, in runs, bound calls and files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from ranged_models import RANGED, RangedModel
+
+import rammer
+from rammer.compiled.artifact import save_artifact
+from rammer.compiled.cases import parted, priced_at
+from rammer.compiled.segments import Compiled, ProgramSegment
+from rammer.device.manifest import Binding, Loaded
+from rammer.ir.operator import ROperator
+from rammer.ir.program import RProgram
+from rammer.runtime.executable import Executable
+from rammer.testing.some import some
+
+OPTIONS = {"ipu_sim": {"tiles": "16"}}
+
+
+def drawn(device: str, model: RangedModel, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> Executable:
+    """The model as one program on a device that wants three cases, each with other tilings than the one before."""
+    exe = rammer.compile(model.proto, device, shapes=model.spans, options=OPTIONS.get(device))
+    exe.lengths = replace(exe.lengths, buckets=1)
+    backend = exe.backend
+    seen, first = dict[tuple[float, ...], int](), int(rng.integers(4))
+
+    def recast(operator: ROperator, binding: Binding, within: float) -> ROperator:
+        found = list(backend.candidates(replace(operator, tile=(), family="", config=()), binding)[:4])
+        return found[(first + seen.setdefault(binding.parts, len(seen))) % len(found)]
+
+    def load_case(program: RProgram, constants: Mapping[str, Any], first: Loaded) -> Loaded:
+        return backend.load(program, constants)
+
+    for name, value in {"cases": 3, "recast": recast, "load_case": load_case}.items():
+        monkeypatch.setattr(backend, name, value, raising=False)
+    return exe
+
+
+def saved(exe: Executable, compiled: Compiled, path: Path) -> Executable:
+    """The program, read from a file."""
+    save_artifact(path, exe.artifact(compiled))
+    return rammer.compile(path)
+
+
+@pytest.mark.sampled(1, of="device")
+@pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
+@pytest.mark.parametrize("name", ["residual", "windows", "causal", "cache"])
+def test_every_case_is_right(
+    device: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Beside ONNX Runtime, at the ends of all parts: by runs, a bound call, and a file's program."""
+    model = RANGED[name](rng)
+    exe, reference = drawn(device, model, monkeypatch, rng), onnxruntime.InferenceSession(model.proto.SerializeToString())
+    ((symbol, span),) = model.spans.items()
+    lengths = [int(n) for n in rng.permutation([n for part in parted(span, 3) for n in part])]
+    longest = model.inputs({symbol: span[1]}, rng)
+    bound = exe.bind(longest)
+    runs: list[Executable] = [exe]
+    for length in some(lengths):
+        inputs = model.inputs({symbol: length}, rng)
+        expected = dict(zip([o.name for o in reference.get_outputs()], reference.run(None, inputs), strict=True))
+        if len(runs) == 1:
+            exe.run(inputs)
+            (special,) = [s for s in exe.cache.values() if s.compiled.ranged is not None and s.loaded][-1:]
+            runs.append(saved(exe, special.compiled, tmp_path / "it.rammer"))
+        bound.write(inputs)
+        bound.run(**{symbol: length})
+        for got in (*(r.run(inputs) for r in runs), bound.to_host()):
+            for output, value in expected.items():
+                np.testing.assert_allclose(got[output], value, 1e-4, 1e-5, err_msg=f"{output} at {length}")
+    cases = [s.cases for special in some(exe.cache.values()) for s in special.compiled.segments if isinstance(s, ProgramSegment)]
+    assert name != "residual" or any(c is not None for c in cases)
+    bound.close()
+    for run in runs:
+        run.close()
+
+
+def test_parts_of_a_range(rng: np.random.Generator) -> None:
+    """They cover it, each length once, and are of about one size."""
+    for _ in range(200):
+        low = int(rng.integers(0, 50))
+        span, count = (low, low + int(rng.integers(1, 600))), int(rng.integers(1, 9))
+        parts = parted(span, count)
+        assert [n for low, high in parts for n in range(low, high + 1)] == list(range(span[0], span[1] + 1))
+        sizes = [high - low + 1 for low, high in some(parts)]
+        assert max(sizes) - min(sizes) <= 1 and len(parts) == min(count, span[1] - span[0] + 1)
+        assert all(0 < p <= 1 for part in parts for p in some(priced_at(part, span[1])))

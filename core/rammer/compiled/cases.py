@@ -6,7 +6,6 @@ one runs is a matter of time alone."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -53,9 +52,12 @@ def proved(compiled: Compiled, device: VDevice) -> Compiled:
 
 
 def parted(span: tuple[int, int], count: int) -> list[tuple[int, int]]:
-    """A span of lengths in ``count`` parts of about one size, or as many as it has lengths, ascending."""
+    """A span of lengths in at most ``count`` parts of about one size, ascending. They end at multiples of the power of two that
+    is no more than that size, as tiles do."""
     low, high = span
-    ends = sorted({low - 1 + math.ceil((high - low + 1) * k / count) for k in range(1, count + 1)})
+    step = 1 << (max((high - low + 1) // count, 1).bit_length() - 1)
+    near = {round((low - 1 + (high - low + 1) * k / count) / step) * step for k in range(1, count)}
+    ends = [*sorted(n for n in near if low <= n < high), high]
     return [(begin + 1, end) for begin, end in zip([low - 1, *ends], ends, strict=False)]
 
 

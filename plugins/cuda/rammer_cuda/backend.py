@@ -38,7 +38,7 @@ PRODUCT_TILES, GENERIC_TILES = 14, 12
 #: what a missed one does.
 LEAST_SHARE = 0.001
 #: Parts of a program's range that have tables of their own.
-CASES = 3
+CASES = 4
 
 
 def open_backend(options: OpenOptions) -> Backend:

@@ -259,7 +259,8 @@ def _predictions(
     read, names = roles.a if down else roles.b, [a.name for a in roles.main.axes]
     depths = {bk: depth_of(roles.main.reduce, bk) for bk in cost.blocks}
     known: dict[tuple[int, ...], list[tuple[float, Config]]] = {}
-    for tile in _warpgroup_tiles(roles, down):
+    shapes = dict.fromkeys((roles.main.shape, mains[-1].shape))
+    for tile in dict.fromkeys(tile for shape in shapes for tile in _warpgroup_tiles(shape, roles, down)):
         rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))
         tasks = tuple(task_count(c.shape, tile) for c in mains)
         sizes = dict(zip(names, tile, strict=True))
@@ -279,9 +280,8 @@ def _predictions(
             yield seconds, tile, config
 
 
-def _warpgroup_tiles(roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
-    """Whole warpgroups of rows (``down``) or columns by up to ``MOST`` of the other side."""
-    shape = roles.main.shape
+def _warpgroup_tiles(shape: tuple[int, ...], roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
+    """Whole warpgroups of rows (``down``) or columns by up to ``MOST`` of the other side, of a result of this ``shape``."""
     through, fixed = (roles.rows, roles.columns) if down else (roles.columns, roles.rows)
     groups = frozenset() if down else roles.groups
     for long in tile_parts([shape[d] for d in through], 8, MOST_GROUPS * GROUP, roles.groups if down else frozenset()):

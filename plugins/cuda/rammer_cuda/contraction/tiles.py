@@ -37,10 +37,10 @@ def alike_tiles(
     groups: frozenset[int],
     lengths: tuple[tuple[int, ...], ...],
 ) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
-    """Tiles by their rows, columns and tasks at each of ``lengths``: what a prediction depends on. Several families ask for the
-    same ones."""
+    """Tiles by their rows, columns and tasks at each of ``lengths``: what a prediction depends on. They are parts of all, and of
+    what there is at the last of the lengths. Several families ask for the same ones."""
     alike: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-    for tile in _tiles(shape, rows, columns, groups):
+    for tile in sorted({*_tiles(shape, rows, columns, groups), *_tiles(lengths[-1], rows, columns, groups)}):
         height, width = (math.prod(tile[d] for d in side) for side in (rows, columns))
         alike.setdefault((height, width, *(task_count(s, tile) for s in lengths)), []).append(tile)
     return alike

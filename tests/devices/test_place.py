@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +17,9 @@ from rammer.frontend.reader import read_model
 from rammer.ir.expr import rename_tensors
 from rammer.ir.homes import TRANSFER
 from rammer.ir.program import ALIGNMENT, RProgram
-from rammer.ir.spread import Link, Spread
+from rammer.ir.spread import DevicePart, Link, Spread
 from rammer.ir.verify import VerifyError, verify
+from rammer.place.measured import Measured, seconds_of
 from rammer.place.spreading import compile_spread
 from rammer.plan.join import joined_constants
 from rammer.profile.store import KernelStore
@@ -44,7 +45,7 @@ def layers(count: int, width: int = 32, seed: int = 0) -> onnx.ModelProto:
     return model
 
 
-def spread_of(model: onnx.ModelProto, devices: int, links: tuple[Link, ...] = (), goal: str = "throughput") -> Spread:
+def spread_of(model: onnx.ModelProto, devices: int, links: tuple[Link, ...] | Measured = (), goal: str = "throughput") -> Spread:
     read, made = read_model(model), compiler()
     shapes = {p.name: tuple(int(d or 0) for d in p.shape) for p in read.inputs}
     return compile_spread([("ipu_sim", made)] * devices, read, shapes, links, goal)
@@ -73,6 +74,31 @@ def test_it_is_balanced_and_known_to_be() -> None:
     low, high = sorted(spread.predicted.busy)
     assert high < 1.3 * low and spread.predicted.interval < 0.7 * spread.predicted.alone[0]
     assert spread.predicted.latency >= sum(spread.predicted.busy)
+
+
+def test_it_is_balanced_by_what_its_parts_took() -> None:
+    """Device 0 takes four times what is predicted: of all cuts that were measured the best one is taken, and says so."""
+    slow, took = (4.0, 1.0), list[float]()
+
+    def clock(parts: Sequence[DevicePart]) -> list[list[float]]:
+        found = [[f * s.program.predicted for s in part.steps] for f, part in zip(slow, parts, strict=True)]
+        took.append(max(map(sum, found)))
+        return found
+
+    model = layers(16)
+    plain, timed = spread_of(model, 2), spread_of(model, 2, Measured((), clock))
+    least = max(f * s.program.predicted for f, part in zip(slow, timed.parts, strict=True) for s in part.steps)
+    assert len(took) > 1 and least == pytest.approx(min(took)) and least < took[0]
+    assert len(timed.parts[0].steps[0].program.operators) < len(plain.parts[0].steps[0].program.operators)
+    assert "balanced by what the parts took alone" in timed.how and "balanced" not in plain.how
+    late = spread_of(model, 2, Measured((), clock), "latency")
+    assert "balanced" not in late.how  # of one run nothing is to be balanced
+
+
+def test_parts_are_measured_by_their_devices() -> None:
+    (part, _), backend = spread_of(layers(6), 2).parts, compiler().backend
+    (seconds,) = seconds_of(part, backend)
+    assert seconds == backend.profiler.program_time(part.steps[0].program, part.steps[0].constants) > 0
 
 
 def test_a_slow_link_moves_the_cut() -> None:

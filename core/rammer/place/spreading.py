@@ -19,6 +19,7 @@ from rammer.place.by_hand import by_hand
 from rammer.place.cost import Costs, costs_of
 from rammer.place.cut import STATIC, Cut, Spot, Staying, crossings, cut
 from rammer.place.hosting import Hosting
+from rammer.place.measured import Clock, Measured
 from rammer.place.pack import packed
 from rammer.place.pipeline import pipeline
 from rammer.place.predict import StepTime, least, link_between, predict, step_times
@@ -40,15 +41,16 @@ def compile_spread(
     devices: Sequence[tuple[str, Compiler]],
     model: Model,
     shapes: Mapping[str, tuple[int, ...]],
-    links: Sequence[Link] = (),
+    links: Sequence[Link] | Measured = (),
     goal: str = "throughput",
     place: str = "",
 ) -> Spread:
     """``model`` at ``shapes`` over all ``devices``: names and compilers, of which one may serve several.
 
     Of the cuts that fit the model the one with the best prediction for ``goal`` is taken: seconds between results
-    (``throughput``) or of one run (``latency``). ``links`` are as measured; others are assumed. ``place``, where given, says it
-    by hand (``place.by_hand``). It is the same in every process that is given the same. What has no tensor expression is a step
+    (``throughput``) or of one run (``latency``). ``links`` are as measured; others are assumed. With a clock a pipeline is
+    balanced by it. ``place``, where given, says it by hand (``place.by_hand``). It is the same in every process that is given the
+    same. What has no tensor expression is a step
     of its own. BadInput for a model with shapes that are known late, and for one that cannot be cut."""
     return compile_open(devices, model, OpenShapes(shapes), links, goal, place)
 
@@ -57,7 +59,7 @@ def compile_open(
     devices: Sequence[tuple[str, Compiler]],
     model: Model,
     at: OpenShapes,
-    links: Sequence[Link] = (),
+    links: Sequence[Link] | Measured = (),
     goal: str = "throughput",
     place: str = "",
 ) -> Spread:
@@ -75,8 +77,10 @@ def compile_open(
         graph, hosting, ranged = whole.graph, Hosting(ended=whole.ended), whole.ranged
     else:
         graph, hosting, ranged = *_computes(compilers[0], model, at.shapes), None
-    between = {(k.source, k.target): k for k in links}
-    spreading = Spreading(graph, compilers, names, between, hosting, goal, states=at.states)
+    known = links if isinstance(links, Measured) else Measured(links)
+    between = {(k.source, k.target): k for k in known.links}
+    clock = None if at.spans else known.clock  # of a range, times are those at its greatest
+    spreading = Spreading(graph, compilers, names, between, hosting, goal, states=at.states, clock=clock)
     Staying(states=at.states).tensors(graph)
     best = spreading.made(graph, by_hand(place, graph, len(names)), "by hand") if place else spreading.best()
     if best is None:
@@ -131,6 +135,7 @@ class Spreading:
     goal: str = GOALS[0]
     limit: float = math.inf
     states: Mapping[str, str] = field(default_factory=dict)
+    clock: Clock | None = None
     _costs: dict[int, Costs] = field(default_factory=dict)
 
     def best(self) -> MadeCut | None:
@@ -161,8 +166,9 @@ class Spreading:
         return [self._costs[id(c)] for c in self.compilers]
 
     def _pipeline(self) -> MadeCut | None:
-        """Balanced by what devices' stretches take when they are compiled."""
+        """Balanced by what devices' stretches take when they are compiled: as measured, or else as predicted."""
         best, scale, seen = None, [1.0] * len(self.names), list[dict[str, Spot]]()
+        slowest = math.inf
         for _ in range(ROUNDS):
             spots = pipeline(self.graph, self.costs, self.links, scale)
             if spots is None or spots in seen:
@@ -171,10 +177,25 @@ class Spreading:
             made = self.made(self.graph, spots, "a pipeline over layers")
             if made is None:
                 break
-            best = made if best is None or made.predicted.interval < best.predicted.interval else best
+            made, found = self._timed(made)
+            best, slowest = (made, found.interval) if found.interval < slowest else (best, slowest)
             thought = [sum(self.costs[s.device].seconds[n] for n, s in spots.items() if s.device == d) for d in range(len(scale))]
-            scale = [b / t if t else 1.0 for b, t in zip(made.predicted.busy, thought, strict=True)]
+            scale = [b / t if t else 1.0 for b, t in zip(found.busy, thought, strict=True)]
         return best
+
+    def _timed(self, made: MadeCut) -> tuple[MadeCut, Prediction]:
+        """A cut that says what its parts took, if they were measured, and what follows from that. Its own prediction stays: other
+        cuts are compared with it that nobody measures."""
+        seconds = self.clock(made.parts) if self.clock is not None and self.goal == "throughput" else None
+        if seconds is None:
+            return made, made.predicted
+        steps = [
+            [replace(s, seconds=t) for s, t in zip(part, times, strict=True)]
+            for part, times in zip(step_times(made.parts), seconds, strict=True)
+        ]
+        found = predict(steps, made.found.transfers, self.links, _results(made.found))
+        took = ", ".join(f"{t * 1e6:.0f}" for t in found.busy)
+        return replace(made, how=f"{made.how}, balanced by what the parts took alone: {took} us"), found
 
     def _wavefront(self) -> MadeCut | None:
         """Stacked layers, chunk of steps by chunk."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.formats import carried
-from rammer.ir.spread import Link
+from rammer.ir.spread import DevicePart, Link
 from rammer.profile.store import KernelStore
 from rammer.runtime.checks import check_inputs, shapes_of
 from rammer.runtime.lengths import Lengths, Span
@@ -165,6 +166,7 @@ class SpreadModel:
             return runs
 
     def _joined(self, at: OpenShapes) -> SpreadRuns:
+        from rammer.place.measured import Measured
         from rammer.place.spreading import compile_open
 
         placed(self.joining.place)
@@ -176,11 +178,22 @@ class SpreadModel:
             self.links = tuple(links)
         begin = time.perf_counter()
         goal, place = self.joining.goal, placed(self.joining.place)
-        spread = compile_open(self.compilers(), self.source.model, at, self.links, goal, place)
+        measured = Measured(self.links, self.clock)
+        spread = compile_open(self.compilers(), self.source.model, at, measured, goal, place)
         self.compile_seconds = time.perf_counter() - begin
         own = {n: self.backend(n) for n in self.fabric.mine}
         joined = Joined(self.sites, self.chosen, self.joining.depth, self.joining.timeout)
         return SpreadRuns(spread, own, joined, self.fabric, 4 * self.compile_seconds)
+
+    def clock(self, parts: Sequence[DevicePart]) -> list[list[float]] | None:
+        """What parts take, as the processes that have the devices measure them and tell each other. Of GPUs only: processes of
+        one CPU would measure each other, and what is simulated is predicted well."""
+        from rammer.place.measured import seconds_of
+
+        timed = {n for n in self.fabric.mine if self.sites[n].kind == "gpu" and n not in self.simulated}
+        said = {n: json.dumps(seconds_of(parts[n], self.backend(n)) if n in timed else None) for n in self.fabric.mine}
+        heard = [json.loads(text) for text in self.fabric.meet(said, launch.starting(self.joining.timeout))]
+        return None if None in heard else heard
 
     def feeds(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Inputs as devices have them: of types that nothing computes in, their bits."""

@@ -160,6 +160,12 @@ def matvec(vectors: int, depth: int, rows: int, turned: bool = False, constant: 
     )
 
 
+def weighted(heads: int, depth: int, width: int) -> Case:
+    """The last product of an attention, of one token: values weighted by its row of shares."""
+    body = f"y: f32[h:{heads}, m:1, n:{width}] = sum[k:{depth}] p[h, m, k] * v[h, k, n]"
+    return operator([body], {"p": (heads, 1, depth), "v": (heads, depth, width)})
+
+
 def depthwise(channels: int, size: int, kernel: int, stride: int) -> Case:
     """A padded depthwise convolution with bias and ReLU6."""
     out, pad = (size - 1) // stride + 1, kernel // 2
@@ -222,6 +228,9 @@ VECTORS = {
     "odd": matvec(3, 77, 50, True),
     "deep": matvec(1, 12544, 24),
     "computed": matvec(2, 128, 30, constant=False),
+    "across": matvec(1, 257, 64, True, constant=False),
+    "values": weighted(3, 257, 64),
+    "odd across": matvec(3, 77, 52, True, constant=False),
 }
 WINDOWS = {
     "depthwise": depthwise(13, 17, 3, 1),

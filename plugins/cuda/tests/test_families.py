@@ -163,6 +163,7 @@ def test_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.Genera
         ("depthwise", (1, 1, 7, 17), {"high": 2, "wide": 2}),
         ("average", (1, 2, 5, 17), {"high": 4, "wide": 1}),
         ("four", (4, 7), {"lanes": 16, "columns": 2}),
+        ("odd across", (3, 24), {"lanes": 16, "columns": 4}),
         ("odd softmax", (2, 77), {"lanes": 16, "vector": 1}),
         ("pool", (1, 5, 1, 1), {"lanes": 8, "vector": 1}),
     ],

@@ -64,11 +64,13 @@ static unsigned long long state = SEED;
 static unsigned drawn(unsigned n) { state = state * 6364136223846793005ull + 1442695040888963407ull; return (state >> 33) % n; }
 alignas(256) static unsigned char memory[2][BYTES], source[2][PAYLOAD + 16];
 static rm_failure failure[2];
-static void launch(const rm_entry &e, int device) {
+static void launch(const rm_entry &e, int device, const rm_entry *next = nullptr) {
   rm_entries table = {};
   table.entry[0] = e;
+  unsigned blocks = e.blocks;
+  if (next) { table.entry[1] = *next; table.entry[1].first = blocks; blocks += next->blocks; }
   std::vector<std::thread> all;
-  for (unsigned b = 0; b < e.blocks; ++b)
+  for (unsigned b = 0; b < blocks; ++b)
     all.emplace_back([&, b] { blockIdx.x = b; rm_exchange(table, &failure[device], LIMIT); });
   for (auto &t : all) t.join();
 }
@@ -84,9 +86,9 @@ static void gpu(int device, unsigned (*naps)[3]) {
     for (int i = 0; i < PAYLOAD; ++i) source[device][i] = value(device, run, i);
     nap(naps[run][0]);
     rm_entry put = writes[device][run % DEPTH]; fix(put); put.from = (unsigned long long)source[device];
-    launch(put, device);
     rm_entry wait = waits[device]; fix(wait);
-    launch(wait, device);
+    launch(put, device, run % 2 ? &wait : nullptr);  // a write and the wait behind it: of one launch, or of two
+    if (run % 2 == 0) launch(wait, device);
     if (failure[device].failed) return;
     nap(naps[run][1]);
     const unsigned char *got = memory[device] + slots[device][run % DEPTH];
@@ -198,7 +200,7 @@ COPY = "rm_peer_copy(e, block, small, held);"
 #: an arrival that is never taken back.
 PLANTED = {
     "flag first": (COPY, "{ rm_peer_set((unsigned *)e.flag, number); " + COPY + " }"),
-    "no credit": ("number : number - e.depth", "number : number - e.depth - 100u"),
+    "no credit": ("(waits ? 0u : e.depth)", "(waits ? 0u : e.depth + 100u)"),
     "first block": ("if (!rm_peer_last(count + 1, e.blocks)) return;", "if (block != 0u) return;"),
     "no count": ("*count = number;\n  rm_peer_set", "rm_peer_set"),
 }

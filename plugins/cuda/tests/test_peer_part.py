@@ -102,6 +102,40 @@ def test_runs_in_flight_give_what_one_device_gives(
         part.close()
 
 
+@pytest.mark.parametrize("meets", [True, False])
+def test_a_write_goes_with_the_next_wait(
+    meets: bool, rng: np.random.Generator, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers in turns on two devices: of each exchange a device has one launch, or two where they cannot be one."""
+    count = 5 + seed % 4
+    registry = Registry()
+    backend = registry.open("ipu_sim", options={"tiles": "8"})
+    made = Compiler(backend, CompileOptions(), KernelStore(None), registry, device="ipu_sim")
+    place = "\n".join(f"{op}{k} {k % 2}" for k in range(count) for op in "mh")
+    devices = [(f"cuda:{k}", made) for k in range(2)]
+    spread = compile_spread(devices, read_model(stack(count)), {"x": SHAPE}, (), "latency", place)
+    monkeypatch.setattr(HostEnd, "meets", meets)
+    parts = parts_of(spread, backend, 1, 20.0, monkeypatch)
+    given = rng.standard_normal(SHAPE).astype(np.float32)
+    found: dict[int, dict[str, np.ndarray]] = {}
+    runs = Runs(0, 3, lambda run: {"x": given}, found.__setitem__)
+    threads = [threading.Thread(target=part.go, args=(runs,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for name, want in zip(("y", "h0"), ReferenceEvaluator(stack(count)).run(None, {"x": given}), strict=True):
+        np.testing.assert_allclose(found[2][name], want, rtol=1e-5, atol=1e-6)
+    for part in parts:
+        steps = part.steps
+        before = [bool(s.arrivals) for s in steps] + [False]
+        behind = [False] + [bool(s.departures or s.frees) for s in steps]
+        sides = [(a + b) if not meets else a or b for a, b in zip(before, behind, strict=True)]
+        asked = sum(sides) + 2 * bool(part.results)
+        assert len(steps) > 1 and part.end.launches == 3 * asked, (steps, part.end.launches)  # type: ignore[attr-defined]
+        part.close()
+
+
 def recurrent(count: int) -> onnx.ModelProto:
     """What the last layer makes is added to the input of the next run; each layer adds its own of the last run, and counts."""
     rng = np.random.default_rng(count)

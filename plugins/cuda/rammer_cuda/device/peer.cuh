@@ -91,12 +91,13 @@ extern "C" __global__ void __launch_bounds__(@threads@) rm_exchange(const __grid
   if (small && place < e.bytes / 16u) held = ((const uint4 *)e.from)[place];
   __shared__ unsigned number, go;
   if (threadIdx.x == 0) {
-    const unsigned before = rm_peer_read(count), failed = rm_peer_read(&failure->failed);
     const bool waits = e.kind == @wait@u, asks = e.kind == @put@u || e.kind == @room@u;
     const unsigned *const word = (const unsigned *)(waits ? e.flag : asks ? e.credit : 0ull);
+    const unsigned before = rm_peer_read(count), failed = rm_peer_read(&failure->failed), seen = word ? rm_peer_get(word) : 0u;
+    const unsigned wanted = before + 1u - (waits ? 0u : e.depth);
     number = before + 1u;
     unsigned long long *const waited = block == 0u ? (unsigned long long *)(count + 2) : nullptr;
-    go = !failed && (!word || rm_peer_reached(word, waits ? number : number - e.depth, e, failure, limit, waited));
+    go = !failed && (!word || (int)(seen - wanted) >= 0 || rm_peer_reached(word, wanted, e, failure, limit, waited));
   }
   __syncthreads();
   if (!go) return;

@@ -45,6 +45,8 @@ class End:
 
     #: How tensors cross, for people; and copies of a tensor on the way.
     how, copies = "transfers by NVLink or PCIe into the other GPU's memory", 0
+    #: Whether a launch may wait for another GPU beside its own writes: what it has written is there before it ends.
+    meets = True
 
     def __init__(self, index: int, number: int, layout: PeerLayout, addresses: Sequence[int], limit: float) -> None:
         self.unit, self.number, self.layout, self.addresses = Unit(index), number, layout, addresses

@@ -110,10 +110,7 @@ class CudaPart:
 
     def _steps(self, slot: PartSlot, number: int) -> list[OnStream]:
         """Everything of a run, in order: one graph, or where a program is no graph all pieces."""
-        pieces = [
-            p for step, program in zip(self.steps, self.loaded, strict=True) for p in self._pieces(slot, step, program, number)
-        ]
-        pieces += self._staying(slot, self.slots[(number + 1) % self.depth])
+        pieces = [*self._pieces(slot, number)]
         if not all(isinstance(p, (Exchange, Copy, GraphPiece)) for p in pieces):
             return [p.alone() if isinstance(p, GraphPiece) else p for p in pieces]
         graph, ends = check(driver().cuGraphCreate(0), "creating a graph"), list[Any]()
@@ -125,24 +122,35 @@ class CudaPart:
         slot.keep += pieces
         return [CapturedGraph(instantiated(graph), self.loaded[0].resident)]
 
-    def _pieces(self, slot: PartSlot, step: DeviceStep, program: Any, number: int) -> list[Any]:
-        """A step: its waits, its program on the slot's arrays, its writes and what it gives back."""
-        with_waits = [self.end.exchange(part) for part in _parts([self.end.wait(n) for n in step.arrivals])]
+    def _pieces(self, slot: PartSlot, number: int) -> Iterator[Any]:
+        """Every step: its waits, its program on the slot's arrays, its writes and what it gives back, with the waits of the next
+        one where a launch may have both."""
+        sent = list[PeerEntry]()
+        for step, program in zip(self.steps, self.loaded, strict=True):
+            yield from self._exchanged(sent, [self.end.wait(n) for n in step.arrivals])
+            yield self._computed(slot, step, program)
+            departing = ((name, slot.arrays[self.spread.transfer[name].tensor]) for name in step.departures)
+            sent = [self.end.put(name, number, array.data.ptr) for name, array in departing]
+            sent += [self.end.credit(n) for n in step.frees]
+        yield from self._exchanged(sent, [self.end.wait(n) for n in self.brought])
+        yield from self._staying(slot, self.slots[(number + 1) % self.depth])
+
+    def _exchanged(self, sent: Sequence[PeerEntry], awaited: Sequence[PeerEntry]) -> Iterator[Any]:
+        """Launches that write, and then wait: as few as may be. Blocks start in order, so no wait keeps a write out."""
+        together = [[*sent, *awaited]] if self.end.meets else [sent, awaited]
+        return (self.end.exchange(part) for entries in together for part in _parts(entries))
+
+    def _computed(self, slot: PartSlot, step: DeviceStep, program: Any) -> Any:
+        """A step's program on the slot's arrays."""
         given = {n: slot.arrays[n] for n in step.inputs}
         places = place(program.resident, given, {n: slot.arrays[n] for n in step.outputs})
         if places.before or places.after:
             raise DeviceFailure(f"a tensor of step {step.program.name} does not lie where its program has it")
         there = program.resident.with_buffers(places.buffers)
-        computed = GraphPiece(program, there) if _plain(program) else program.turning(program.launchable_on(there), there)
-        frees = [self.end.credit(n) for n in step.frees]
-        sent = ((name, slot.arrays[self.spread.transfer[name].tensor]) for name in step.departures)
-        entries = [self.end.put(name, number, array.data.ptr) for name, array in sent]
-        return [*with_waits, computed, *(self.end.exchange(part) for part in _parts([*entries, *frees]))]
+        return GraphPiece(program, there) if _plain(program) else program.turning(program.launchable_on(there), there)
 
     def _staying(self, slot: PartSlot, after: PartSlot) -> Iterator[Any]:
         """What a run leaves for the next one is copied there, which begins behind it on the stream."""
-        for part in _parts([self.end.wait(n) for n in self.brought]):
-            yield self.end.exchange(part)
         for state in self.states:
             made, into = slot.arrays[state.tensor], after.arrays[state.into]
             if made.nbytes:

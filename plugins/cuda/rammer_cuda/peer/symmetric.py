@@ -140,6 +140,8 @@ class SymmetricEnd(End):
     departs, at the places of ``StagedLayout``."""
 
     how, copies = "transfers by NVSHMEM (puts on a stream)", 1
+    #: What a launch has written goes out behind it.
+    meets = False
 
     def __init__(self, index: int, number: int, layout: PeerLayout, heaps: tuple[Heap, Heap], limit: float) -> None:
         self.heap, self.staged = heaps

@@ -3,7 +3,8 @@
 ``lanes`` neighbouring threads share ``columns`` neighbouring results for every vector: each walks every ``lanes``-th group of
 four products, 16 bytes a load, and a butterfly of warp shuffles adds their sums up, in an order that never changes. A
 constant matrix is packed with its products contiguous; its first loads are issued before the kernel waits for those it
-depends on, and later ones while the previous are multiplied. The following maps are the core's emitter's, one lane a result.
+depends on, and later ones while the previous are multiplied. Of a matrix that is computed a load may have four results' weights
+instead (``rows.across``). The following maps are the core's emitter's, one lane a result.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, coordinates, join_lan
 from rammer_cuda.kernels.lengths import ceiling
 from rammer_cuda.kernels.strips import Strips
 from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.rows.across import lies_across
 
 #: Most vectors, least products of a sum, and most sums a thread keeps.
 MOST_VECTORS, LEAST_DEPTH, MOST_SUMS = 8, 32, 16
@@ -56,6 +58,7 @@ class MatVec:
     vectors: Load
     many: tuple[int, ...]
     few: tuple[int, ...]
+    across: bool = False  #: A load of the matrix has four results' weights (``rows.across``).
 
     @property
     def depth(self) -> int:
@@ -79,7 +82,7 @@ def matvec_of(operator: ROperator, binding: Binding) -> MatVec:
         raise Unsuited("no long sum")
     if steps_of(result.vectors, binding.storages[result.vectors.tensor].strides) is None:
         raise Unsuited("padded or no affine vectors")
-    return result
+    return replace(result, across=lies_across(result.matrix, result.main, result.many[-1], binding))
 
 
 def _slides(roles: Roles) -> bool:
@@ -100,7 +103,7 @@ class SumWalk:
 
 def walk_of(m: MatVec, lanes: int, columns: int) -> SumWalk:
     """All loads in one turn where the registers allow it."""
-    vector = VECTOR if m.depth % VECTOR == 0 else 1
+    vector = VECTOR if m.depth % VECTOR == 0 and not m.across else 1
     groups = -(-m.depth // (lanes * vector))
     turns = -(-groups * vector * columns // AHEAD)
     chunks = -(-groups // turns)
@@ -149,6 +152,10 @@ class GemvKernel:
     def _matrix(self) -> tuple[Packing | None, tuple[dict[str, int], int, int]]:
         """The matrix where it lies, or a packed copy."""
         load, joined = self.m.matrix, self.joined(self.m.matrix)
+        if self.m.across:
+            if joined is None or self.strips.sizes[self.m.many[-1]] != VECTOR:
+                raise Unsuited("products that are no one run, or loads of another number of results")
+            return None, joined
         if joined is not None and joined[2] == 1 and (self.walk.vector == 1 or self.wide(load, joined)):
             return None, joined
         others = {t for c in self.m.operator.computes[1:] for t in c.reads} | {self.m.vectors.tensor}
@@ -234,12 +241,25 @@ class GemvKernel:
 
     def _fetch(self, turn: str) -> None:
         """This thread's part of the matrix into ``w{column}_{chunk}``, declared in the first turn (``turn`` = "")."""
+        if self.m.across:
+            return self._fetch_across(turn)
         pointer, declare = self.frame.places[self.m.matrix.tensor].pointer, "" if turn else f"{self._kind()} "
         for column, address in enumerate(self.columns):
             for chunk in range(self.walk.chunks):
                 place, _ = self._place(chunk, turn)
                 text = f"*(const {self._kind()} *)({pointer} + (size_t)({address}) + {place})"
                 self.block.line(f"{declare}w{column}_{chunk} = {text};")
+
+    def _fetch_across(self, turn: str) -> None:
+        """The same, of a product's weights for all columns at once."""
+        pointer, first = self.frame.places[self.m.matrix.tensor].pointer, next(iter(self.columns))
+        for chunk in range(self.walk.chunks):
+            place, _ = self._place(chunk, turn)
+            if not turn:
+                self.block.line("float " + ", ".join(f"w{c}_{chunk}" for c in range(VECTOR)) + ";")
+            with self.block.nest("") as scope:
+                scope.line(f"const float4 all = *(const float4 *)({pointer} + {first} + (size_t)({place}) * {self.matrix[2]});")
+                scope.lines += [f"w{c}_{chunk} = all.{p};" for c, p in enumerate("xyzw")]
 
     def sum(self) -> None:
         """The turns: load the vectors' part and the matrix' next one, multiply."""
@@ -332,7 +352,7 @@ START, BLOCK, LOAD, RESULT, BYTE, PRODUCT = 800, 0.74, 29.0, 100.0, 0.03, 1.23
 
 def _tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
     """All lanes and columns in blocks of about so many threads."""
-    for lanes, columns in product(LANES, COLUMNS):
+    for lanes, columns in product(LANES, (VECTOR,) if m.across else COLUMNS):
         config = (("lanes", lanes), ("columns", columns))
         for tile in dict.fromkeys(_tile(m, columns, max(1, threads // lanes)) for threads in BLOCKS):
             here = replace(m, operator=replace(m.operator, tile=tile, family="gemv", config=config))
@@ -362,6 +382,7 @@ def _seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
     busy = threads / WARP * -(-operator.task_count // gpu.sms) / 4
     loads = w.chunks * w.turns
     size = 4 * m.depth * math.prod(a.extent for d, a in enumerate(m.main.axes) if d not in m.few)
+    size *= 2 if m.across and lanes > WARP // 2 else 1  # 16 bytes of each of a warp's sectors, which have 32
     cycles = START + BLOCK * operator.task_count + LOAD * loads * (columns + s.each // columns) + RESULT * s.each
     cycles += BYTE * size / gpu.sms + PRODUCT * busy * loads * w.vector * s.each
     return max(cycles / clock, size / gpu.bandwidth)

@@ -34,7 +34,7 @@ from rammer.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.frontend.reader import read_model
 from rammer.ir.spread import Link
-from rammer.place.measured import Measured, seconds_of
+from rammer.place.measured import MeasuredDevices, seconds_of
 from rammer.place.spreading import compile_spread
 from rammer.profile.store import KernelStore
 from rammer.report.table import markdown
@@ -193,7 +193,7 @@ def measured(name: str, case: Case, devices: Sequence[int], tune: str, say: Any)
     model = read_model(case.proto)
     shapes = {p.name: tuple(int(d or 0) for d in p.shape) for p in model.inputs}
     pairs = [(f"cuda:{d}", c) for d, c in zip(devices, compilers, strict=True)]
-    known = Measured(LINKS, lambda parts: [seconds_of(p, c.backend) for p, c in zip(parts, compilers, strict=True)])
+    known = MeasuredDevices(LINKS, lambda parts: [seconds_of(p, c.backend) for p, c in zip(parts, compilers, strict=True)])
     spread = compile_spread(pairs, model, shapes, known, case.goal, case.place)
     predicted = f"predicted {spread.predicted.latency * 1e6:.1f} us, interval {spread.predicted.interval * 1e6:.1f}"
     steps = [len(p.steps) for p in spread.parts]

@@ -19,7 +19,7 @@ from rammer.ir.homes import TRANSFER
 from rammer.ir.program import ALIGNMENT, RProgram
 from rammer.ir.spread import DevicePart, Link, Spread
 from rammer.ir.verify import VerifyError, verify
-from rammer.place.measured import Measured, seconds_of
+from rammer.place.measured import MeasuredDevices, seconds_of
 from rammer.place.spreading import compile_spread
 from rammer.plan.join import joined_constants
 from rammer.profile.store import KernelStore
@@ -45,7 +45,9 @@ def layers(count: int, width: int = 32, seed: int = 0) -> onnx.ModelProto:
     return model
 
 
-def spread_of(model: onnx.ModelProto, devices: int, links: tuple[Link, ...] | Measured = (), goal: str = "throughput") -> Spread:
+def spread_of(
+    model: onnx.ModelProto, devices: int, links: tuple[Link, ...] | MeasuredDevices = (), goal: str = "throughput"
+) -> Spread:
     read, made = read_model(model), compiler()
     shapes = {p.name: tuple(int(d or 0) for d in p.shape) for p in read.inputs}
     return compile_spread([("ipu_sim", made)] * devices, read, shapes, links, goal)
@@ -86,12 +88,12 @@ def test_it_is_balanced_by_what_its_parts_took() -> None:
         return found
 
     model = layers(16)
-    plain, timed = spread_of(model, 2), spread_of(model, 2, Measured((), clock))
+    plain, timed = spread_of(model, 2), spread_of(model, 2, MeasuredDevices((), clock))
     least = max(f * s.program.predicted for f, part in zip(slow, timed.parts, strict=True) for s in part.steps)
     assert len(took) > 1 and least == pytest.approx(min(took)) and least < took[0]
     assert len(timed.parts[0].steps[0].program.operators) < len(plain.parts[0].steps[0].program.operators)
     assert "balanced by what the parts took alone" in timed.how and "balanced" not in plain.how
-    late = spread_of(model, 2, Measured((), clock), "latency")
+    late = spread_of(model, 2, MeasuredDevices((), clock), "latency")
     assert "balanced" not in late.how  # of one run nothing is to be balanced
 
 

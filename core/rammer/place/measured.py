@@ -9,14 +9,14 @@ from typing import TypeAlias
 from rammer.device.manifest import Backend
 from rammer.ir.spread import DevicePart, Link
 
-__all__ = ["Clock", "Measured", "seconds_of"]
+__all__ = ["Clock", "MeasuredDevices", "seconds_of"]
 
 #: Seconds of every step of every device's part, each device by itself; None where a device is not measured.
 Clock: TypeAlias = Callable[[Sequence[DevicePart]], Sequence[Sequence[float]] | None]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredDevices:
     """``links`` that are not here are assumed; without a ``clock`` parts take what is predicted."""
 
     links: Sequence[Link] = ()

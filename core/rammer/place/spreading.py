@@ -19,7 +19,7 @@ from rammer.place.by_hand import by_hand
 from rammer.place.cost import Costs, costs_of
 from rammer.place.cut import STATIC, Cut, Spot, Staying, crossings, cut
 from rammer.place.hosting import Hosting
-from rammer.place.measured import Clock, Measured
+from rammer.place.measured import Clock, MeasuredDevices
 from rammer.place.pack import packed
 from rammer.place.pipeline import pipeline
 from rammer.place.predict import StepTime, least, link_between, predict, step_times
@@ -41,7 +41,7 @@ def compile_spread(
     devices: Sequence[tuple[str, Compiler]],
     model: Model,
     shapes: Mapping[str, tuple[int, ...]],
-    links: Sequence[Link] | Measured = (),
+    links: Sequence[Link] | MeasuredDevices = (),
     goal: str = "throughput",
     place: str = "",
 ) -> Spread:
@@ -59,7 +59,7 @@ def compile_open(
     devices: Sequence[tuple[str, Compiler]],
     model: Model,
     at: OpenShapes,
-    links: Sequence[Link] | Measured = (),
+    links: Sequence[Link] | MeasuredDevices = (),
     goal: str = "throughput",
     place: str = "",
 ) -> Spread:
@@ -77,7 +77,7 @@ def compile_open(
         graph, hosting, ranged = whole.graph, Hosting(ended=whole.ended), whole.ranged
     else:
         graph, hosting, ranged = *_computes(compilers[0], model, at.shapes), None
-    known = links if isinstance(links, Measured) else Measured(links)
+    known = links if isinstance(links, MeasuredDevices) else MeasuredDevices(links)
     between = {(k.source, k.target): k for k in known.links}
     clock = None if at.spans else known.clock  # of a range, times are those at its greatest
     spreading = Spreading(graph, compilers, names, between, hosting, goal, states=at.states, clock=clock)

@@ -166,7 +166,7 @@ class SpreadModel:
             return runs
 
     def _joined(self, at: OpenShapes) -> SpreadRuns:
-        from rammer.place.measured import Measured
+        from rammer.place.measured import MeasuredDevices
         from rammer.place.spreading import compile_open
 
         placed(self.joining.place)
@@ -178,7 +178,7 @@ class SpreadModel:
             self.links = tuple(links)
         begin = time.perf_counter()
         goal, place = self.joining.goal, placed(self.joining.place)
-        measured = Measured(self.links, self.clock)
+        measured = MeasuredDevices(self.links, self.clock)
         spread = compile_open(self.compilers(), self.source.model, at, measured, goal, place)
         self.compile_seconds = time.perf_counter() - begin
         own = {n: self.backend(n) for n in self.fabric.mine}
@@ -186,14 +186,14 @@ class SpreadModel:
         return SpreadRuns(spread, own, joined, self.fabric, 4 * self.compile_seconds)
 
     def clock(self, parts: Sequence[DevicePart]) -> list[list[float]] | None:
-        """What parts take, as the processes that have the devices measure them and tell each other. Of GPUs only: processes of
-        one CPU would measure each other, and what is simulated is predicted well."""
+        """What parts take, as the processes that have the devices measure them and tell each other. Not where devices share a
+        processor: their processes would measure each other."""
         from rammer.place.measured import seconds_of
 
-        timed = {n for n in self.fabric.mine if self.sites[n].kind == "gpu" and n not in self.simulated}
-        said = {n: json.dumps(seconds_of(parts[n], self.backend(n)) if n in timed else None) for n in self.fabric.mine}
-        heard = [json.loads(text) for text in self.fabric.meet(said, launch.starting(self.joining.timeout))]
-        return None if None in heard else heard
+        if not self.chosen.apart:
+            return None
+        said = {n: json.dumps(seconds_of(parts[n], self.backend(n))) for n in self.fabric.mine}
+        return [json.loads(text) for text in self.fabric.meet(said, launch.starting(self.joining.timeout))]
 
     def feeds(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Inputs as devices have them: of types that nothing computes in, their bits."""

@@ -130,6 +130,9 @@ class Transport:
     rank: int = 0
     far: int = 0
     reads: bool = False  #: Whether a tensor whose shape a run decides crosses as it is; else as it is at the most.
+    apart: bool = (
+        False  #: Whether its devices are hardware of their own, so that what runs on one can be timed beside the others.
+    )
 
     def __post_init__(self) -> None:
         if not self.name.replace("-", "_").isidentifier():

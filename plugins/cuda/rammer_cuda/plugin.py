@@ -57,7 +57,7 @@ def open_fabric(party: Party) -> Fabric:
 
 
 PEER = Transport(
-    "cuda-peer", "GPUs of one host: stores and copies into each other's memory", reach, connects, open_fabric, rank=10
+    "cuda-peer", "GPUs of one host: stores and copies into each other's memory", reach, connects, open_fabric, rank=10, apart=True
 )
 
 
@@ -83,7 +83,14 @@ def open_symmetric(party: Party) -> Fabric:
 
 
 SYMMETRIC = Transport(
-    "nvshmem", "GPUs of one host or several, a process each: NVSHMEM's puts", symmetric, shares, open_symmetric, rank=5, far=10
+    "nvshmem",
+    "GPUs of one host or several, a process each: NVSHMEM's puts",
+    symmetric,
+    shares,
+    open_symmetric,
+    rank=5,
+    far=10,
+    apart=True,
 )
 
 

@@ -126,7 +126,7 @@ def test_a_write_goes_with_the_next_wait(
         thread.join(60)
     for name, want in zip(("y", "h0"), ReferenceEvaluator(stack(count)).run(None, {"x": given}), strict=True):
         np.testing.assert_allclose(found[2][name], want, rtol=1e-5, atol=1e-6)
-    for part in parts:
+    for part in some(parts):
         steps = part.steps
         before = [bool(s.arrivals) for s in steps] + [False]
         behind = [False] + [bool(s.departures or s.frees) for s in steps]

@@ -55,7 +55,7 @@ from rammer.profile.tune import MEASURED, Tuner
 from rammer.schedule.policy import Choosing, Memory, OperatorGraph, Policy, Schedule
 from rammer.schedule.registry import parse_policy
 from rammer.tile.conditions import inline_conditions
-from rammer.tile.connect import Rate, connect, peak
+from rammer.tile.connect import Asked, Rate, connect, peak, whole
 from rammer.tile.decodings import inline_decodings
 from rammer.tile.graph import TileGraph
 from rammer.tile.scan import scan_in_blocks
@@ -238,7 +238,7 @@ class Compiler:
             stay = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, stay, self.backend.vdevice)
         with self.step("tile"):
-            tile = self._connected(plan, ranged or bool(kept))
+            tile = self._connected(plan, ranged or bool(kept), ends)
             tile = replace(tile, decisions=(*trials, *tile.decisions))
             tile = replace(tile, operators=ended_operators(tile.operators, ends)) if ends else tile
         first, *others = [self._planned(compute, p, tile, inputs, outputs, ranged) for p in self._layouts(plan, tile)]
@@ -266,10 +266,10 @@ class Compiler:
         compute = scan_in_blocks(slice_steps(compute, self.backend.vdevice))
         return compute, assign_storage(simplified(split_deep(compute, self.backend.vdevice)), kept)
 
-    def _connected(self, plan: StoragePlan, apart: bool = False) -> TileGraph:
+    def _connected(self, plan: StoragePlan, apart: bool = False, ends: Ended | None = None) -> TileGraph:
         """Operators of what meets on chip. Those that end by themselves (of a range, or over inputs) are not stitched."""
         sources, binding, device = view_sources(plan.graph, plan.storages), self._binding(plan), self.backend.vdevice
-        tile, price = connect(plan.graph, device, sources, *self.rates(plan), binding), self._price(binding)
+        tile, price = connect(plan.graph, device, sources, self.asked(binding, ends)), self._price(binding)
         if apart:
             return tile
         return stitch(tile, device, lambda o: price(o, plan.storages), sources, binding, in_one_run(self.tuner, binding))
@@ -351,13 +351,13 @@ class Compiler:
         with self.step("layouts"):
             return self.backend.profiler.program_time(segment.program, segment.constants)
 
-    def rates(self, plan: StoragePlan) -> tuple[Rate, Rate]:
-        """What the device says of operators that hold an operand, and of maps before a contraction."""
-        backend, binding = self.backend, self._binding(plan)
-        return (
-            (lambda operator: backend.rate(operator, binding)) if isinstance(backend, Rated) else peak,
-            (lambda operator: backend.prologue_rate(operator, binding)) if isinstance(backend, PrologueRated) else peak,
-        )
+    def asked(self, binding: Binding, ends: Ended | None = None) -> Asked:
+        """What the device says of operators that hold an operand, and of maps before a contraction; where a range's end."""
+        backend = self.backend
+        rate: Rate = (lambda o: backend.rate(o, binding)) if isinstance(backend, Rated) else peak
+        prologue_rate: Rate = (lambda o: backend.prologue_rate(o, binding)) if isinstance(backend, PrologueRated) else peak
+        ended = whole if ends is None else lambda o: ended_operators((o,), ends)[0]
+        return Asked(rate, prologue_rate, binding, ended)
 
     def _price(self, binding: Binding) -> Price:
         """Seconds of an operator's best kernel with other storages."""

@@ -10,7 +10,7 @@ the length, and padding begins there."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from rammer.frontend.beyond import Ends
 from rammer.frontend.ending import Ended, ended_at
+from rammer.frontend.places import placed_rows
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.expr import Cast, Const, Expr, Load, Number, Op, Ref, Table
@@ -106,16 +107,12 @@ class _Generalisation:
         self.shapes = {n: self._shape(n) for n in (*first.inputs, *first.constants, *(c.name for c in first.computes))}
         counted = [self._counted(n) for n in first.constants if not self._prefix(n)]
         found = counted + [self._compute(c.name, number) for number, c in enumerate(first.computes)]
+        found = placed_rows(found, self._types(found), (*first.constants, *self.named.values()), first.outputs)
         names = self.taken
         constants = {self.named.get(n, n): a for n, a in first.constants.items()}
         ends = Ends(found, self.shapes, self.deep, self.value, self._dtypes, self.promised, constants, names)
         computes = tuple(ends.result())
-        types = {
-            **first.types,
-            **{kept: first.types[n] for n, kept in self.named.items()},
-            **dict.fromkeys(self.lengths.values(), TensorType("int64", ())),
-            **{c.name: c.type for c in computes},
-        }
+        types = self._types(computes)
         graph = replace(
             first, computes=computes, inputs=(*first.inputs, *self.lengths.values()), types=types, constants=constants
         )
@@ -190,6 +187,16 @@ class _Generalisation:
         self.deep[name] = {r.name: self.dim([c.reduce[i].extent for c in same], where) for i, r in enumerate(first.reduce)}
         self.extents = {**dict(zip((a.name for a in first.axes), self.shapes[name], strict=True)), **self.deep[name]}
         return replace(first, body=self._expr([c.body for c in same], where))
+
+    def _types(self, computes: Iterable[Compute]) -> dict[str, TensorType]:
+        """Those of all tensors at the greatest lengths, where the program has these ``computes``."""
+        first = self.graphs[0].types
+        return {
+            **first,
+            **{kept: first[n] for n, kept in self.named.items()},
+            **dict.fromkeys(self.lengths.values(), TensorType("int64", ())),
+            **{c.name: c.type for c in computes},
+        }
 
     @property
     def _dtypes(self) -> dict[str, str]:

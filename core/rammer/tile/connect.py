@@ -21,7 +21,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -48,22 +48,37 @@ def peak(operator: ROperator) -> float:
     return 1.0
 
 
+def whole(operator: ROperator) -> ROperator:
+    """An operator of a program for one length, which ends nowhere."""
+    return operator
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What prices follow from, besides the device's figures: its rates, what these know of the tensors (``binding``; unless
+    given, types and constants), and where an operator of a program for a range ``ended``, which is priced at several lengths."""
+
+    rate: Rate = peak
+    prologue_rate: Rate = peak
+    binding: Binding | None = None
+    ended: Callable[[ROperator], ROperator] = whole
+
+
+#: Of a device that says nothing.
+AT_PEAK: Final = Asked()
+
+
 def connect(
-    graph: ComputeGraph,
-    device: VDevice,
-    aliases: Mapping[str, tuple[str, ...]] | None = None,
-    rate: Rate = peak,
-    prologue_rate: Rate = peak,
-    binding: Binding | None = None,
+    graph: ComputeGraph, device: VDevice, aliases: Mapping[str, tuple[str, ...]] | None = None, asked: Asked = AT_PEAK
 ) -> TileGraph:
     """Group the Computes of ``graph`` into operators for ``device``.
 
     ``aliases`` maps a tensor that no Compute writes to the tensors whose memory it shares (views and
     concatenations, from the storage pass): its readers depend on their producers, and they must be written to memory.
-    ``binding`` is what the rates know of the tensors (unless given, types and constants): operators of equal keys share answers.
+    Operators of equal keys share answers to what is ``asked``.
     """
-    binding = binding or Binding(graph.types, {}, frozenset(graph.constants))
-    state = _Connector(graph, device, dict(aliases or {}), rate, prologue_rate, binding)
+    binding = asked.binding or Binding(graph.types, {}, frozenset(graph.constants))
+    state = _Connector(graph, device, dict(aliases or {}), asked, binding)
     operators = tuple(state.grow(c) for c in state.seeds() if c.name not in state.owner)
     ordered = topological(operators, state.position, state.roots)
     edges = tuple(e for o in ordered for e in o.connections) + device_edges(graph, state.owner)
@@ -75,8 +90,7 @@ class _Connector:
     graph: ComputeGraph
     device: VDevice
     aliases: dict[str, tuple[str, ...]]
-    rate: Rate
-    prologue_rate: Rate
+    asked: Asked
     binding: Binding
     owner: dict[str, str] = field(default_factory=dict)
     decisions: list[ConnectionTrial] = field(default_factory=list)
@@ -253,8 +267,9 @@ class _Connector:
         """Predicted seconds with the best tile that fits, ``rated`` by the device's kernels; infinite when none fits."""
         key = self._key(operator, rated)
         if key not in self.prices:
-            ranked = ranked_tiles(operator, self.graph.types, self._achieved(operator) if rated else self.device)
-            self.prices[key] = ranked[0][0] / self._share(operator) if ranked else float("inf")
+            ended = self.asked.ended(operator)
+            ranked = ranked_tiles(ended, self.graph.types, self._achieved(ended) if rated else self.device)
+            self.prices[key] = ranked[0][0] / self._share(ended) if ranked else float("inf")
         return self.prices[key]
 
     def _key(self, operator: ROperator, rated: bool) -> str:
@@ -262,7 +277,7 @@ class _Connector:
         found = next((key for known, how, key in self.recent if known is operator and how == rated), None)
         if found is None:
             asked = self.binding if rated or operator.prologue else self.typed
-            found = f"{rated} {asked.key(operator)}"
+            found = f"{rated} {asked.key(self.asked.ended(operator))}"
             self.recent.append((operator, rated, found))
         return found
 
@@ -272,12 +287,12 @@ class _Connector:
             return 1.0
         key = "\n".join(map(self.binding.key, compared(operator)))  # without the maps, what they make is read from memory
         if key not in self.shares:
-            self.shares[key] = self.prologue_rate(operator)
+            self.shares[key] = self.asked.prologue_rate(operator)
         return self.shares[key]
 
     def _achieved(self, operator: ROperator) -> VDevice:
         """The device at the rate of its kernels: rows of contractions are where they differ most."""
-        return replace(self.device, flops=self.device.flops * self.rate(operator))
+        return replace(self.device, flops=self.device.flops * self.asked.rate(operator))
 
 
 def _parts(narrow: ROperator, wide: ROperator) -> list[ROperator]:

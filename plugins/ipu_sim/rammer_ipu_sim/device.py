@@ -10,12 +10,13 @@ from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator, Written, compared
 from rammer.ir.program import RProgram
+from rammer.ir.shorter import shorter
 from rammer.tile.search import candidates
 
 from rammer_ipu_sim.chip import Chip, configured, hardware, vdevice
 from rammer_ipu_sim.codelet import codelet
 from rammer_ipu_sim.executor import HeldConstant, LoadedProgram
-from rammer_ipu_sim.profiler import SimulatedProfiler, operator_times, resources
+from rammer_ipu_sim.profiler import SimulatedProfiler, counted_seconds, operator_times, resources
 from rammer_ipu_sim.trace import trace
 
 #: Raised whenever generated codelets or the cycle accounts change.
@@ -23,6 +24,8 @@ GENERATOR = 1
 
 #: Tilings returned for an operator.
 CANDIDATES = 8
+#: Of the peak; what is counted to reach less is told as this.
+LEAST_RATE = 1e-4
 #: More than there are.
 EVERY = 1 << 20
 
@@ -71,12 +74,20 @@ class SimulatorBackend:
         return {"": {}}
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Tilings whose tasks fit in a tile, best predicted first."""
-        return candidates(operator, binding, self.vdevice, CANDIDATES)
+        """Tilings whose tasks fit in a tile, best predicted first; of a program for a range by what they are counted to take at
+        several lengths."""
+        found = candidates(operator, binding, self.vdevice, CANDIDATES)
+        return sorted(found, key=lambda o: self._seconds(o, binding)) if operator.lengths else found
 
     def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Every tiling that the search looks at."""
         return candidates(operator, binding, self.vdevice, EVERY)
+
+    def rate(self, operator: ROperator, binding: Binding) -> float:
+        """What the best tiling is counted to reach of the peak, its exchange among the seconds: maps and reductions along rows
+        run at an eighth of the rate of products, and a task that holds rows receives all weights."""
+        peak = operator.flops / (self.vdevice.flops * self.chip.tiles)
+        return max(LEAST_RATE, peak / max(self._best(operator, binding), 1 / self.chip.clock))
 
     def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
         """The counted seconds of the best tiling without the maps, which every task computes anew, over those with them."""
@@ -86,8 +97,12 @@ class SimulatorBackend:
     def _best(self, operator: ROperator, binding: Binding) -> float:
         """Seconds of all tasks in the best of the likely tilings; infinite where none fits."""
         tiled = candidates(operator, binding, self.vdevice, CANDIDATES)
-        rounds = ((-(-t.task_count // self.chip.tiles), t) for t in tiled)
-        return min((n * operator_times(t, binding.types, self.chip)[1] for n, t in rounds), default=float("inf"))
+        return min((self._seconds(t, binding) for t in tiled), default=float("inf"))
+
+    def _seconds(self, operator: ROperator, binding: Binding) -> float:
+        """Counted seconds of all tasks of a tiled operator; of one of a program for a range the mean over lengths."""
+        whole = shorter(operator) if operator.lengths else (operator,)
+        return sum(counted_seconds(o, binding.types, self.chip) for o in whole) / len(whole)
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Codelet text, resources and counted times. DeviceFailure when a task exceeds a tile's memory."""

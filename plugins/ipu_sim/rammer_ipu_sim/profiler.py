@@ -44,16 +44,24 @@ class SimulatedProfiler:
 
 def operator_times(operator: ROperator, types: Mapping[str, TensorType], chip: Chip) -> tuple[float, float]:
     """Counted seconds of a superstep with one task, and with one task a tile."""
+    alone, crowded = (_superstep(operator, types, chip, count) for count in (1, operator.task_count))
+    return alone, crowded
+
+
+def counted_seconds(operator: ROperator, types: Mapping[str, TensorType], chip: Chip) -> float:
+    """Counted seconds of all tasks: as many supersteps as a tile has tasks."""
+    return -(-operator.task_count // chip.tiles) * _superstep(operator, types, chip, operator.task_count)
+
+
+def _superstep(operator: ROperator, types: Mapping[str, TensorType], chip: Chip, tasks: int) -> float:
+    """Counted seconds of a superstep of so many tasks, as far as there are tiles."""
     names = (*operator.inputs, *operator.outputs)
     buffers = [Buffer(n, types[n].dtype, types[n].size, "input") for n in names]
     storages = {n: _dense(n, types[n]) for n in names}
     accountant = Accountant(chip, plan_homes(buffers, chip.tiles), storages, types, chip.sram)
-    seconds = []
-    for count in (1, min(operator.task_count, chip.tiles)):
-        where = placed(range(count), [0] * count, range(count))
-        step = accountant.superstep(batches(operator, where))
-        seconds.append((step.compute + step.exchange) / chip.clock)
-    return seconds[0], seconds[1]
+    count = min(tasks, chip.tiles)
+    step = accountant.superstep(batches(operator, placed(range(count), [0] * count, range(count))))
+    return (step.compute + step.exchange) / chip.clock
 
 
 def _dense(name: str, kind: TensorType) -> Storage:

@@ -38,7 +38,7 @@ from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.plan.storage import assign_storage
 from rammer.plan.views import view_sources
 from rammer.runtime.host_memory import random_inputs
-from rammer.tile.connect import Asked, connect
+from rammer.tile.connect import PriceTerms, connect
 
 
 def operators(names: list[str], backend: Backend, precision: str) -> dict[str, tuple[str, ROperator, Binding, int]]:
@@ -55,7 +55,7 @@ def operators(names: list[str], backend: Backend, precision: str) -> dict[str, t
             plan.graph,
             backend.vdevice,
             view_sources(plan.graph, plan.storages),
-            Asked(lambda o, b=binding: backend.rate(o, b), lambda o, b=binding: backend.prologue_rate(o, b), binding),
+            PriceTerms(lambda o, b=binding: backend.rate(o, b), lambda o, b=binding: backend.prologue_rate(o, b), binding),
         )
         for o in tiles.operators:
             if o.main.kind == "contraction":

@@ -55,7 +55,7 @@ from rammer.profile.tune import MEASURED, Tuner
 from rammer.schedule.policy import Choosing, Memory, OperatorGraph, Policy, Schedule
 from rammer.schedule.registry import parse_policy
 from rammer.tile.conditions import inline_conditions
-from rammer.tile.connect import Asked, Rate, connect, peak, whole
+from rammer.tile.connect import PriceTerms, Rate, connect, peak, whole
 from rammer.tile.decodings import inline_decodings
 from rammer.tile.graph import TileGraph
 from rammer.tile.scan import scan_in_blocks
@@ -351,13 +351,13 @@ class Compiler:
         with self.step("layouts"):
             return self.backend.profiler.program_time(segment.program, segment.constants)
 
-    def asked(self, binding: Binding, ends: Ended | None = None) -> Asked:
+    def asked(self, binding: Binding, ends: Ended | None = None) -> PriceTerms:
         """What the device says of operators that hold an operand, and of maps before a contraction; where a range's end."""
         backend = self.backend
         rate: Rate = (lambda o: backend.rate(o, binding)) if isinstance(backend, Rated) else peak
         prologue_rate: Rate = (lambda o: backend.prologue_rate(o, binding)) if isinstance(backend, PrologueRated) else peak
         ended = whole if ends is None else lambda o: ended_operators((o,), ends)[0]
-        return Asked(rate, prologue_rate, binding, ended)
+        return PriceTerms(rate, prologue_rate, binding, ended)
 
     def _price(self, binding: Binding) -> Price:
         """Seconds of an operator's best kernel with other storages."""

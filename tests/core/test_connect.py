@@ -19,7 +19,7 @@ from rammer.ir.operator import ROperator
 from rammer.testing.host_c import THREADED, HostCase, check
 from rammer.testing.small_models import SmallModel
 from rammer.testing.some import some
-from rammer.tile.connect import MOST_CONTRACTIONS, Asked, connect
+from rammer.tile.connect import MOST_CONTRACTIONS, PriceTerms, connect
 
 
 def device(local: int = 1 << 20, launch: float = 1e-6) -> VDevice:
@@ -36,7 +36,7 @@ def graph_of(rng: np.random.Generator, model: SmallModel) -> ComputeGraph:
 
 
 def groups(graph: ComputeGraph, where: VDevice, rate: float = 1.0) -> tuple[ROperator, ...]:
-    return connect(graph, where, asked=Asked(lambda operator: rate if operator.holds_operand else 1.0)).operators
+    return connect(graph, where, asked=PriceTerms(lambda operator: rate if operator.holds_operand else 1.0)).operators
 
 
 def test_layers_in_a_row_become_one_operator(rng: np.random.Generator) -> None:
@@ -129,7 +129,7 @@ def test_parts_are_priced_as_they_would_be_computed(rng: np.random.Generator) ->
         asked.append(operator)
         return 1.0
 
-    connect(graph_of(rng, attention()), device(), asked=Asked(rate))
+    connect(graph_of(rng, attention()), device(), asked=PriceTerms(rate))
     assert [len(o.computes) for o in asked] == [8, 3, 4, 1]
 
 

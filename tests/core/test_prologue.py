@@ -19,7 +19,7 @@ from rammer.ir.operator import ROperator
 from rammer.testing.host_c import THREADED, HostCase, check
 from rammer.testing.small_models import SmallModel
 from rammer.testing.some import some
-from rammer.tile.connect import Asked, connect
+from rammer.tile.connect import PriceTerms, connect
 from rammer.tile.traffic import task_cost
 
 LAYERS = (
@@ -35,7 +35,7 @@ def graph_of(rng: np.random.Generator, model: SmallModel) -> ComputeGraph:
 
 
 def groups(graph: ComputeGraph, rate: float = 1.0, where: VDevice = DEVICE) -> tuple[ROperator, ...]:
-    return connect(graph, where, asked=Asked(lambda operator: rate, lambda operator: rate)).operators
+    return connect(graph, where, asked=PriceTerms(lambda operator: rate, lambda operator: rate)).operators
 
 
 def contraction_of(found: tuple[ROperator, ...]) -> ROperator:

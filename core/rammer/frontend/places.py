@@ -26,11 +26,11 @@ def placed_rows(
     computes: Sequence[Compute], types: Mapping[str, TensorType], constants: Collection[str], outputs: Collection[str]
 ) -> list[Compute]:
     """``computes``, in order, with known indices in loads, less those that nothing needs then. ``types`` are of all tensors."""
-    return _Rows(types, constants).placed(computes, outputs)
+    return _PlacedRows(types, constants).placed(computes, outputs)
 
 
 @dataclass
-class _Rows:
+class _PlacedRows:
     types: Mapping[str, TensorType]
     constants: Collection[str]
     counts: dict[str, Compute] = field(default_factory=dict)  #: Whose elements follow from their places.

@@ -32,7 +32,7 @@ from rammer.runtime.host_memory import view
 from rammer.testing.bounds import Bounded, bounded_results
 from rammer.testing.cases import VIEWS, NetCase
 from rammer.testing.nets import model_of
-from rammer.tile.connect import Asked
+from rammer.tile.connect import PriceTerms
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -88,7 +88,7 @@ def subjects(case: NetCase, backend: Backend) -> list[UntiledOperator]:
 
     compiler.program = program  # type: ignore[method-assign, assignment]
     if "fuse" in case.tags:  # whatever can meet on chip does, also where it is predicted slower
-        rates = Asked(lambda operator: FAST, lambda operator: FAST)
+        rates = PriceTerms(lambda operator: FAST, lambda operator: FAST)
         compiler.asked = lambda binding, ends=None: replace(rates, binding=binding)  # type: ignore[method-assign]
     with suppress(_Stop):
         compiler.compile_model(read_model(model_of(case.kind, case.sizes, case.tags, case.seed)), {})

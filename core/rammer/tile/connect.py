@@ -54,7 +54,7 @@ def whole(operator: ROperator) -> ROperator:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PriceTerms:
     """What prices follow from, besides the device's figures: its rates, what these know of the tensors (``binding``; unless
     given, types and constants), and where an operator of a program for a range ``ended``, which is priced at several lengths."""
 
@@ -65,11 +65,11 @@ class Asked:
 
 
 #: Of a device that says nothing.
-AT_PEAK: Final = Asked()
+AT_PEAK: Final = PriceTerms()
 
 
 def connect(
-    graph: ComputeGraph, device: VDevice, aliases: Mapping[str, tuple[str, ...]] | None = None, asked: Asked = AT_PEAK
+    graph: ComputeGraph, device: VDevice, aliases: Mapping[str, tuple[str, ...]] | None = None, asked: PriceTerms = AT_PEAK
 ) -> TileGraph:
     """Group the Computes of ``graph`` into operators for ``device``.
 
@@ -90,7 +90,7 @@ class _Connector:
     graph: ComputeGraph
     device: VDevice
     aliases: dict[str, tuple[str, ...]]
-    asked: Asked
+    asked: PriceTerms
     binding: Binding
     owner: dict[str, str] = field(default_factory=dict)
     decisions: list[ConnectionTrial] = field(default_factory=list)

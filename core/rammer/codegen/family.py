@@ -100,6 +100,7 @@ class Forms(Generic[Form, Launched, Code]):
     ``recognise`` finds it, or says by Unsuited why there is none; ``tilings`` are those of tiled copies that are worth trying, in
     any order; ``price`` predicts the seconds of all tasks of a tiled one, without the launch; ``write`` writes its kernel, or
     raises Unsuited where its config is no possible one. ``order`` is that in which choices are offered.
+    Tasks of a program for a range that end ``inside`` are priced by what a length leaves of them.
     """
 
     recognise: Callable[[ROperator, Binding], Form]
@@ -107,6 +108,7 @@ class Forms(Generic[Form, Launched, Code]):
     price: Callable[[Form, Binding, Launched], float]
     write: Callable[[Form, Binding], Code]
     order: Callable[[Iterable[Choice]], Sequence[Choice]] = by_seconds
+    inside: bool = False
 
     def family(self, name: str, configs: Mapping[str, range]) -> KernelFamily[Launched, Code, Any]:
         """The family of these forms."""
@@ -122,7 +124,7 @@ class Forms(Generic[Form, Launched, Code]):
     def _ranged(self, form: Form, binding: Binding, unit: Launched) -> float:
         """The price of a tiled form; of an operator of a program for a range the mean over lengths."""
         own, found = self.price(form, binding, unit), list[float]()
-        for short in shorter(form.operator, binding.parts) if form.operator.lengths else ():
+        for short in shorter(form.operator, binding.parts, self.inside) if form.operator.lengths else ():
             try:
                 found.append(self.price(self.recognise(short, binding), binding, unit))
             except Unsuited:  # as the form is at the bound alone

@@ -17,13 +17,13 @@ PARTS: Final = (0.6, 0.75, 0.9, 1.0)
 LONG, STEP = 64, 16
 
 
-def shorter(operator: ROperator, parts: Sequence[float] = PARTS) -> tuple[ROperator, ...]:
+def shorter(operator: ROperator, parts: Sequence[float] = PARTS, inside: bool = False) -> tuple[ROperator, ...]:
     """``operator`` at each of ``parts`` of the longest, without endings, its tile no larger than its result; itself where it
-    never ends."""
+    never ends. Tasks end as a whole, or wherever the length is ``inside`` them."""
     ends = ending_axes(operator)
     if not ends:
         return (operator,)
-    return tuple(_cut(operator, ends, part) if part < 1 else replace(operator, endings=(), stops=()) for part in parts)
+    return tuple(_cut(operator, ends, part, inside) if part < 1 else replace(operator, endings=(), stops=()) for part in parts)
 
 
 def ending_axes(operator: ROperator) -> frozenset[tuple[str, str]]:
@@ -54,9 +54,9 @@ def part_of(extent: int, part: float) -> int:
     return min(extent, max(math.ceil(extent * part / step), 1) * step)
 
 
-def _cut(operator: ROperator, ends: frozenset[tuple[str, str]], part: float) -> ROperator:
+def _cut(operator: ROperator, ends: frozenset[tuple[str, str]], part: float, inside: bool) -> ROperator:
     whole = dict[str, int]()  # tasks end as a whole; one that has all of an axis ends nowhere, unless its sums do
-    for axis, size in zip(operator.anchor.axes, operator.tile, strict=False):
+    for axis, size in () if inside else zip(operator.anchor.axes, operator.tile, strict=False):
         if (operator.anchor.name, axis.name) in ends and (size < axis.extent or not operator.stops):
             whole[axis.name] = min(axis.extent, math.ceil(part_of(axis.extent, part) / size) * size)
     along = _anchored(operator)

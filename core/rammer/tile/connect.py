@@ -255,8 +255,9 @@ class _Connector:
 
     def _pays(self, narrow: ROperator, wide: ROperator, layer: Scope) -> bool:
         """Predict both sides with their best tiles and log the decision."""
-        together = self._price(wide, wide.holds_operand)
-        apart = sum(self._price(part, wide.holds_operand) for part in (narrow, *_parts(narrow, wide)))
+        rated = wide.holds_operand or (self.device.spills and _reduced(wide))
+        together = self._price(wide, rated)
+        apart = sum(self._price(part, rated) for part in (narrow, *_parts(narrow, wide)))
         kept = together <= apart and math.isfinite(together)
         why = "fewer bytes and launches" if kept else "recomputation or memory costs more"
         subject = " + ".join(c.name for c in wide.computes)
@@ -293,6 +294,13 @@ class _Connector:
     def _achieved(self, operator: ROperator) -> VDevice:
         """The device at the rate of its kernels: rows of contractions are where they differ most."""
         return replace(self.device, flops=self.device.flops * self.asked.rate(operator))
+
+
+def _reduced(operator: ROperator) -> bool:
+    """Whether sums follow a contraction. Where the chip is a cache they gain little there, and kernels that only multiply, which
+    they shut out, much."""
+    kinds = [c.kind for c in operator.computes]
+    return "contraction" in kinds and "reduction" in kinds[kinds.index("contraction") :]
 
 
 def _parts(narrow: ROperator, wide: ROperator) -> list[ROperator]:

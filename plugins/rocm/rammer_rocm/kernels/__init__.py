@@ -52,9 +52,11 @@ class OpenClKernels(FamilyBackend[VDevice, TaskFunction, None]):
         return Resources(threads=self.vdevice.threads, local_bytes=function.scratch)
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """What the generic kernel reaches of the peak where an operand is held: the panel family reads its operands from
-        memory."""
-        return GENERIC_RATE if operator.holds_operand else 1.0
+        """What the generic kernel reaches of the peak where an operand is held, or sums follow a product: the panel family
+        reads its operands from memory, and has one sum."""
+        sums = [c for c in operator.computes if c.kind != "map"]
+        several = len(sums) > 1 and any(c.kind == "contraction" for c in sums)
+        return GENERIC_RATE if several or operator.holds_operand else 1.0
 
     def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
         """The panel family computes the maps while it gathers the columns: the seconds without them over those with them."""

@@ -18,7 +18,7 @@ from rammer.ir.operator import ROperator
 from rammer_rocm.kernels.across import HEIGHTS, columns_across, cycles_across
 from rammer_rocm.kernels.ahead import met
 from rammer_rocm.kernels.codes_tiles import codes_family
-from rammer_rocm.kernels.contraction import PanelProduct, access, check_operator, contiguous, panel_product
+from rammer_rocm.kernels.contraction import PanelProduct, access, check_operator, contiguous, panel_product, rows_together
 from rammer_rocm.kernels.depth import PanelDepth
 from rammer_rocm.kernels.dots import bytes_product, check_bytes, dots
 from rammer_rocm.kernels.panel import panel
@@ -55,6 +55,8 @@ INDEPENDENT = 8
 PLAIN_SHARE = 0.2
 #: Sizes of short columns that are tried: the longest of those with nearly the fewest taps left.
 SHORTEST, NEARLY = 2, 1.05
+#: Cycles for an element of rows of which the first-level cache does not hold a line each: it comes from the second level.
+MISSED = 2.4
 #: Splits of an axis that are tried.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 #: Tasks smaller than both 1 / MOST_ROUNDS of a vEU's share and this many FLOP are not worth their overhead. Those of LARGE_TASK
@@ -88,7 +90,7 @@ class PanelForm:
 
 def panels(device: VDevice) -> tuple[Family, ...]:
     """Contractions as CPU cores like them: of float32 (``panel``), of bytes (``dots``) and of floats with ``codes``."""
-    floats = Forms(panel_form, _tilings, _seconds, lambda form, binding: panel(form.tiled, binding, device.vector), _order)
+    floats = Forms(panel_form, _tilings, _seconds, lambda form, binding: panel(form.tiled, binding, device.vector), _order, True)
     bytes_ = Forms(dots_form, _tilings, _seconds, lambda form, binding: dots(form.tiled, binding, device), _order)
     register_tile = {key: CONFIGS[key] for key in ("mr", "nv")}
     coded = codes_family(register_tile, device.vector)
@@ -251,7 +253,7 @@ def register_tiles(lanes: int, parts: bool = False) -> list[tuple[int, int]]:
 class Variant:
     """How columns reach the multiplication: so many of them, read in ``gather`` seconds, at a ``share`` of the peak; with or
     without the ``window`` copy, in chunks of so many steps, with this share of the products ``left``. The last columns may be
-    summed ``across`` rows."""
+    summed ``across`` rows. So many rows' lines are in the first-level cache ``together``."""
 
     width: int
     gather: float
@@ -260,6 +262,7 @@ class Variant:
     chunk: int = 0
     left: float = 1.0
     across: int = 0
+    together: float = math.inf
 
     def seconds(self, p: PanelProduct, device: VDevice, mr: int, nv: int) -> float:
         """Seconds of one task with a register tile of ``mr`` rows by ``nv`` vectors."""
@@ -285,7 +288,8 @@ def _variants(p: PanelProduct, binding: Binding, device: VDevice) -> list[Varian
         found += _cut(whole, p, nbytes, device) if depth.outer in window.channels else [_spilled(whole, nbytes, device)]
     stored = _stored_seconds(p, binding, device)
     few = [0 if v.chunk or p.quads else columns_across(p, binding, v.width, device.vector) for v in found]
-    return [replace(v, gather=v.gather + stored, across=n) for v, n in zip(found, few, strict=True)]
+    held = rows_together(p, binding)
+    return [replace(v, gather=v.gather + stored, across=n, together=held) for v, n in zip(found, few, strict=True)]
 
 
 def _stored_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float:
@@ -350,7 +354,8 @@ def _multiply_seconds(p: PanelProduct, variant: Variant, device: VDevice, mr: in
     for count, v in ((full, nv), (single, 1)):
         share = min(1.0, mr * v / INDEPENDENT) * min(1.0, mr * v / (1.25 * (mr + v)))
         flops = 2.0 * mr * v * device.vector * depth
-        seconds += count * blocks * (flops / (_peak(p, device) * variant.share * share) + TILE_OVERHEAD)
+        missed = depth * mr * MISSED * cycle if mr > variant.together else 0.0
+        seconds += count * blocks * (max(flops / (_peak(p, device) * variant.share * share), missed) + TILE_OVERHEAD)
     return seconds
 
 

@@ -138,7 +138,7 @@ def staged(p: PanelProduct, binding: Binding) -> bool:
 class Codes(Panel):
     """Writes one task function over words of codes."""
 
-    family, across = "codes", False
+    family, floats = "codes", False
 
     @property
     def product(self) -> Decoded:

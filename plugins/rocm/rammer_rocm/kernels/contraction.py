@@ -20,9 +20,12 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
-from rammer.ir.types import row_major
+from rammer.ir.types import itemsize, row_major
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
+
+#: Lines of a set of the first-level cache, and bytes from which on sets are the same again (x86 cores with 32 to 48 KiB).
+WAYS, WAY = 8, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +229,12 @@ def contiguous(steps: Access, p: PanelProduct) -> bool:
 def dense_axes(axes: Sequence[Axis]) -> dict[str, int]:
     """Row-major steps of the given axes."""
     return dict(zip((a.name for a in axes), row_major(tuple(a.extent for a in axes)), strict=True))
+
+
+def rows_together(p: PanelProduct, binding: Binding) -> float:
+    """How many rows a first-level cache holds a line of each of, where they are read in place: those that lie a multiple of a
+    page apart are all in one set of it."""
+    if not p.row or p.a.tensor in binding.constants:
+        return math.inf
+    apart = access(p.a, binding).step(p.row) * itemsize(binding.types[p.a.tensor].dtype)
+    return WAYS * (WAY // math.gcd(apart, WAY))

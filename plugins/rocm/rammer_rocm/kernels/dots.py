@@ -127,7 +127,7 @@ def signs_of(types: tuple[str, str], constant: str) -> Signs:
 class Dots(Panel):
     """Writes one task function over fours of bytes."""
 
-    family, element, sum, across = "dots", "int", "int", False
+    family, element, sum, floats = "dots", "int", "int", False
 
     @property
     def quads(self) -> FourBytes:

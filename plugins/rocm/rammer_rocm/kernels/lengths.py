@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from rammer.codegen.task import Unsuited
 from rammer.codegen.text import total
 from rammer.ir.extent import AffineExtent
 from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.contraction import PanelProduct
+from rammer_rocm.kernels.vector import vector_type
 
 
 def extent_text(extent: AffineExtent, pointer: Callable[[str], str]) -> str:
@@ -32,3 +34,16 @@ def stops_of(p: PanelProduct, known: Collection[str], pointer: Callable[[str], s
     stops = [s for s in p.operator.stops if s.compute == p.main.name and p.quads is None and p.extent[s.axis] > 1]
     ends = {s.axis: extent_text(s.extent, pointer) for s in stops if s.axis not in known}
     return {axis: f"(int)min(max({text}, 0l), {p.extent[axis]}l)" for axis, text in ends.items()}
+
+
+def lanes_before(p: PanelProduct, lanes: int, axis: str, limit: str, origin: Callable[[str], str]) -> str:
+    """A mask of the lanes of a vector of columns, from ``col`` on in row ``row``, at which ``axis`` is less than ``limit``;
+    ``origin`` gives an axis' first value in the task."""
+    kind = vector_type(lanes, "int")
+    if axis not in p.columns or p.tile[axis] == 1:
+        return f"({kind})({origin(axis)}{' + row' if axis == p.row else ''} < {limit} ? -1 : 0)"
+    if len(p.columns) > 1:
+        raise Unsuited("an end among several axes of columns")
+    if lanes == 1:
+        return f"({origin(axis)} + col < {limit} ? -1 : 0)"
+    return f"rm_within{lanes}({origin(axis)} + col, 1, max({limit}, 0l))"

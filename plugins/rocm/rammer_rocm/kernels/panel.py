@@ -9,6 +9,7 @@ explicit fused multiply-adds, then the following maps are applied to it on its w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -29,7 +30,7 @@ from rammer_rocm.kernels.contraction import Access, PanelOperand, PanelProduct, 
 from rammer_rocm.kernels.depth import PanelDepth, heads, loops
 from rammer_rocm.kernels.gather import Gather, Region, columns_region
 from rammer_rocm.kernels.generic import CPU_DIALECT
-from rammer_rocm.kernels.lengths import ends_of, stops_of
+from rammer_rocm.kernels.lengths import ended_axes, ends_of, lanes_before, stops_of
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.skipping import skips_of
 from rammer_rocm.kernels.task import TaskFunction
@@ -49,21 +50,22 @@ class Panel(TaskText):
 
     #: The family, and the C types of what panels and packed constants hold and of sums.
     family, element, sum = "panel", "float", "float"
-    #: Whether the last columns may be summed across rows.
-    across = True
+    #: Whether the last columns may be summed across rows, and the last rows by a lower register tile.
+    floats = True
 
     def __init__(self, product: PanelProduct, binding: Binding, lanes: int) -> None:
         config = dict(product.operator.config)
         super().__init__(binding, lanes)
         self.p = product
         self.mr, self.nv = config.get("mr", 8), config.get("nv", 2)
+        self.high = self.mr
         self.window: PanelWindow | None = window_of(product) if config.get("window") else None
         self.walked = PanelDepth(product, skips_of(product, binding), config.get("chunk", 0))
         self.scratch = 0
         self.gaps = self.window is not None and len(product.columns) > 1
         self.flat = dense_axes(product.main.reduce)
         width = self.window.width if self.window else product.width
-        few = self.across and self.mr in HEIGHTS and not self.walked.steps
+        few = self.floats and self.mr in HEIGHTS and not self.walked.steps
         self.rest = columns_across(product, binding, width, lanes) if few else 0
 
     # --- the function ---------------------------------------------------------------------------
@@ -93,7 +95,7 @@ class Panel(TaskText):
             text.line("else")
         for least in sorted({self.nv, 1}, reverse=True):
             with text.block(f"if (nv >= {least})" if least == self.nv else "else"):
-                self.multiply(a, b, least)
+                self._heights(a, b, least)
         if self.walked.steps:
             wait = f"for (int v = 0; v < {self.mr} * nv; ++v) vstore{single}(tile[v], at + v, sums);"
             text.line(f"if (q_end < {self.p.extent[self.walked.outer]}) {{ {wait} continue; }}")
@@ -103,6 +105,18 @@ class Panel(TaskText):
         text.line("}")
         text.all(["}"] * bool(self.walked.steps))
         return self.finished(self.family, self.scratch, HELPERS, self.stops)
+
+    def _heights(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
+        """The products of a register tile; where rows end with a length, the last of few rows by lower ones."""
+        ends = self.floats and self.p.row in ended_axes(self.p.operator) and not a.packed and not self.walked.steps
+        for high in sorted({-(-self.mr // n) for n in ((4, 2) if ends else ())} - {self.mr}):
+            self.high = high
+            with self.text.block(f"if (rows - r <= {high})"):
+                self.multiply(a, b, nv)
+            self.text.line("else")
+        self.high = self.mr
+        with self.text.block("") if ends else nullcontext():
+            self.multiply(a, b, nv)
 
     def _high(self) -> str:
         """Rows of a register tile: of more than one block where the last columns are summed across rows."""
@@ -245,14 +259,14 @@ class Panel(TaskText):
     def multiply(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
         """Sum over K into registers, then leave them in ``tile``, row by row with ``nv`` vectors each."""
         kind = vector_type(self.lanes)
-        for i in range(self.mr):
+        for i in range(self.high):
             self.text.line(f"{kind} {', '.join(f's{i}_{j} = 0' for j in range(nv))};")
         if self.walked.steps:
-            places = [(i, j) for i in range(self.mr) for j in range(nv)]
+            places = [(i, j) for i in range(self.high) for j in range(nv)]
             before = " ".join(f"s{i}_{j} = vload{self.lanes}(at + {i * nv + j}, sums);" for i, j in places)
             self.text.line(f"if (q) {{ {before} }}")
         self.k_loops(a, b, lambda: self.multiply_add(a, b, nv))
-        for i in range(self.mr):
+        for i in range(self.high):
             self.text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j};" for j in range(nv)))
 
     def k_loops(self, a: PanelOperand, b: PanelOperand, step: Callable[[], None]) -> None:
@@ -271,7 +285,7 @@ class Panel(TaskText):
         vector, text = self.lanes, self.text
         for j in range(nv):
             text.line(f"const {vector_type(vector)} b{j} = {read(b.dtype, vector, 'b + kb', j)};")
-        for i in range(self.mr):
+        for i in range(self.high):
             source = element(a.dtype, "a", f"ka + {i}") if a.packed else element(a.dtype, f"a{i}", "ka")
             fmas = " ".join(f"s{i}_{j} = fma(w, b{j}, s{i}_{j});" for j in range(nv))
             text.line(f"{{ const {vector_type(vector)} w = {source}; {fmas} }}")
@@ -351,16 +365,8 @@ class Panel(TaskText):
 
     def _before(self, axes: Mapping[str, str], axis: Ref, end: Expr) -> str:
         """A mask of the lanes at which ``axis`` is less than ``end``."""
-        name, p = axes.get(axis.axis, axis.axis), self.p
         limit = integer_text(end, lambda load: f"{self.pointer(load.tensor)}[0]")
-        kind = vector_type(self.lanes, "int")
-        if name not in p.columns or p.tile[name] == 1:
-            return f"({kind})({self.origin(name)}{' + row' if name == p.row else ''} < {limit} ? -1 : 0)"
-        if len(p.columns) > 1:
-            raise Unsuited("an end among several axes of columns")
-        if self.lanes == 1:
-            return f"({self.origin(name)} + col < {limit} ? -1 : 0)"
-        return f"rm_within{self.lanes}({self.origin(name)} + col, 1, max({limit}, 0l))"
+        return lanes_before(self.p, self.lanes, axes.get(axis.axis, axis.axis), limit, self.origin)
 
     def _point(self, steps: Access) -> str:
         """Address of column 0 in row ``row``."""

@@ -8,12 +8,13 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import onnx
+from range_ahead import ahead
 from zoo import SEED, SMALL, ZOO, Entry, find
 
 from rammer.compiled.options import Request
@@ -25,6 +26,7 @@ from rammer.ir.program import RProgram
 from rammer.peers.bench import Effort, bound_call, sample
 from rammer.peers.graph import Array
 from rammer.peers.prepare import relative_error
+from rammer.profile.folder import cache_folder
 from rammer.runtime.executable import Executable
 from rammer.runtime.session import open_executable
 from rammer.runtime.specialised import Specialised
@@ -35,6 +37,8 @@ from rammer.tile.siblings import rearranges
 #: Turns of each program, and what a turn is.
 ROUNDS: Final = 5
 TURN: Final = Effort(2, 10, 0.2)
+#: What cuda decides by measuring as a program is loaded, by the names of files.
+DECIDED: Final = ("executor", "pdl")
 #: What a simulator says does not change from run to run.
 ONCE: Final = Effort(0, 1, 0.0)
 
@@ -42,7 +46,7 @@ ONCE: Final = Effort(0, 1, 0.0)
 @dataclass(frozen=True)
 class Settings:
     """What was asked for on the command line. ``say`` shows progress; no model is begun once ``budget`` seconds have passed since
-    ``begun``, and ``skipped`` are then those that were left out."""
+    ``begun``, and ``skipped`` are then those that were left out. So many processes compile what is measured ``ahead`` of it."""
 
     devices: tuple[str, ...]
     models: tuple[str, ...]
@@ -55,6 +59,7 @@ class Settings:
     budget: float = math.inf
     begun: float = field(default_factory=time.perf_counter)
     skipped: list[str] = field(default_factory=list)
+    ahead: int = 0
 
     @property
     def device(self) -> str:
@@ -176,6 +181,7 @@ def opened(model: Path | onnx.ModelProto, feeds: Mapping[str, Array], way: Way, 
         registry = WithPolicy(way.policy)
     begin = time.perf_counter()
     exe = open_executable(model, way.device or settings.device, Request(**asked), registry=registry)
+    exe.programs = cache_folder() / "programs" if settings.ahead and way.policy is None else None
     try:
         arrays = exe.checked(feeds)
         special = exe.prepare(arrays)
@@ -243,6 +249,34 @@ def measured(
         for program in programs:
             if isinstance(program, Opened):
                 program.close()
+
+
+@dataclass(frozen=True)
+class ModelWay:
+    """A program to compile ahead."""
+
+    key: str
+    way: Way
+    settings: Settings
+
+
+def kept_way(job: ModelWay) -> float:
+    """Compile, load and bind, so that program and machine code are on disk; CPU seconds of that."""
+    start, model = time.process_time(), subject(job.key, job.settings.seed, checked=False)
+    opened(model.path, model.feeds, job.way, job.settings).close()
+    return time.process_time() - start
+
+
+def compile_ahead(settings: Settings, ways: Sequence[Way]) -> None:
+    """What ``measured`` will ask for, by ``settings.ahead`` processes. What a device decided by measuring while others used it
+    is forgotten."""
+    plain = replace(settings, say=print)
+    jobs = [ModelWay(key, way, plain) for key in settings.models for way in ways if way.policy is None]
+    for job, took in ahead(jobs, settings.ahead, kept_way) if settings.ahead and jobs else ():
+        settings.say(f"{job.key}: {job.way.name} ahead: {took if isinstance(took, str) else f'{took:.1f} CPU s'}")
+    for decided in DECIDED if settings.ahead else ():
+        for file in cache_folder().rglob(f"*.{decided}.json"):
+            file.unlink()
 
 
 def each(settings: Settings, checked: bool = True) -> Iterator[Subject]:

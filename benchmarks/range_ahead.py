@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import rammer
 from rammer.peers.graph import Array
+
+Asked = TypeVar("Asked")
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,10 @@ def kept(job: Job) -> float:
     return time.process_time() - start
 
 
-def ahead(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, float | str]]:
-    """Each job as it is done, with its CPU seconds, or why it failed. Nothing of these processes is left afterwards."""
+def ahead(jobs: Sequence[Asked], processes: int, work: Callable[[Asked], float]) -> Iterator[tuple[Asked, float | str]]:
+    """Each job as its ``work`` is done, with its CPU seconds, or why it failed. Nothing of these processes is left afterwards."""
     with ProcessPoolExecutor(min(processes, len(jobs)), multiprocessing.get_context("spawn")) as pool:
-        asked = {pool.submit(kept, job): job for job in jobs}
+        asked = {pool.submit(work, job): job for job in jobs}
         for done in as_completed(asked):
             problem = done.exception()
             yield asked[done], done.result() if problem is None else f"{type(problem).__name__}: {str(problem)[:200]}"

@@ -47,7 +47,7 @@ import numpy as np
 import onnx
 from entry import run
 from facts import environment_of
-from range_ahead import Job, ahead
+from range_ahead import Job, ahead, kept
 from range_found import ALONE, BESIDE, RANGE, Found, Page
 from range_peers import TORCH, Runner, TorchPeers, alternated, error_of, onnx_runtime, ours
 from zoo.entry import SEED
@@ -196,7 +196,7 @@ class Measuring:
         wanted += [(n, whole) for n in {bucket(self.model.span, n): n for n in exact}.values()]
         args = self.args
         jobs = [Job(self.file, args.device, self.programs, n, s, self.inputs(n), self.options, args.tune) for n, s in wanted]
-        for job, took in ahead(jobs, args.ahead):
+        for job, took in ahead(jobs, args.ahead, kept):
             said = took if isinstance(took, str) else f"{took:.1f} CPU s"
             self.say(f"{job.length}: {RANGE if job.spans else ALONE} ahead: {said}")
             if job.spans and not isinstance(took, str):

@@ -24,7 +24,8 @@ class Table:
     """One table. ``where`` is ``module:function`` of a function from Settings to a Result, with ``models`` where none are named.
 
     Or, with ``spelled``, the name of a script with a command line of its own: how it spells our options; {stem} is the file to
-    write, without its ending. ``among`` is where its models are, ``module:mapping``. ``devices``: where none is named."""
+    write, without its ending. ``among`` is where its models are, ``module:mapping``. ``devices``: where none is named.
+    ``aside``: whether its programs can be compiled ahead."""
 
     name: str
     what: str
@@ -33,6 +34,7 @@ class Table:
     spelled: Mapping[str, str] = field(default_factory=lambda: _NONE)
     devices: tuple[str, ...] = ("rocm",)
     among: str = "zoo:ZOO"
+    aside: bool = False
 
     @property
     def script(self) -> bool:
@@ -56,10 +58,10 @@ _COMMON: Final = {"device": "--device", "models": "--models", "tune": "--tune", 
 _MARKED: Final = {"out": "--markdown {stem}.md"}
 
 _TABLES: Final = (
-    Table("policies", "every policy on Rammer's six models", "tables.scheduling:policies", _RAMMER),
-    Table("rammer-ablation", "Rammer's three bars on every executor", "tables.scheduling:ablation", _RAMMER),
-    Table("ios-five-bars", "Sequential, Greedy, Merge, Parallel and Both", "tables.scheduling:five_bars", _IOS),
-    Table("ios-pruning", "search and result of IOS over r and s", "tables.scheduling:pruning", _IOS),
+    Table("policies", "every policy on Rammer's six models", "tables.scheduling:policies", _RAMMER, aside=True),
+    Table("rammer-ablation", "Rammer's three bars on every executor", "tables.scheduling:ablation", _RAMMER, aside=True),
+    Table("ios-five-bars", "Sequential, Greedy, Merge, Parallel and Both", "tables.scheduling:five_bars", _IOS, aside=True),
+    Table("ios-pruning", "search and result of IOS over r and s", "tables.scheduling:pruning", _IOS, aside=True),
     Table("ios-batch", "IOS's stages for one batch, run with another", "tables.matrices:batches", "inception_v3"),
     Table(
         "ios-device",
@@ -146,7 +148,7 @@ _TABLES: Final = (
         "ranges",
         "programs for ranges of lengths beside those for one, and beside peers",
         "ranges",
-        spelled={**_COMMON, **_MARKED, "rounds": "--rounds", "budget": "--budget", "keep": "--keep"},
+        spelled={**_COMMON, **_MARKED, "rounds": "--rounds", "budget": "--budget", "keep": "--keep", "ahead": "--ahead"},
         among="zoo.ranged:RANGED",
     ),
     Table("scaling", "many simulated chips: predicted and simulated", "scaling", spelled=_MARKED, devices=("ipu_sim",)),

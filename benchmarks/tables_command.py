@@ -105,6 +105,7 @@ def _say(begin: float) -> Any:
 @click.option("--rounds", type=click.IntRange(1), help=f"Turns of each program ({ROUNDS}).")
 @click.option("--seed", type=int, help=f"Of weights and inputs ({SEED}).")
 @click.option("--keep", is_flag=True, help="Rows of other models that the file in --out has stay.")
+@click.option("--ahead", type=click.IntRange(1), metavar="N", help="N processes compile before anything is measured.")
 @click.option("--budget", type=click.FloatRange(0), metavar="SECONDS", help="Begin no model after so long.")
 def main(
     name: str | None,
@@ -121,6 +122,7 @@ def main(
     seed: int | None,
     keep: bool,
     budget: float | None,
+    ahead: int | None,
 ) -> None:
     """Measure TABLE and print it; with --out write it there as Markdown, too."""
     if show or not name:
@@ -134,13 +136,15 @@ def main(
         keys = ",".join(_keys(chosen, models, small)) if models or small else ""
         named = devices or (chosen.devices if "device" in chosen.spelled else ())
         asked: dict[str, Any] = {"device": ",".join(named), "models": keys, "tune": tune, "precision": precision}
-        asked |= {"rounds": rounds, "seed": seed, "budget": budget, "keep": keep or None}
+        asked |= {"rounds": rounds, "seed": seed, "budget": budget, "keep": keep or None, "ahead": ahead}
         code = _script(chosen, out, asked, (*(w for o in options for w in ("--option", o)), *rest))
         if out is not None:
             _page(out)
         sys.exit(code)
     if rest:
         raise BadInput(f"table {name} takes no {' '.join(rest)!r}", hint="only scripts take options of their own")
+    if ahead and not chosen.aside:
+        raise BadInput(f"table {name} takes no --ahead", hint=f"{', '.join(t.name for t in TABLES.values() if t.aside)} do")
     settings = Settings(
         devices or chosen.devices,
         _keys(chosen, models, small),
@@ -151,6 +155,7 @@ def main(
         parse_options(options),
         _say(time.perf_counter()),
         math.inf if budget is None else budget,
+        ahead=ahead or 0,
     )
     _measure(chosen, settings, out, keep)
 

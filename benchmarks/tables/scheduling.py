@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from measuring import Measured, Settings, Way, each, measured
+from measuring import Measured, Settings, Way, compile_ahead, each, measured
 from replay import graphs_of
 from result import Result
 
@@ -57,6 +57,7 @@ def lines(model: str, found: Sequence[Measured]) -> list[list[str]]:
 
 def compared(settings: Settings, ways: Sequence[Way]) -> list[list[str]]:
     """Every model in every way, against the reference."""
+    compile_ahead(settings, ways)
     rows: list[list[str]] = []
     for model in each(settings):
         rows += lines(model.entry.key, measured(model.path, model.feeds, ways, settings, model.reference))
@@ -73,11 +74,14 @@ def ablation(settings: Settings) -> Result:
     """Rammer's three bars on each executor that the device has."""
     rows: list[list[str]] = []
     executors = ("",) if "executor" in settings.options else EXECUTORS.get(settings.device.partition(":")[0], ("",))
+    bars: list[list[Way]] = []
+    for executor in executors:
+        options = {**settings.options, **({"executor": executor} if executor else {})}
+        mark = f", {executor}" if executor else ""
+        bars.append([Way(name + mark, {"policy": policy, "device_options": options}) for name, policy in BARS])
+    compile_ahead(settings, [way for ways in bars for way in ways])
     for model in each(settings):
-        for executor in executors:
-            options = {**settings.options, **({"executor": executor} if executor else {})}
-            mark = f", {executor}" if executor else ""
-            ways = [Way(name + mark, {"policy": policy, "device_options": options}) for name, policy in BARS]
+        for ways in bars:
             rows += lines(model.entry.key, measured(model.path, model.feeds, ways, settings, model.reference))
     return Result(f"What scheduling is worth: Rammer's three bars, {settings.device}", HEADERS, rows)
 
@@ -93,8 +97,9 @@ def pruning(settings: Settings) -> Result:
     """Search and result over (r, s)."""
     headers = ("model", "r", "s", "transitions", "exact", "search s", "predicted", "median", "rel. L2")
     rows: list[list[str]] = []
+    ways = [Way(f"r={r}, s={s}", {"policy": f"ios{{r={r},s={s}}}", "batching": "off"}) for r, s in PRUNING]
+    compile_ahead(settings, ways)
     for model in each(settings):
-        ways = [Way(f"r={r}, s={s}", {"policy": f"ios{{r={r},s={s}}}", "batching": "off"}) for r, s in PRUNING]
         found = measured(model.path, model.feeds, ways, settings, model.reference)
         graphs = graphs_of(model, settings)
         for (r, s), one in zip(PRUNING, found, strict=True):

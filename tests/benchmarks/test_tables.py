@@ -92,6 +92,22 @@ def test_a_table_grows_model_by_model(tmp_path: Path, monkeypatch: pytest.Monkey
     assert isinstance(done.exception, BadInput) and "cannot be kept" in str(done.exception)
 
 
+def test_programs_are_compiled_ahead_and_what_was_decided_meanwhile_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
+    monkeypatch.setattr(scheduling, "FIVE", scheduling.FIVE[:2])
+    decided = tmp_path / "binaries" / "cuda" / "1-2.pdl.json"
+    decided.parent.mkdir(parents=True)
+    decided.write_text("[]")
+    done = called("ios-five-bars", *TINY, "--small", "--models", "alexnet,nerf_mlp", "--ahead", "2")
+    assert (
+        done.exit_code == 0
+        and len(re.findall(r"(alexnet|nerf_mlp):small: (Sequential|Greedy) ahead: .* CPU s", done.output)) == 4
+    )
+    assert len(list((tmp_path / "programs").glob("*.rammer"))) == 4 and not decided.exists()
+
+
 def test_no_model_is_begun_when_time_is_over(tmp_path: Path) -> None:
     done = called("policies", *TINY, "--small", "--models", "nerf_mlp", "--budget", "0", "--out", str(tmp_path))
     assert done.exit_code == 0 and "Not begun within 0 s: nerf_mlp:small." in done.output
@@ -112,6 +128,7 @@ def test_the_command_is_a_program(tmp_path: Path) -> None:
         (("oclgrind", "--keep"), "table oclgrind takes no --keep"),
         (("ios-batch", *TINY, "--models", "nerf_mlp:small"), "nerf_mlp:small has no form for a batch of 1"),
         (("policies", "more"), "table policies takes no 'more'"),
+        (("ios-batch", "--ahead", "2"), "table ios-batch takes no --ahead"),
         (("ios-device", *TINY, "--models", "nerf_mlp:small"), "ios-device compares devices"),
         (("policies", "--option", "tiles", "--models", "nerf_mlp:small"), "is not KEY=VALUE"),
     ],

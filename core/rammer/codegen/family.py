@@ -67,7 +67,7 @@ class KernelFamily(Generic[Unit, Code, Own]):
         """Predicted seconds of one round of a tiled operator's tasks on ``veus`` vEUs, alone and crowded."""
         if self.times is not None:
             return self.times(operator, binding, unit)
-        return (self.seconds(operator, binding, unit) / -(-operator.task_count // veus),) * 2
+        return (self.seconds(operator, binding, unit) / -(-operator.task_count * self.spread(operator) // veus),) * 2
 
 
 class Formed(Protocol):

@@ -281,11 +281,15 @@ class RKernel:
         """Task time with the fraction ``busy`` (0..1) of vEUs occupied, interpolated."""
         return self.alone + (self.crowded - self.alone) * min(max(busy, 0.0), 1.0)
 
+    @property
+    def shares(self) -> int:
+        """How many vEUs all tasks would keep busy at once."""
+        return self.operator.task_count * self.spread
+
     def busy_time(self) -> float:
         """Seconds of vEUs that all tasks take together, with every vEU at work."""
-        return self.operator.task_count * self.spread * self.crowded
+        return self.shares * self.crowded
 
     def operator_time(self, veus: int) -> float:
         """Seconds for all tasks spread over ``veus`` units, without launch cost."""
-        tasks = self.operator.task_count
-        return -(-tasks // veus) * self.task_time(min(1.0, tasks / veus))
+        return -(-self.shares // veus) * self.task_time(min(1.0, self.shares / veus))

@@ -137,7 +137,7 @@ class Tuner:
         takes longer and wants its constants as other programs do."""
         shared = self.beside.shared(options[0], binding)
         kernels = [self.backend.kernel(o, binding) for o in (options[:KEPT] if shared is options[0] else [shared])]
-        thrifty = min(kernels, key=_veu_seconds)
+        thrifty = min(kernels, key=RKernel.busy_time)
         return (kernels[0],) if thrifty is kernels[0] else (kernels[0], thrifty)
 
     def _measure(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
@@ -160,17 +160,13 @@ class Tuner:
             print(f"rammer: warning: candidate left out: {option.head()}: {reason.what}", file=sys.stderr)
         veus = self.backend.vdevice.veus
         ranked = sorted(timed, key=lambda k: k.operator_time(veus))
-        thrifty = min(timed, key=_veu_seconds)
+        thrifty = min(timed, key=RKernel.busy_time)
         return tuple(dict.fromkeys([*ranked[: KEPT - 1], thrifty]))
 
     def _rebuilt(self, operator: ROperator, binding: Binding, tuned: TunedKernel) -> RKernel:
         tiled = replace(operator, tile=tuned.tile, family=tuned.family, config=tuned.config)
         kernel = self.backend.kernel(tiled, binding)
         return replace(kernel, alone=tuned.alone, crowded=tuned.crowded, origin=tuned.origin, compiled=tuned.resources)
-
-
-def _veu_seconds(kernel: RKernel) -> float:
-    return kernel.operator.task_count * kernel.crowded
 
 
 def _moved(kernel: RKernel, operator: ROperator) -> RKernel:

@@ -48,7 +48,7 @@ def kernels(compiled: Compiled, device: VDevice) -> str:
 
 
 def _operator_kernels(name: str, found: tuple[RKernel, ...], device: VDevice) -> str:
-    thrifty = min(found, key=lambda k: k.operator.task_count * k.crowded)
+    thrifty = min(found, key=RKernel.busy_time)
     quick = min(found, key=lambda k: k.operator_time(device.veus))
     lines = [f"operator {name}"]
     for number, k in enumerate(found):

@@ -13,7 +13,8 @@ from rammer.schedule.endings import Dag, Least, bits, components
 from rammer.schedule.place import choices, latency, levels_of
 from rammer.schedule.policy import OperatorGraph
 
-#: Dependences among operators, and (tasks, alone, crowded) of every kernel of each: what is equal in these takes as long.
+#: Dependences among operators, and (shares of vEUs, alone, crowded) of every kernel of each: what is equal in these takes as
+#: long.
 Signature: TypeAlias = "tuple[tuple[int, ...], tuple[tuple[tuple[int, float, float], ...], ...]]"
 
 
@@ -53,9 +54,9 @@ class StageClock:
         path: dict[str, float] = {}
         share = 0.0
         for name in group:
-            kernels = [(k.operator.task_count, min(k.alone, k.crowded)) for k in self.graph.kernels[name]]
-            share += min(tasks * seconds for tasks, seconds in kernels) / self.device.veus
-            alone = min(-(-tasks // self.device.veus) * seconds for tasks, seconds in kernels)
+            kernels = [(k.shares, min(k.alone, k.crowded)) for k in self.graph.kernels[name]]
+            share += min(shares * seconds for shares, seconds in kernels) / self.device.veus
+            alone = min(-(-shares // self.device.veus) * seconds for shares, seconds in kernels)
             path[name] = alone + max((path[p] for p in self.graph.after.get(name, ()) if p in path), default=0.0)
         launches = len(levels_of(group, self.graph.after)) * self.device.launch
         low = min(self._ratios, default=1.0)
@@ -78,7 +79,7 @@ class StageClock:
         return Dag.of(names, self.graph.after).pred, tuple(self._times(n) for n in names)
 
     def _times(self, name: str) -> tuple[tuple[int, float, float], ...]:
-        return tuple((k.operator.task_count, k.alone, k.crowded) for k in self.graph.kernels[name])
+        return tuple((k.shares, k.alone, k.crowded) for k in self.graph.kernels[name])
 
     @property
     def _scale(self) -> float:

@@ -28,7 +28,7 @@ def fastest(kernels: Sequence[RKernel], device: VDevice) -> RKernel:
 
 def leanest(kernels: Sequence[RKernel]) -> RKernel:
     """The resource-efficient kernel: least vEU time in all, with every vEU busy (Rammer, section 4.2)."""
-    return min(kernels, key=lambda k: k.operator.task_count * k.crowded)
+    return min(kernels, key=RKernel.busy_time)
 
 
 def spread(loads: NDArray[np.float64], tasks: int, seconds: float) -> NDArray[np.int64]:
@@ -62,7 +62,7 @@ def fill(rows: Sequence[Row], name: str, placed: Sequence[int]) -> None:
 
 def busy(kernels: Sequence[RKernel], device: VDevice) -> float:
     """Fraction of the vEUs occupied while these operators run side by side."""
-    return min(1.0, sum(k.operator.task_count for k in kernels) / device.veus)
+    return min(1.0, sum(k.shares for k in kernels) / device.veus)
 
 
 @dataclass
@@ -120,8 +120,8 @@ def side_by_side(
     """Seconds for operators that share the vEUs, waiting only for each other's results; appends tasks to ``rows``.
 
     List scheduling: level by level of the dependences among them, longest tasks first, onto the least
-    loaded vEUs or those for which they have ``affinity``. Each level costs one launch, since the executors that run in waves
-    need as many.
+    loaded vEUs or those for which they have ``affinity``; a task that keeps several busy stands in the row of one. Each level
+    costs one launch, since the executors that run in waves need as many.
     """
     chosen = {k.operator.name: k for k in kernels}
     affinity = affinity or WeightAffinity({})
@@ -134,15 +134,13 @@ def side_by_side(
             name, seconds = kernel.operator.name, kernel.task_time(share)
             ready = max((finish[p] for p in after.get(name, ()) if p in finish), default=0.0)
             free = np.maximum(loads, ready)
-            placed = affinity.place(kernel, free, seconds) if affinity.shared.get(name) else None
-            counts = (
-                spread(free, kernel.operator.task_count, seconds) if placed is None else np.bincount(placed, minlength=len(loads))
-            )
+            placed = affinity.place(kernel, free, seconds) if affinity.shared.get(name) and kernel.spread == 1 else None
+            counts = spread(free, kernel.shares, seconds) if placed is None else np.bincount(placed, minlength=len(loads))
             used = counts > 0
             loads[used] = free[used] + counts[used] * seconds
             finish[name] = float(loads[used].max(initial=ready))
             if rows is not None:
-                fill(rows, name, _spread_out(counts) if placed is None else placed)
+                fill(rows, name, _spread_out(counts)[:: kernel.spread] if placed is None else placed)
     return float(loads.max(initial=0.0)) + len(levels) * device.launch
 
 
@@ -154,10 +152,11 @@ def latency(kernels: Sequence[RKernel], after: Mapping[str, Sequence[str]], devi
     for level in levels:
         members = [chosen[n] for n in level]
         share = busy(members, device)
-        timed = [(k.task_time(share), k.operator) for k in members]
-        for seconds, operator in sorted(timed, key=lambda pair: -pair[0]):
-            ready = max((finish[p] for p in after.get(operator.name, ()) if p in finish), default=0.0)
-            loads, finish[operator.name] = _shared_out(loads, ready, operator.task_count, seconds)
+        timed = [(k.task_time(share), k) for k in members]
+        for seconds, kernel in sorted(timed, key=lambda pair: -pair[0]):
+            name = kernel.operator.name
+            ready = max((finish[p] for p in after.get(name, ()) if p in finish), default=0.0)
+            loads, finish[name] = _shared_out(loads, ready, kernel.shares, seconds)
     return max(loads) + len(levels) * device.launch
 
 
@@ -191,7 +190,7 @@ def _shared_out(loads: Mapping[float, int], ready: float, tasks: int, seconds: f
 def choices(graph: OperatorGraph, names: Sequence[str], device: VDevice) -> list[tuple[RKernel, ...]]:
     """Kernel choices for operators side by side: the fastest, and once they fill the vEUs the leanest too."""
     quick = tuple(fastest(graph.kernels[n], device) for n in names)
-    if sum(k.operator.task_count for k in quick) < device.veus:
+    if sum(k.shares for k in quick) < device.veus:
         return [quick]
     lean = tuple(leanest(graph.kernels[n]) for n in names)
     return [quick] if lean == quick else [quick, lean]

@@ -46,10 +46,10 @@ class CudaProfiler:
         if operator.task_count <= 1:
             return whole, whole
         alone = self._link_time(operator, binding, 1)
-        if operator.task_count >= sms:
-            return alone, whole / -(-operator.task_count // sms)
+        if kernel.shares >= sms:
+            return alone, whole / -(-kernel.shares // sms)
         alone = min(alone, whole)  # a clock's error: fewer tasks of one launch take no longer
-        return alone, alone + (whole - alone) * sms / operator.task_count
+        return alone, alone + (whole - alone) * sms / kernel.shares
 
     def _link_time(self, operator: ROperator, binding: Binding, tasks: int) -> float:
         """Seconds of the first ``tasks`` of an operator, without those of an empty launch."""

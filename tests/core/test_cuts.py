@@ -26,7 +26,10 @@ def test_a_stage_takes_as_long_counted_as_placed(seed: int) -> None:
     random = Random(seed)
     seconds = [random.choice([1e-6, 2e-6, random.uniform(1e-7, 9e-6)]) for _ in range(random.randint(1, 9))]
     kernels = [
-        kernel(adding(f"o{i}", random.choice([1, 3, random.randint(1, 600)]), ["x"], 1), time, time * random.uniform(1, 3))
+        replace(
+            kernel(adding(f"o{i}", random.choice([1, 3, random.randint(1, 600)]), ["x"], 1), time, time * random.uniform(1, 3)),
+            spread=random.choice([1, 1, 2, 8]),
+        )
         for i, time in enumerate(seconds)
     ]
     unit = device(random.choice([1, 8, 132, random.randint(1, 200)]))

@@ -187,6 +187,37 @@ def test_groups_of_one_stage_overlap() -> None:
     assert side_by_side(ks, after, device(2, launch=0.0)) == pytest.approx(5e-6)
 
 
+def wide(name: str, tasks: int, spread: int, seconds: float) -> RKernel:
+    return replace(simple(name, tasks, seconds), spread=spread)
+
+
+def test_tasks_that_keep_several_vEUs_busy_fill_the_device() -> None:
+    """14 tasks of 8 vEUs each are 112 of 132: two such operators take turns, and kernels that need less vEU time run beside."""
+    unit = device(132, launch=0.0)
+    fast, lean = {n: wide(n, 14, 8, 5e-6) for n in "ab"}, {n: wide(n, 56, 1, 8e-6) for n in "ab"}
+    assert fast["a"].operator_time(132) == pytest.approx(5e-6) and fast["a"].busy_time() == pytest.approx(560e-6)
+    assert side_by_side([*fast.values()], {}, unit) == pytest.approx(10e-6)
+    assert side_by_side([*lean.values()], {}, unit) == pytest.approx(8e-6)
+    assert leanest([fast["a"], lean["a"]]) is lean["a"]
+    graph = graph_of({n: [fast[n], lean[n]] for n in "ab"}, {"a": (), "b": ()})
+    for policy in some((Greedy(), Wavefront(), IOS())):
+        schedule = policy(graph, unit)
+        assert schedule.predicted == pytest.approx(8e-6) and {k.spread for k in schedule.kernels} == {1}
+        assert placed(schedule) == {(n, i): 1 for n in "ab" for i in range(56)}
+    assert placed(Wavefront(lean=0)(graph, unit)) == {(n, i): 1 for n in "ab" for i in range(14)}
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.sampled_from(sorted(policies())))
+def test_no_schedule_is_predicted_to_do_more_than_all_vEUs_can(seed: int, operators: int, policy: str) -> None:
+    random = Random(seed)
+    net = random_net(random, operators)
+    kernels = {o.name: [replace(kernel(o, 1e-6), spread=random.choice([1, 4, 8]))] for o in net.operators}
+    graph = graph_of(kernels, dict(net.after))
+    schedule = parse_policy(policy)(graph, device(13, launch=0.0))
+    assert schedule.predicted >= sum(k.busy_time() for k in schedule.kernels) / 13 * (1 - 1e-9)
+
+
 def test_task_times_depend_on_how_many_vEUs_are_busy() -> None:
     half = side_by_side([simple("a", 2, 1e-6, 3e-6)], {}, device(4, launch=0.0))
     assert half == pytest.approx(2e-6)

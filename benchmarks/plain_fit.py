@@ -2,10 +2,10 @@
 
 taskset -c 0 python benchmarks/plain_fit.py --cases 160 --seed 9001
 
-Of every operator that the latency evaluator is asked about for random memory-bound graphs the best tile and two others: so what
-is joined and its parts are both there. Least squares of relative errors, of every tile and of how tiles of one operator differ;
-errors far beyond others count less, and what starting a run takes is taken off. Every constant is pulled towards what vendors'
-tables say of the instruction, and at least a quarter of it.
+Of every operator that the latency evaluator is asked about for random memory-bound graphs the best tile and two others. Least
+squares of relative errors: of every tile, of how tiles of one operator differ, and of how an operator differs from two of its
+parts; errors far beyond others count less, and what starting a run takes is taken off. Every constant is pulled towards what
+vendors' tables say of the instruction, and at least a quarter of it.
 """
 
 from __future__ import annotations
@@ -48,21 +48,23 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 #: several at once; bytes by a core's share.
 EXPECTED: Final = {
     **{"task": 15.0, "nest": 3.0, "loop": 1.0, "nested": 0.3, "load": 0.7, "spread": 0.35, "gather": 0.7, "store": 0.7},
-    **{"operation": 0.4, "quotient": 2.0, "function": 2.3, "wait": 2.1, "fold": 0.7, "line": 0.7, "page": 1.0},
+    **{"operation": 0.4, "quotient": 2.0, "function": 2.3, "wait": 2.1, "fold": 0.7, "line": 0.7, "page": 1.0, "scatter": 0.7},
     **{"conflict": 2.0, "far_conflict": 3.0, "element": 0.3, "element_load": 0.1, "element_store": 0.3, "element_quotient": 2.0},
     **{"element_function": 2.0, "element_step": 0.5, "near_read": 0.02, "near_write": 0.02, "near_run": 0.3, "again_near": 0.01},
     **{"far_read": 0.02, "far_write": 0.02, "far_run": 2.0, "again_far": 0.02, "outer_read": 0.02, "outer_write": 0.02},
 }
-#: What the prior and differences between tiles of one operator weigh beside one operator's errors, and errors that count half.
-PRIOR, WITHIN, HALF = 0.05, 1.0, (0.3, 0.15)
+#: What the prior, differences between tiles of one operator and such from its parts weigh beside one operator's errors, and
+#: errors that count half.
+PRIOR, WITHIN, JOINED, HALF = 0.05, 1.0, 4.0, (0.3, 0.15)
 #: Seconds below which an error is one of the clock; bytes from which on a program's tensors leave every cache.
 SHORT, LARGE = 4e-6, 20e6
 
 
 @dataclass(frozen=True)
 class MeasuredTiles:
-    """An operator, tiles of it, and their seconds."""
+    """An operator of graph number ``graph``, tiles of it, and their seconds."""
 
+    graph: int
     operator: ROperator
     binding: Binding
     tiles: Sequence[tuple[int, ...]]
@@ -80,10 +82,10 @@ def asked(case: NetCase, backend: Backend) -> list[tuple[ROperator, Binding]]:
 
         return STITCH(tile, device, noted, aliases, binding, *rest)
 
-    rammer.compiler.stitch = spying
+    rammer.compiler.stitch = spying  # type: ignore[assignment, attr-defined]
     model = read_model(model_of(case.kind, case.sizes, case.tags, case.seed))
     Compiler(backend, CompileOptions(), KernelStore(None)).compile(bind(model, {}))
-    rammer.compiler.stitch = STITCH
+    rammer.compiler.stitch = STITCH  # type: ignore[attr-defined]
     return [(o, b) for o, b in found.values() if plain(o) and _nbytes(o, b) <= LARGE]
 
 
@@ -93,7 +95,7 @@ def _nbytes(operator: ROperator, binding: Binding) -> int:
 
 def measured(cases: int, random: Random, backend: Backend) -> Iterator[MeasuredTiles]:
     """The operators of so many random graphs."""
-    for case in (drawn(random) for _ in range(cases)):
+    for number, case in enumerate(drawn(random) for _ in range(cases)):
         for operator, binding in asked(case, backend):
             options = [c.operator.tile for c in generic_choices(operator, binding, backend.vdevice)]
             tiles, loaded = [*options[:1], *random.sample(options[1:], min(2, len(options) - 1))], list[Any]()
@@ -102,7 +104,7 @@ def measured(cases: int, random: Random, backend: Backend) -> Iterator[MeasuredT
                 program, constants = probe_program(tiled, binding, 1, backend.vdevice.veus, tiled.task_count)
                 loaded.append(backend.load(program, constants))
                 loaded[-1].run(random_inputs(program, np.random.default_rng(0)))
-            yield MeasuredTiles(operator, binding, tiles, fastest(loaded))
+            yield MeasuredTiles(number, operator, binding, tiles, fastest(loaded))
             for program in loaded:
                 program.close()
 
@@ -111,6 +113,19 @@ def counted(found: MeasuredTiles, device: VDevice) -> Array:
     """Cycles of each tile for a constant of 1, tile by constant."""
     tasks, tiled = PlainTasks(found.operator, found.binding, device), map(found.operator.tiled, found.tiles)
     return np.array([[o.task_count * mean.get(n, 0.0) for n in EXPECTED] for o in tiled for mean in [tasks.mean(o)]])
+
+
+def joined(found: Sequence[MeasuredTiles]) -> list[tuple[int, int, int]]:
+    """Which operators compute what two others do."""
+    places: dict[tuple[int, frozenset[str]], int] = {}
+    for i, r in enumerate(found):
+        places[r.graph, frozenset(c.name for c in r.operator.computes)] = i
+    return [
+        (whole, i, rest)
+        for (graph, computes), i in places.items()
+        for (other, wider), whole in places.items()
+        if graph == other and computes < wider and (rest := places.get((graph, wider - computes), -1)) > i
+    ]
 
 
 def solved(rows: Array, wanted: Array, start: Array, least: Array) -> Array:
@@ -122,8 +137,9 @@ def solved(rows: Array, wanted: Array, start: Array, least: Array) -> Array:
     return x
 
 
-def fitted(counts: Sequence[Array], times: Sequence[Array], short: float) -> Array:
-    """The constants, in order of ``EXPECTED``; ``times`` in cycles, of which ``short`` ones are within the clock's own error."""
+def fitted(counts: Sequence[Array], times: Sequence[Array], short: float, parts: Sequence[tuple[int, int, int]]) -> Array:
+    """The constants, in order of ``EXPECTED``; ``times`` in cycles, of which ``short`` ones are within the clock's own error.
+    ``parts`` as of ``joined``."""
     prior = np.array(list(EXPECTED.values()))
     x = prior.copy()
     for _ in range(12):
@@ -137,6 +153,11 @@ def fitted(counts: Sequence[Array], times: Sequence[Array], short: float) -> Arr
             errors = apart @ x - differ
             weights = np.sqrt(WITHIN / len(seen) / (1 + np.abs(errors) / HALF[1]))
             rows, wanted = [*rows, apart * weights[:, None]], [*wanted, differ * weights]
+        for whole, *rest in parts:
+            apart, differ = counts[whole][0] - sum(counts[i][0] for i in rest), times[whole][0] - sum(times[i][0] for i in rest)
+            scale = sum(times[i][0] for i in rest) + short
+            weight = np.sqrt(JOINED / (1 + abs(apart @ x - differ) / scale / HALF[1])) / scale
+            rows, wanted = [*rows, apart[None] * weight], [*wanted, np.array([differ * weight])]
         x = solved(np.vstack(rows), np.concatenate(wanted), x, prior / 4)
     return x
 
@@ -151,7 +172,7 @@ def main() -> int:
     found = list(measured(options.cases, Random(options.seed), backend))
     clock, start = backend.vdevice.flops / (2 * backend.vdevice.vector), min(min(r.seconds) for r in found)
     times = [(np.array(r.seconds) - start) * clock for r in found]
-    x = fitted([counted(r, backend.vdevice) for r in found], times, SHORT * clock)
+    x = fitted([counted(r, backend.vdevice) for r in found], times, SHORT * clock, joined(found))
     for name, cycles in zip(EXPECTED, x, strict=True):
         print(f'    "{name}": {cycles:.2g},')
     print(f"{sum(len(r.tiles) for r in found)} tiles of {len(found)} operators")

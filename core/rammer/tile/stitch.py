@@ -33,6 +33,8 @@ from rammer.tile.search import ranked_tiles
 BEAM, MOST_RESULTS = 4, 8
 #: By how much a move may be slower than its parts: two of them may pay where neither does alone.
 UPHILL: Final = 1.3
+#: Share of the time of its operators that a group saves at least: less is within what predictions and measurements differ by.
+LEAST_GAIN: Final = 0.01
 #: Groups within one that does not pay that are priced in its place.
 PARTS: Final = 12
 #: Plans of a region that are run beside the one without any move, where plans are run.
@@ -242,12 +244,14 @@ class _Stitcher:
             plans = sorted(moved.values(), key=_Plan.rank)[:width]
             found += plans
         paying = sorted((p for p in found if p.delta < 0), key=lambda p: p.delta)[:width]
-        shortlist = list({p.groups: p for p in (_Plan(), *paying, *(self._thinned(p, found) for p in paying))}.values())
+        offered = {p.groups: p for p in (_Plan(), *(self._thinned(p, found) for p in paying))}
+        refused = [p for p in paying if p.groups not in offered]
+        shortlist = list(offered.values())
         timed = [self._seconds(p, region) for p in shortlist]
         if together is not None and min(timed) < timed[0]:
             shortlist, timed = self._run(shortlist, timed, region, together)
         chosen = min(range(len(timed)), key=timed.__getitem__)
-        self._log(shortlist, timed, chosen)
+        self._log([*shortlist, *refused], [*timed, *(self._seconds(p, region) for p in refused)], chosen)
         return sorted(shortlist[chosen].groups, key=sorted)
 
     def _run(
@@ -273,13 +277,13 @@ class _Stitcher:
         kept = set[Members]()
         for whole in sorted(plan.groups, key=sorted):
             for group in (whole, *islice((g for g in smaller if g < whole), PARTS)):
-                if not any(group & k for k in kept) and self._gain(group) > 0:
+                if not any(group & k for k in kept) and self._pays(group):
                     kept.add(group)
         return _Plan(frozenset(kept), plan.delta)
 
-    def _gain(self, group: Members) -> float:
-        """Seconds that the latency evaluator sees saved by a group's one operator."""
-        return sum(map(self._alone, (frozenset((i,)) for i in group))) - self._alone(group)
+    def _pays(self, group: Members) -> bool:
+        """Whether a group's one operator saves enough of its members' time by the latency evaluator."""
+        return self._alone(group) < (1 - LEAST_GAIN) * sum(self._alone(frozenset((i,))) for i in group)
 
     def _alone(self, group: Members) -> float:
         operator = self.operator(group)

@@ -236,7 +236,7 @@ class CountedNest:
             if s[d] == 1:  # a port stores half of the widest vector at a time
                 found["store"] += vectors * max(1, 2 * width // device_lanes)
             else:
-                found["element_store"] += vectors * width
+                found["scatter"] += vectors * width
         for group in self.alike():
             steps = vectors * self.taps(group[0].name)
             found["loop"] += steps // max(1, group[0].reduce[-1].extent)

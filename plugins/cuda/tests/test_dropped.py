@@ -12,11 +12,24 @@ pytest.importorskip("cuda.bindings")
 
 from products import CASES
 
+from rammer.ir.program import Buffer, RProgram
+from rammer.testing.some import some
+
 from rammer_cuda import executor, hardware, resident
 from rammer_cuda.executor import CapturedGraph
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.profiler import whole_program
 from rammer_cuda.resident import Resident
+
+
+class Bytes:
+    """Memory that nobody has."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.data = nbytes, MagicMock()
+
+    def __getitem__(self, part: slice) -> tuple[Bytes, slice]:
+        return self, part
 
 
 class Notes:
@@ -85,3 +98,28 @@ def test_a_graph_is_freed_before_its_kernels(notes: Notes) -> None:
     del graph
     gc.collect()
     assert notes.freed == ["graph", "one"]
+
+
+def test_a_table_for_other_lengths_lies_in_its_programs_memory(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ports, arena and stream are one, and so is the order of runs; an arena that is too small is not."""
+    operator, binding = CASES["matmul"]
+    program, constants = whole_program(replace(operator, tile=operator.anchor.shape), binding)
+
+    def sized(count: int) -> RProgram:
+        return replace(program, buffers=(*program.buffers, Buffer("between", "float32", count, "arena", 0)))
+
+    monkeypatch.setattr(resident.cupy(), "empty", lambda nbytes, dtype: Bytes(nbytes))
+    first = Resident(sized(1024), constants, TARGETS["sm_90a"], 1)
+    for count in (1, 1024, 2048):
+        other = Resident(sized(count), constants, TARGETS["sm_90a"], 1, None, first)
+        assert other.stream is first.stream and other.order is first.order
+        ports = [b.name for b in program.buffers if b.kind in ("input", "output")]
+        assert all(other.buffers[name] is first.buffers[name] for name in some(ports))
+        assert (other.arena is first.arena) == (count <= 1024) and other.arena.nbytes >= 4 * count
+        elsewhere = MagicMock(ptr=77)
+        other.follow(elsewhere)
+        assert first.order.last is elsewhere
+        first.leave(elsewhere)
+        assert other.order.last is first.stream
+        other.close()
+        assert first.buffers and first.arena is not None

@@ -65,6 +65,8 @@ NOTE = """\
 Whole models on the GPU, `--tune {tune}`, by the graph executor unless another is named, each run twice through `run` and
 twice through a bound call; outputs equal those of a process that was not checked, bit for bit. Before that each tool found
 a fault planted in a kernel of a CUDA graph."""
+#: The first version whose racecheck knows all barriers (see above).
+LEAST = (2026, 3)
 #: "ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
 SUMMARY = re.compile(r"SUMMARY: (\d+) (?:errors?|hazards? displayed)(.*)")
 
@@ -78,6 +80,12 @@ def find_sanitizer() -> str:
     if found is None:
         raise DeviceUnavailable("compute-sanitizer is not installed", hint="pip install nvidia-cuda-sanitizer-api")
     return found
+
+
+def knows_barriers(version: str) -> bool:
+    """Whether the version, "Version 2026.4.0.0 (build 39022338)", reports no races where barriers stand between accesses."""
+    found = re.search(r"Version (\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) >= LEAST
 
 
 def run_model(key: str, tune: str, seed: int, path: Path) -> None:
@@ -183,7 +191,7 @@ def checked(sanitizer: str, tool: str, key: str, tune: str, seed: int, kept: Pat
 @click.command()
 @click.option(
     "--models",
-    default="squeezenet,lstm_tc,lstm_tc:persistent",
+    default="squeezenet,lstm_tc,lstm_tc:persistent,squeezenet:small:persistent",
     show_default=True,
     help="Keys of the zoo, with commas; with :persistent by the persistent executor; families for kernels.",
 )
@@ -216,6 +224,12 @@ def main(
     sanitizer = find_sanitizer()
     about = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
     version = next((line.strip() for line in about if "version" in line.lower()), "")
+    if "racecheck" in tools.split(",") and not knows_barriers(version):
+        least = ".".join(map(str, LEAST))
+        raise DeviceUnavailable(
+            f"{sanitizer}, {version or 'of no known version'}, reports races across barriers",
+            hint=f"pip install 'nvidia-cuda-sanitizer-api' for {least} or later, or --tools memcheck",
+        )
     rows = []
     for tool in tools.split(","):
         result, seconds = checked(sanitizer, tool, "", tune, seed, Path(), limit)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 from zoo import find
 
@@ -12,7 +14,7 @@ from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
-from rammer.errors import DeviceFailure
+from rammer.errors import DeviceFailure, DeviceUnavailable
 from rammer.frontend.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.profile.store import KernelStore
@@ -20,11 +22,11 @@ from rammer.testing.cases import KINDS, NetCase, Sampler
 from rammer.testing.single import Trial, subjects, trial_of
 from rammer.testing.some import some
 
-from rammer_cuda.emulator.launch import COMPILER
+from rammer_cuda.emulator.launch import COMPILER, HostKernel, find_race
 
 pytest.importorskip("cuda.bindings")
 
-from .cuda_on_host import HostSearch, planted, problem_of, run_cases
+from .cuda_on_host import HostSearch, on_host, planted, problem_of, run_cases
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.device import source
@@ -35,6 +37,7 @@ from rammer_cuda.persistent.dataflow import plan_words
 from rammer_cuda.persistent.shape import SHAPES, fitted
 from rammer_cuda.persistent.table import KERNEL_BITS, EntryForm, make_table
 from rammer_cuda.persistent.text import Body, kernel_text, part_function
+from rammer_cuda.source import task_kernel
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 #: What stands here for the waits of the persistent kernel: a task's are those of a launch.
@@ -62,6 +65,14 @@ def as_called(kernel: TaskKernel) -> TaskKernel:
     )
 
 
+def as_row(kernel: TaskKernel, done: str = "__syncthreads();") -> TaskKernel:
+    """A kernel that calls ``kernel`` for its task twice, as a row does for two tasks: what one reads last the next overwrites
+    first, and between them is ``done`` alone."""
+    called = as_called(kernel)
+    head, _, call = called.body.partition("\n")
+    return replace(called, body=f"{head}\n{call}{done}\n{call}")
+
+
 class Called(HostSearch):
     """The search over kernels, each called as a part."""
 
@@ -78,6 +89,45 @@ def test_a_called_kernel_computes_what_its_launch_does(seed: int) -> None:
     case = Sampler(random, 1_000, ("float32", "tf32", "float16"), kinds).next()
     count, problems = run_cases(search, case, random)
     assert count and problems == []
+
+
+@functools.cache
+def small_rows() -> tuple[list[ROperator], Binding]:
+    """Operators of a small network as a persistent kernel's tasks, one of each kernel, and their binding."""
+    model = read_model(find("squeezenet:small").build())
+    backend = open_backend(OpenOptions(target="sm_90a"))
+    assert isinstance(backend, CudaBackend)
+    (segment,) = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(model, {}).segments
+    assert isinstance(segment, ProgramSegment)
+    program = fitted(segment.program, Binding.of(segment.program, segment.constants), backend.gpu).program
+    binding, kinds = Binding.of(program, segment.constants), dict[str, ROperator]()
+    for o in program.operators:
+        if kernel := callable_part(o, binding):
+            kinds.setdefault(kernel.entry, o)
+    return list(kinds.values()), binding
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("number", range(25))
+def test_tasks_of_a_row_share_a_blocks_memory_without_a_race(number: int) -> None:
+    """By ThreadSanitizer: one task after the other, each waiting by its own threads' barrier and the block's behind it."""
+    operators, binding = small_rows()
+    operator = operators[number % len(operators)]
+    assert race_of(as_row(task_kernel(operator, binding)), binding) == "", operator.head()
+
+
+def test_a_row_without_its_barrier_is_a_race() -> None:
+    operators, binding = small_rows()
+    operator = next(o for o in operators if o.family == "gemm_tf32x3")
+    assert "data race" in race_of(as_row(task_kernel(operator, binding), done=""), binding)
+
+
+def race_of(kernel: TaskKernel, binding: Binding) -> str:
+    values = {a.tensor: np.ones(binding.types[a.tensor].shape, np.float32) for a in kernel.arguments if not a.written}
+    try:
+        return find_race(HostKernel.of(kernel, binding, values, on_host(kernel)))
+    except DeviceUnavailable as problem:
+        pytest.skip(str(problem))
 
 
 def test_what_no_task_writes_is_said_to_be_constant() -> None:
@@ -200,6 +250,24 @@ def test_auto_tries_programs_without_cells(graph: float, persistent: float, chos
     opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
     assert isinstance(opened, Fake) and opened.seconds == (persistent if chosen == "persistent" else graph)
     assert written == [chosen] and [s.program.veus for s in built] == ([backend.gpu.sms * built[0].blocks] if graph else [])
+
+
+@pytest.mark.parametrize("times, tried", [(0.95, True), (0.85, False)])
+def test_auto_tries_rows_that_are_predicted_to_take_little_more(
+    times: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph takes so many times what the rows are predicted to take."""
+    from rammer_cuda import select
+
+    backend, segment = segment_of("resnext29_branches:small")
+    seconds = times * fitted(segment.program, Binding.of(segment.program, segment.constants), backend.gpu).program.predicted
+    built = list[Fake]()
+    monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(seconds))
+    monkeypatch.setattr(select, "PersistentProgram", lambda *given: built.append(Fake(seconds / 2)) or built[0])
+    monkeypatch.setattr(select.Cached, "read", lambda self: None)
+    monkeypatch.setattr(select.Cached, "write", lambda self, value: None)
+    opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
+    assert (opened in built) is tried and len(built) == tried
 
 
 def test_auto_keeps_the_graph_where_a_wait_of_the_rows_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:

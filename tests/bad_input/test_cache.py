@@ -22,8 +22,11 @@ import rammer
 from rammer.compiled.artifact import save_artifact
 from rammer.compiled.files import cache_text
 from rammer.compiled.unpack import load_artifact
+from rammer.device.manifest import OpenOptions
 from rammer.ir.data import loads
 from rammer.profile.store import KernelStore, TunedKernel, key_of
+
+from rammer_toy import ToyBackend
 
 # --- the cache ----------------------------------------------------------------------------------------
 
@@ -116,6 +119,22 @@ def test_programs_of_other_device_options_are_kept_beside_each_other(tmp_path: P
         rammer.compile(path, device="toy", options=options).run(given)
     assert len(list(own_cache.glob("programs/*.rammer"))) == len(ways)
     assert capsys.readouterr().err == ""
+
+
+def test_programs_of_some_of_a_units_cores_are_kept_beside_those_of_all(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one core of a CPU was given ran on one of two, too."""
+    path, given, begin = saved(tmp_path / "m.onnx", model()), arrays(np.random.default_rng(0)), ToyBackend.__init__
+    for cores in (1, 2, 1, 2):
+
+        def begun(self: ToyBackend, options: OpenOptions, cores: int = cores) -> None:
+            begin(self, options)
+            self.vdevice = replace(self.vdevice, veus=cores)
+
+        monkeypatch.setattr(ToyBackend, "__init__", begun)
+        rammer.compile(path, device="toy").run(given)
+    assert len(list(own_cache.glob("programs/*.rammer"))) == 2
 
 
 def test_a_kept_program_is_that_of_its_name(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:

@@ -11,7 +11,7 @@ from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import RProgram
 from rammer.plan.waits import dependences, plan_waits
 from rammer.profile.probe import OwnTensors
-from rammer.profile.store import KernelStore, key_of
+from rammer.profile.store import KernelStore, key_of, unit_key
 from rammer.profile.tune import MEASURED, Tuner
 from rammer.schedule.place import Row, side_by_side
 from rammer.schedule.policy import Schedule, rows_of
@@ -56,7 +56,7 @@ class StageTimer:
         inside = dependences(operators, self.binding.storages)
         edges = [(place[p], i) for i, o in enumerate(operators) for p in inside[o.name]]
         shared = [sorted(place[p.name] for p in operators if set(p.inputs) & set(o.inputs)) for o in operators]
-        key = key_of(self.backend.fingerprint, "stage", str(edges), str(shared), *map(self.binding.key, operators))
+        key = key_of(unit_key(self.backend), "stage", str(edges), str(shared), *map(self.binding.key, operators))
         known = self.store.seconds(key)
         if known is None:
             made = stage_program(kernels, self.binding, self.backend.vdevice)

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from rammer.device.manifest import Backend
 from rammer.ir.data import loads
 from rammer.ir.operator import Resources
 from rammer.profile.folder import cache_folder
@@ -41,6 +42,11 @@ class TunedKernel:
     alone: float
     crowded: float
     origin: str
+
+
+def unit_key(backend: Backend) -> str:
+    """What is kept for a unit is kept for as many of its vEUs: a process may have some of a CPU's cores."""
+    return f"{backend.fingerprint} {backend.vdevice.veus}"
 
 
 def key_of(*parts: str) -> str:

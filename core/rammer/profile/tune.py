@@ -18,7 +18,7 @@ from rammer.device.manifest import Backend, Binding, Preparing
 from rammer.errors import DeviceFailure, blamed
 from rammer.ir.operator import RKernel, ROperator
 from rammer.profile.aside import TaskTimer
-from rammer.profile.store import KernelStore, TunedKernel, key_of
+from rammer.profile.store import KernelStore, TunedKernel, key_of, unit_key
 
 #: Candidates measured and kept, by ``--tune`` level.
 MEASURED = {"off": 0, "quick": 4, "full": 12}
@@ -110,7 +110,7 @@ class Tuner:
         return Lazily(chain(best.values(), own, (o for o in extra if o is not best[o.family])))
 
     def _key(self, sign: str) -> str:
-        return key_of(self.backend.fingerprint, sign, self.level, self.extensions)
+        return key_of(unit_key(self.backend), sign, self.level, self.extensions)
 
     def _find(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
         key = self._key(sign)

@@ -18,7 +18,7 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.errors import BadInput, warn
 from rammer.ir.content import digest
-from rammer.profile.store import key_of
+from rammer.profile.store import key_of, unit_key
 from rammer.runtime.keys import BOUND, SPANS, ShapeKey
 from rammer.runtime.source import Head, ModelSource
 
@@ -58,7 +58,7 @@ class KeptPrograms:
         parts = (
             self.source.digest,
             repr(what),
-            self.backend.fingerprint,
+            unit_key(self.backend),
             self.device,
             repr(sorted(self.device_options.items())),
             options.policy,

@@ -278,6 +278,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--checks", type=int, help="lengths to compare with ONNX Runtime (all)")
     made.add_argument("--cache", type=Path, help="a folder with kernels and programs of earlier runs (an empty one)")
     made.add_argument("--markdown", type=Path, help="the page; its records are beside it, as .jsonl")
+    made.add_argument("--most", type=int, default=0, metavar="N", help="the greatest length, instead of the model's")
     made.add_argument("--edges", action="store_true", help="lengths that favour the ends of programs, instead of even ones")
     made.add_argument("--keep", action="store_true", help="what the records say of other models stays")
     return made
@@ -299,6 +300,7 @@ def settled(args: argparse.Namespace) -> argparse.Namespace:
 def measured(args: argparse.Namespace, page: Page) -> None:
     """The models, each with its share of the time that is left."""
     models, start = [find_ranged(k) for k in args.models.split(",") if k], time.perf_counter()
+    models = [m.until(args.most) for m in models] if args.most else models
     for number, model in enumerate(models):
         now = time.perf_counter()
         end = now + max(start + args.budget - now, 0.0) / (len(models) - number)

@@ -44,6 +44,13 @@ class Open:
         below = {n: b if b <= 2 else few for n, b in self.below.items()}
         return replace(self, span=(self.span[0], most), arguments=arguments, below=below)
 
+    def until(self, most: int) -> Open:
+        """The same, or its small form, for lengths up to ``most``. BadInput where that is no range, or more than the model's."""
+        low, high = RANGED[self.key.removesuffix(":small")].span
+        if not low < most <= high:
+            raise BadInput(f"{most} is no greatest length of {self.key}", hint=f"from {low + 1} to {high}")
+        return replace(self, span=(self.span[0], most))
+
     def narrow(self) -> Open:
         """The small form."""
         found = self.sized(**self.small)

@@ -202,6 +202,15 @@ def test_what_cannot_be_asked_is_refused() -> None:
     assert (asked().memory, asked("--budget", "3").memory, asked("--budget", "3", "--memory", "3").memory) == (4, 0, 3)
 
 
+def test_a_greatest_length_may_be_given() -> None:
+    """Within the model's range, of small forms, too."""
+    assert find_ranged("bert_base:small").until(128).span == (1, 128)
+    assert find_ranged("gpt2").until(5).arguments == find_ranged("gpt2").arguments
+    for key, most in some([("bert_base:small", 513), ("gpt2", 64), ("resnet50:small", 33), ("gpt2", 0), ("resnet50", 1)]):
+        with pytest.raises(BadInput, match=f"{most} is no greatest length"):
+            find_ranged(key).until(most)
+
+
 def test_other_models_are_refused() -> None:
     assert set(TABLES["ranges"].keys) == {*RANGED}
     with pytest.raises(BadInput, match="alexnet"):

@@ -75,6 +75,15 @@ def deep(rng: np.random.Generator) -> RangedModel:
     return RangedModel(parsed(text), {"seq": (1, 70)})
 
 
+def weights(rng: np.random.Generator) -> RangedModel:
+    """Constants that fill no tile and no block of products: of a product, and of convolutions with taps and with few channels."""
+    text = """weights (float[seq, 70] x, float[seq, 36, 4, 4] i)
+        => (float[seq, 90] y, float[seq, 20, 2, 2] z, float[seq, 12, 3, 3] t) {
+        p = MatMul(x, a)  y = Add(p, b)  z = Conv(i, c)  q = Conv(i, d)  t = Relu(q) }"""
+    shapes = {"a": (70, 90), "b": (90,), "c": (20, 36, 3, 3), "d": (12, 36, 2, 2)}
+    return RangedModel(parsed(text, **{n: rng.standard_normal(s, np.float32) / 6 for n, s in shapes.items()}), {"seq": (1, 150)})
+
+
 #: What kernels of this device meet besides what those of every device do.
 MODELS: dict[str, Callable[[np.random.Generator], RangedModel]] = {
     **RANGED,
@@ -82,6 +91,7 @@ MODELS: dict[str, Callable[[np.random.Generator], RangedModel]] = {
     "rows": rows,
     "heads": heads,
     "deep": deep,
+    "weights": weights,
 }
 
 

@@ -6,7 +6,7 @@ its result is either one value a row or one value for every element of the rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rammer.codegen.layout import heads
@@ -156,12 +156,34 @@ def accesses(form: RowForm) -> Accesses:
     inlined = {c.name: c for c in form.operator.computes if not c.reduce}
     bodies = [ex.substitute(c.body, form.reduced(c, rows, elements)) for c in form.reductions]
     bodies += [Load(name, point) for name in form.operator.outputs if name in inlined]
-    bodies = [expanded(body, inlined) for body in bodies]
+    loads, outside = _reads(bodies, inlined)
     computed = {c.name for c in form.reductions}
-    loads = [n for body in bodies for n in _outer_loads(body) if n.tensor not in computed]
-    loads += [Load(name, point) for name in form.operator.outputs]
-    outside = frozenset[str]().union(*(_outside(body) for body in bodies))
-    return Accesses(rows, elements, tuple(dict.fromkeys(loads)), outside)
+    found = [ld for ld in loads if ld.tensor not in computed] + [Load(name, point) for name in form.operator.outputs]
+    return Accesses(rows, elements, tuple(dict.fromkeys(found)), frozenset(outside))
+
+
+def _reads(bodies: Iterable[Expr], inlined: Mapping[str, Compute]) -> tuple[list[Load], set[str]]:
+    """Loads of what is in memory, and the axes used outside any load, when every unpadded load of a producer in ``inlined`` is
+    what the producer computes there. No such expression is built, since one that reads a producer twice, which does so, too,
+    doubles with each of them; and indices are left as they are."""
+    found, outside, seen = dict[Load, None](), set[str](), set[Load]()
+
+    def visit(e: Expr) -> None:
+        if not isinstance(e, Load):
+            kids = ex.children(e)
+            outside.update(() if kids else ex.axes_of(e))
+            for kid in kids:
+                visit(kid)
+        elif e.fill is not None or e.tensor not in inlined:
+            found[e] = None
+        elif e not in seen:
+            seen.add(e)
+            c = inlined[e.tensor]
+            visit(ex.substitute(c.body, dict(zip((a.name for a in c.axes), e.indices, strict=True))))
+
+    for body in bodies:
+        visit(body)
+    return list(found), outside
 
 
 def step(load: Load, strides: tuple[int, ...], axis: Ref) -> int | None:
@@ -193,15 +215,3 @@ def _walks(load: Load, strides: Mapping[str, tuple[int, ...]], elements: tuple[R
     steps = [step(load, strides[load.tensor], e) for e in elements]
     fixed = [s for s in steps if s is not None]
     return len(fixed) == len(steps) and all(a == b * n for a, b, n in zip(fixed, fixed[1:], extents[1:], strict=False))
-
-
-def _outer_loads(e: Expr) -> list[Load]:
-    return [e] if isinstance(e, Load) else [n for k in ex.children(e) for n in _outer_loads(k)]
-
-
-def _outside(e: Expr) -> set[str]:
-    """Axes used outside any load."""
-    if isinstance(e, Load):
-        return set()
-    kids = ex.children(e)
-    return {n for k in kids for n in _outside(k)} if kids else ex.axes_of(e)

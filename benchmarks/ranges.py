@@ -8,13 +8,13 @@ BERT-base for sequences of 1 to 512, GPT-2 for one token after 0 to 63, ResNet-5
 (``zoo/ranged.py``). Three steps, in this order:
 
 1. memory: rammer runs alone, at ``--memory`` lengths, twice: what is compiled and what memory it takes (with ``--budget``: none);
-2. times: at the first ``--exact`` lengths, runs of the range's program and of one compiled for the length alone take turns. Then,
-   for one of ``--peers`` after the other and at all lengths, runs of the range's program and of the peer do. Lengths come in a
-   fixed order (with peers 0 and 1 last, which torch compiles anew) in which the first ones, however many, are spread evenly over
-   the range. With ``--edges`` they are the longest, one between, the shortest, then edges of the programs and others by turns.
-   No length is begun once the model's share of ``--budget`` seconds has passed (with peers, ``--peers-budget`` seconds more);
-   what is compiled counts, and is told apart as seconds of first calls. With ``--ahead N``, N processes at a time compile what
-   is timed before anything is;
+2. times: at the first ``--exact`` lengths, runs of the range's program and of one compiled for the length alone take turns.
+   Then, for one of ``--peers`` after the other and at all lengths, or the first ``--beside``, runs of the range's program and
+   of the peer do. Lengths come in a fixed order (with peers 0 and 1 last, which torch compiles anew) in which the first ones,
+   however many, are spread evenly over the range. With ``--edges`` they are the longest, one between, the shortest, then edges
+   of the programs and others by turns. No length is begun once the model's share of ``--budget`` seconds has passed (with
+   peers, ``--peers-budget`` seconds more); what is compiled counts, and is told apart as seconds of first calls. With ``--ahead
+   N``, N processes at a time compile what is timed before anything is;
 3. errors: results of the range's ends and of the first lengths, ``--checks`` in all, are compared with ONNX Runtime's, whatever
    the budget.
 
@@ -172,7 +172,7 @@ class Measuring:
                 self.turns(length, [mine, alone])
             finally:
                 alone.close()
-        late = sorted(self.lengths, key=lambda length: length <= 1)
+        late = sorted(self.lengths[: self.args.beside], key=lambda length: length <= 1)
         for name, make in self.peers(exe).items():
             for length in self.within(self.args.peers_budget, f"beside {name}", late):
                 self.ran(exe, length)
@@ -271,6 +271,7 @@ def parser() -> argparse.ArgumentParser:
     for name, value in {"--seed": SEED, "--lengths": 100, "--exact": 8, "--rounds": 5, "--threads": 0}.items():
         made.add_argument(name, type=int, default=value)
     made.add_argument("--budget", type=float, default=math.inf, help="seconds after which no length is begun to be timed")
+    made.add_argument("--beside", type=int, metavar="N", help="lengths to time beside peers (all)")
     made.add_argument("--peers-budget", type=float, default=0.0, help="seconds more for peers")
     made.add_argument("--ahead", type=int, default=0, metavar="N", help="compile ahead, N programs at a time")
     made.add_argument("--peers", help=f"with commas, of {', '.join(PEERS)}; none for rammer alone (the device's)")

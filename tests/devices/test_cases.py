@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from ranged_models import RANGED, RangedModel
+from ranged_models import RANGED, RangedModel, parsed
 
 import rammer
 from rammer.compiled.artifact import save_artifact
@@ -81,6 +81,31 @@ def test_every_case_is_right(
     bound.close()
     for run in runs:
         run.close()
+
+
+def test_operators_that_are_alike_are_asked_about_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """By part; and each of them gets what the first did."""
+    lines = "".join(f"a{i} = MatMul({f'h{i - 1}' if i else 'x'}, w{i})  h{i} = Softmax<axis = 0>(a{i})  " for i in range(5))
+    weights = {f"w{i}": rng.standard_normal((8, 8)).astype(np.float32) for i in range(5)}
+    model = RangedModel(parsed(f"layers (float[seq, 8] x) => (float[seq, 8] h4) {{ {lines} }}", **weights), {"seq": (1, 60)})
+    exe = drawn("ipu_sim", model, monkeypatch, rng)
+    recast, asked = exe.backend.recast, list[str]()  # type: ignore[attr-defined]
+
+    def counted(operator: ROperator, binding: Binding, within: float) -> Any:
+        asked.append(binding.key(operator))
+        return recast(operator, binding, within)
+
+    monkeypatch.setattr(exe.backend, "recast", counted)
+    exe.prepare(model.inputs({"seq": 60}, rng))
+    (segment,) = next(iter(exe.cache.values())).compiled.segments
+    assert isinstance(segment, ProgramSegment) and segment.cases is not None
+    assert len(set(asked)) == len(asked) < 3 * sum(bool(o.lengths) for o in segment.program.operators)
+    for table in some(segment.cases.tables):
+        found, binding = dict[str, set[object]](), Binding.of(table, segment.constants)
+        for o, first in zip(table.operators, segment.program.operators, strict=True):
+            found.setdefault(binding.key(replace(first, tile=(), family="", config=())), set()).add((o.tile, o.family, o.config))
+        assert all(len(forms) == 1 for forms in found.values())
+    exe.close()
 
 
 def test_parts_of_a_range(rng: np.random.Generator) -> None:

@@ -6,7 +6,7 @@ one runs is a matter of time alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -82,7 +82,7 @@ class _Tables:
         until, tables, known = list[int](), list[RProgram](), {program.operators: program}
         for part in parted(span, self.cased.cases):
             at = replace(binding, parts=priced_at(part, span[1]))
-            operators = tuple(self.cased.recast(o, at, WORTH) if o.lengths else o for o in program.operators)
+            operators = tuple(self.recast(program.operators, at))
             if operators not in known:
                 known[operators] = self.table(program, operators, at)
             if tables and tables[-1] is known[operators]:
@@ -92,6 +92,17 @@ class _Tables:
                 tables.append(known[operators])
         shorter = Cases(ranged.lengths[symbol], tuple(until[:-1]), tuple(tables[:-1])) if len(tables) > 1 else None
         return replace(segment, program=tables[-1], cases=shorter)
+
+    def recast(self, operators: Iterable[ROperator], binding: Binding) -> Iterator[ROperator]:
+        """Each as the device wants it at the lengths of ``binding``, which is asked once for all that are alike."""
+        known = dict[str, ROperator]()
+        for o in operators:
+            if not o.lengths:
+                yield o
+                continue
+            sign = binding.key(o)
+            found = known.get(sign) or known.setdefault(sign, self.cased.recast(o, binding, WORTH))
+            yield replace(o, tile=found.tile, family=found.family, config=found.config)
 
     def table(self, program: RProgram, operators: Sequence[ROperator], binding: Binding) -> RProgram:
         """``program`` by these tilings of its operators."""

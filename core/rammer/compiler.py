@@ -22,7 +22,7 @@ from rammer.compiled.segments import Compiled, ProgramSegment, Segment
 from rammer.compiled.uses import Uses
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reused_constants
-from rammer.device.repeating import repeats
+from rammer.device.repeating import between, repeats
 from rammer.errors import DeviceFailure, blamed
 from rammer.frontend.appending import Appended, appended, merged
 from rammer.frontend.bind import bind_until
@@ -171,13 +171,10 @@ class Compiler:
             return self.rewritten(graph, tuple(p for p in self.passes if p.name not in without))[0]
 
     def _open_steps(self, without: Collection[str]) -> OpenSteps:
-        """NoRange on devices that do not repeat programs."""
-        if not repeats(self.backend):
-            raise NoRange(
-                "recurrent layers have other steps at other lengths, and the device does not repeat programs",
-                hint="each shape is compiled on its own",
-            )
-        return OpenSteps(self.lowerings, lambda g, ranged: self._without(g, without if ranged else ()), self.program)
+        def rewritten(graph: Graph, ranged: bool) -> Graph:
+            return self._without(graph, without if ranged else ())
+
+        return OpenSteps(self.lowerings, rewritten, self.program, between(self.backend))
 
     def compile(self, graph: Graph, kept: Mapping[str, str] = NOTHING) -> Compiled:
         """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""

@@ -13,6 +13,7 @@ from ranged_models import RANGED
 from rammer import compile as open_model
 from rammer.compiler import Compiler
 from rammer.errors import BadInput
+from rammer.ir.program import RProgram
 from rammer.testing.some import some
 
 Array = np.ndarray
@@ -37,7 +38,9 @@ def test_commands_take_ranges(model: Path, rammer: Command) -> None:
     done = rammer("inspect", model, "--device", "ipu_sim", "--stage", "program", "--shape", "seq=1..9")
     assert done.code == 0, done.err
     assert "ends" in done.out
-    assert "length_seq" in done.out
+    assert done.out.startswith("# length_seq is seq: seq=6..9 of seq=1..9, which takes 3 programs\n")
+    (line,) = RProgram.parse(done.out).inputs[-1:]
+    assert line.tensor == "length_seq"
 
 
 @pytest.mark.parametrize(

@@ -180,11 +180,12 @@ def test_turns_leave_out_what_is_beyond() -> None:
         assert begins == want + want[::-1]
 
 
-def test_turns_have_as_many_steps_as_pay() -> None:
+@pytest.mark.parametrize("between", [2, 4])
+def test_turns_have_as_many_steps_as_pay(between: int) -> None:
     for least, most in ((1, 1), (1, 8), (5, 9), (33, 64), (313, 625), (2501, 5000), (1, 10**6)):
-        turn = turn_for(least, most)
+        turn = turn_for(least, most, between)
         assert 1 <= turn <= min(64, most) and -(-most // turn) * turn < most + turn
-    assert turn_for(2501, 5000) == 64 and turn_for(1, 8) < 8
+    assert turn_for(2501, 5000, 2) == 64 and turn_for(1, 8, 2) < 8
 
 
 class OnHost(RepeatedLaunch):

@@ -18,7 +18,7 @@ from rammer.profile.store import KernelStore
 from rammer.report.spread import describe_spread
 from rammer.report.stages import STAGES, write_dump
 from rammer.runtime.checks import check_inputs
-from rammer.runtime.lengths import Lengths
+from rammer.runtime.lengths import Lengths, scope
 from rammer.runtime.source import open_source
 from rammer.runtime.spread_session import check_spread, open_shapes, options_for, placed, several
 
@@ -69,7 +69,11 @@ def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...],
             click.echo(_spread(model, names, printed, (shapes, request), sink), nl=False)
             return
         exe = opened(model, device, request, sink)
-        compiled = exe.compile_only(parse_shapes(shapes))
+        compiled = exe.compile_only(given := parse_shapes(shapes))
+    if compiled.ranged is not None:
+        spans = exe.lengths.spans_of(exe.head.inputs, exe.lengths.greatest(exe.head.inputs, given))
+        symbols = ", ".join(f"{tensor} is {dim}" for dim, tensor in compiled.ranged.lengths.items())
+        click.echo(f"# {symbols}: {scope(exe.lengths, spans)}")
     click.echo(STAGES[printed.stage](compiled, exe.backend.vdevice))
     if printed.dump is not None:
         for path in write_dump(printed.dump, compiled, exe.backend.vdevice):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiled.uses import Uses
+from rammer.device.repeating import Between
 from rammer.errors import BadInput
 from rammer.frontend.appending import Appended, appended
 from rammer.frontend.ending import Ended, interleaved
@@ -39,6 +40,7 @@ class OpenSteps:
     lowerings: Lowerings
     rewritten: Callable[[Graph, bool], Graph]
     program: Callable[[ComputeGraph, tuple[Port, ...], tuple[Port, ...], Ended | None], ProgramSegment]
+    between: Between | None  #: What is between two turns; None where the device does not repeat programs.
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,12 @@ def open_programs(
     points: Sequence[Point], graphs: Sequence[Graph], spans: Mapping[str, tuple[int, int]], steps: OpenSteps
 ) -> Opened:
     """The programs of graphs with ``open_layers``. NoRange where there are none for all lengths."""
-    extents = open_layers(points, graphs)
+    extents, between = open_layers(points, graphs), steps.between
+    if between is None:
+        what = "recurrent layers have other steps at other lengths, and the device does not repeat programs"
+        raise NoRange(what, hint=_APART)
     least, ahead = {d: low for d, (low, _) in spans.items()}, [layers(g)[0] for g in graphs]
-    sizes = {n: size_of(ahead[0], n, e.at(least), e.at(points[0]), _plain(e)) for n, e in extents.items()}
+    sizes = {n: size_of(ahead[0], n, (e.at(least), e.at(points[0])), _plain(e), between) for n, e in extents.items()}
     same = {n for n in ahead[0].constants if begins_alike([g.constants.get(n) for g in ahead])}
     made = [opened(g, sizes, same) for g in ahead]
     stacks = [{s.node.outputs: s for s in found} for _, found in made]

@@ -12,7 +12,7 @@ from rammer.frontend.lowering import CannotLower, Lowering
 from rammer.frontend.lowerings.activation import sigmoid_of, softplus_of
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
-from rammer.ir.expr import Const, Expr, Load, Op, Table
+from rammer.ir.expr import Cast, Const, Expr, Load, Op, Table
 from rammer.ir.pieces import piecewise
 
 Activation = Callable[[Expr], Expr]
@@ -25,6 +25,7 @@ class Recurrence:
     ctx: Lowering
     gates: int
     gated: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
+    going: list[str] = field(default_factory=list, repr=False, compare=False)  #: Which sequences have each step.
 
     def __post_init__(self) -> None:
         """BadInput where ``hidden_size`` and the weights contradict each other: ONNX infers shapes from the attribute alone."""
@@ -191,11 +192,21 @@ class Recurrence:
             return None
         lengths = self.ctx.graph.constant(self.ctx.input(4))
         if lengths is None:
-            kind = self.ctx.type(self.ctx.input(4)).dtype
-            return Op("lt", (Const(step, kind), self.ctx.load(self.ctx.input(4), "b")))
+            return self.ctx.load(self._going(step), "b")
         if all(int(n) > step for n in lengths):
             return None
         return Table(tuple(int(n) > step for n in lengths), ex.as_index("b"), "bool")
+
+    def _going(self, step: int) -> str:
+        """Which sequences of the batch have ``step``, ``[b]``: a part of what is computed once for all steps, so that the
+        kernels of all steps are one."""
+        ctx = self.ctx
+        if not self.going:
+            kind = ctx.type(ctx.input(4)).dtype
+            test = Op("lt", (Cast(kind, ex.Ref("t")), ctx.load(ctx.input(4), "b")))
+            whole = ctx.emit((Axis("t", self.steps), self.batch), test, into="going")
+            self.going.extend(ctx.emit((self.batch,), ctx.load(whole, t, "b"), into=f"going{t}") for t in range(self.steps))
+        return self.going[step]
 
     def kept(self, mask: Expr | None, new: Expr, old: Expr) -> Expr:
         """``new`` where the sequence goes on, else ``old``."""

@@ -113,10 +113,11 @@ def _repeat_lines(repeat: Repeat) -> list[str]:
 
 
 def parse_parts(text: str) -> ProgramParts:
-    """Read what ``format_parts`` wrote; ValueError names the first line that is wrong."""
+    """Read what ``format_parts`` wrote, with lines of comment (``#``) or without; ValueError names the first line that is
+    wrong."""
     reader = _Reader()
     for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
+        if line.strip() and not line.startswith("#"):
             try:
                 reader.feed(line.strip())
             except ValueError as problem:

@@ -28,8 +28,6 @@ from rammer.passes.rewrite import rebuilt
 from rammer.passes.roll import MadeNodes
 from rammer.passes.stacks import STATES
 
-#: Light steps that take as long as what is between two turns.
-LIGHT_BETWEEN: Final = 32
 #: Operators that one with steps of its own counts for.
 HEAVY: Final = 32
 
@@ -147,12 +145,12 @@ class _Ahead:
 # --- turns ------------------------------------------------------------------------------------------
 
 
-def steps_of_turn(node: Node, least: int, most: int) -> int:
-    """Steps of a turn of a loop that takes ``least`` to ``most`` of them."""
+def steps_of_turn(node: Node, least: int, most: int, between: int) -> int:
+    """Steps of a turn of a loop that takes ``least`` to ``most`` of them; what is ``between`` two takes as long as so many."""
     body = graph_of(node.attributes["body"])
     found = [n for g in checks.graphs_below([body]) for n in g.node]
     size = sum(HEAVY if n.op_type in (*STATES, "Loop", "Scan") else 1 for n in found) + len(body.output)
-    turn = min(MOST_STEPS, max(MOST_UNROLLED // size, 1), isqrt(LIGHT_BETWEEN * (max(least, 1) + most)), most)
+    turn = min(MOST_STEPS, max(MOST_UNROLLED // size, 1), isqrt(between * (max(least, 1) + most)), most)
     turn = max(turn, 1)
     return -(-most // -(-most // turn))
 

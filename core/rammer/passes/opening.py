@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from rammer.device.repeating import Between
 from rammer.errors import BadInput
 from rammer.frontend.rolled import DOMAIN, TURNS, RolledTurn, rolled_turn
 from rammer.ir.graph import Graph, Node, Value
@@ -27,15 +28,14 @@ from rammer.passes.rewrite import rebuilt
 from rammer.passes.roll import MOST_TURN, Rolling, in_order
 from rammer.passes.stacks import Stack, first_stack, is_cell, steps_of
 
-#: Steps that take as long as what is between two turns: a run computes whole turns, half of one in vain, and begins each of them.
-BETWEEN: Final = 2
 #: The input of a turn that says how many steps all turns have.
 _STEPS: Final = "turn.steps"
 
 
-def turn_for(least: int, most: int) -> int:
-    """Steps of a turn for sequences of ``least`` to ``most`` steps: of so many in the middle, turns that take the least time."""
-    turn = max(min(MOST_TURN, isqrt(BETWEEN * (max(least, 1) + most)), most), 1)
+def turn_for(least: int, most: int, between: int) -> int:
+    """Steps of a turn for sequences of ``least`` to ``most`` steps: of so many in the middle, turns that take the least time. A
+    run computes whole turns, half of one in vain, and what is ``between`` two takes as long as so many steps."""
+    turn = max(min(MOST_TURN, isqrt(between * (max(least, 1) + most)), most), 1)
     return -(-most // -(-most // turn))
 
 
@@ -59,10 +59,13 @@ class OpenSize:
         return -(-self.most // self.turn)
 
 
-def size_of(graph: Graph, title: str, least: int, most: int, plain: bool) -> OpenSize:
-    """That of a layer or loop in ``graph``."""
+def size_of(graph: Graph, title: str, span: tuple[int, int], plain: bool, between: Between) -> OpenSize:
+    """That of a layer or loop in ``graph`` with so many steps."""
+    least, most = span
     loop = next((n for n in graph.nodes if is_loop(n) and loop_title(n) == title), None)
-    return OpenSize(most, turn_for(least, most) if loop is None else steps_of_turn(loop, least, most), plain)
+    if loop is None:
+        return OpenSize(most, turn_for(least, most, between.cells), plain)
+    return OpenSize(most, steps_of_turn(loop, least, most, between.light), plain)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from rammer.frontend.reader import Model
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: Shapes of runs whose program is known without another look at the ranges.
+MOST_NOTED = 4096
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Executable:
     seen: Seen = field(default_factory=Seen)
     contents: Contents = field(default_factory=Contents, repr=False)  #: Constants of all programs, equal ones once.
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
+    _ranges: dict[tuple[tuple[str, tuple[int, ...]], ...], ShapeKey] = field(default_factory=dict, repr=False)
     owner: bool = False  #: Whether ``close`` closes ``backend``, too: nobody else has it.
 
     def __post_init__(self) -> None:
@@ -195,7 +198,9 @@ class Executable:
 
     def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
         """Compile and load for these input shapes, or return what is cached. It may be freed when others are needed."""
-        lengths = self.lengths
+        lengths, at = self.lengths, tuple(shapes.items())
+        if (key := self._ranges.get(at)) is not None and lengths.spans and (known := self.residents.find(key)) is not None:
+            return known
         if not lengths.spans and self.seen.on:
             lengths = self.seen.learned(self.head.inputs, shapes)
             alone = self.residents.find(tuple(sorted(shapes.items())))
@@ -206,6 +211,12 @@ class Executable:
         spans = lengths.spans_of(self.head.inputs, shapes)
         found = self._ranged(lambda: self._specialised(shapes, spans, lengths), spans) if spans else None
         return found or self._specialised(shapes, {}, FIXED)
+
+    def _noted(self, shapes: tuple[tuple[str, tuple[int, ...]], ...], key: ShapeKey) -> None:
+        """Runs of these shapes need not ask again which program of the given ranges serves them."""
+        if len(self._ranges) >= MOST_NOTED:
+            self._ranges.clear()
+        self._ranges[shapes] = key
 
     def _ranged(self, make: Callable[[], Specialised], spans: Mapping[str, Span]) -> Specialised | None:
         """The program for a range that ``make`` gives; None where there is none, and each shape is compiled on its own now."""
@@ -226,6 +237,8 @@ class Executable:
         key = key_for(longest, spans, lengths.derived)
         found = self.residents.find(key)
         if found is not None:
+            if spans and lengths is self.lengths:
+                self._noted(tuple(shapes.items()), key)
             return found
 
         def compiled() -> Compiled:

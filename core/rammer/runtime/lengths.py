@@ -139,9 +139,14 @@ def told(lengths: Lengths, spans: Mapping[str, Span], programs: int) -> str:
     """For people: the lengths of the program in use, and what else serves its model, of which ``programs`` are on the device."""
     if not lengths.spans:
         return f"{spelled(spans)}, a range that runs have shown; {programs} programs so far"
+    return f"{scope(lengths, spans)}; {programs} so far"
+
+
+def scope(lengths: Lengths, spans: Mapping[str, Span]) -> str:
+    """The lengths of a program, and of all of its model's."""
     parts = math.prod(len(bounds(span, lengths.buckets, lengths.lone)) for span in lengths.spans.values())
     whole = f" of {spelled(lengths.spans)}, which takes {parts} programs" if parts > 1 else ", all by one program"
-    return f"{spelled(spans)}{whole}; {programs} so far"
+    return f"{spelled(spans)}{whole}"
 
 
 def spelled(spans: Mapping[str, Span]) -> str:

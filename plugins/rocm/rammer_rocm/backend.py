@@ -9,6 +9,7 @@ from typing import Any
 from rammer.codegen.generators import generator_hash
 from rammer.device.in_place import HostRoom
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
+from rammer.device.repeating import Between
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.operator import Resources, ROperator
 from rammer.ir.program import RProgram
@@ -80,8 +81,14 @@ class OpenClBackend(OpenClKernels):
 
     @property
     def repeats(self) -> bool:
-        """Turns are queued one behind the other."""
+        """Turns are queued one behind the other, or all of them by one launch."""
         return True
+
+    @property
+    def between(self) -> Between:
+        """One launch runs all turns, and layers copy in steps that are not left: on a core of an EPYC what is between two turns
+        took 3 us, a step of an LSTM of 64 units 1.2 us, and a row of its product with the inputs, which is not skipped, 0.4."""
+        return Between(4, 4) if self.single else Between()
 
     @property
     def host_room(self) -> HostRoom:

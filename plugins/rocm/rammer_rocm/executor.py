@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ctypes import memmove
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from rammer_rocm.constants import PART, DeviceConstants, PlacedConstants, packed
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.kernels.ended import ended
 from rammer_rocm.kernels.generic import dialect_of
+from rammer_rocm.kernels.resting import rested
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.memory import lay_out, shared_memory, system_wide
 from rammer_rocm.placement import Placement, distance, table, usable
@@ -57,12 +57,15 @@ class OpenClProgram:
         binding = Binding.of(program, constants)
         used = {task.operator for row in program.rows for task in row}
         functions = kernels.writer.all((o for o in program.operators if o.name in used), binding)
-        functions = {o: ended(program.operator[o], f, binding, dialect_of(device)) for o, f in functions.items()}
+        dialect, operator = dialect_of(device), program.operator
+        functions = {o: ended(operator[o], f, binding, dialect) for o, f in functions.items()}
+        if program.repeat is not None:  # the last turn has fewer steps
+            functions = {o: rested(operator[o], f, kernels.writer, binding, dialect) for o, f in functions.items()}
         self.memory = lay_out(program)
         distinct = {f.entry: f for f in functions.values()}
         numbers = {name: i for i, name in enumerate(distinct)}
         scratch = rounded(max((f.scratch for f in distinct.values()), default=0), PART)
-        self.threads, self.epoch, self.launch = device.threads, 0, 0
+        self.threads, self.epoch, self.moved, self.launch = device.threads, 0, 0, 0
         # With one launch the groups are the device's units, however many rows the program has.
         self.groups = min(program.veus, device.veus) if single else program.veus
         self._check_memory(context.devices[0], self.groups * scratch if device.threads == 1 else 0)
@@ -70,8 +73,10 @@ class OpenClProgram:
         self.pointers = [a for f in functions.values() for a in f.arguments]
         arguments, row_of = self._arguments(functions)
         self.table = make_table(program, {o: numbers[f.entry] for o, f in functions.items()}, row_of)
-        shape = WalkShape(program.veus, device.threads, scratch, len(self.constants.buffers), self.traced)
-        text = program_text(list(distinct.values()), self.table.sets, shape, dialect_of(device), single)
+        #: Whether one launch runs all turns.
+        self.turning = single and program.repeat is not None
+        shape = WalkShape(program.veus, device.threads, scratch, len(self.constants.buffers), self.traced, self.turning)
+        text = program_text(list(distinct.values()), self.table.sets, shape, dialect, single)
         self.binary = builder(text)
         self.upload(context, arguments, constants, self.groups * scratch if device.threads == 1 else 0)
         self.own = Placement(self.memory.buffers, self.tables[0])
@@ -80,7 +85,7 @@ class OpenClProgram:
     @property
     def kernels(self) -> int:
         """Launches of one run (with ``single``: where no launch ends early)."""
-        return self.program.turns * (1 if self.single else len(self.table.kernel_of_wave))
+        return 1 if self.single else self.program.turns * len(self.table.kernel_of_wave)
 
     def placed(
         self, functions: Mapping[str, TaskFunction], constants: Mapping[str, Array], shared: DeviceConstants
@@ -136,7 +141,6 @@ class OpenClProgram:
         try:
             # The host's views are there where runs have finished when they return: nobody else is at it then.
             self.buffer, self.host = shared_memory(context, self.memory.nbytes, self.threads == 1, self.single)
-            self.start_of_memory = 0 if self.host is None else int(self.host.ctypes.data)
             self.spill = cl.Buffer(context, flags.READ_WRITE, max(scratch, 64))
             tables = (arguments, self.table.starts, self.table.runs, self.table.filled)
             self.tables = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=t) for t in tables]
@@ -163,13 +167,14 @@ class OpenClProgram:
         self.launches: list[Any] = []
         self.counters: Array | None = None
         if self.single:
-            words = count * (LINE_WORDS + veus) + 1
+            words = (count + self.turning) * (LINE_WORDS + veus) + 1
             self.sync, self.counters = shared_memory(context, words * 4, True, True)
             self._reset()
-            self.most_launches = int(self.table.filled.sum()) + 1
+            self.most_launches = (int(self.table.filled.sum()) + 1) * (self.program.turns + 1)
             kernel = cl.Kernel(self.binary, "program")
             # Declared types make setting all ten arguments ten times faster than setting one without.
-            kernel.set_arg_types([None] * (len(common) + 2) + [np.int32] * 3)
+            turning = [None, *[np.int32] * 3] if self.turning else []
+            kernel.set_arg_types([*[None] * (len(common) + 2), *[np.int32] * 3, *turning])
             self.fixed: tuple[Any, ...] = (*common[2:], filled, self.sync)  # the table is the call's
             self.launches.append(kernel)
             return
@@ -183,7 +188,7 @@ class OpenClProgram:
         cl = opencl()
         cl.enqueue_fill_buffer(self.queue, self.sync, np.int32(0), 0, self.sync.size)
         self.queue.finish()
-        self.epoch = self.launch = 0
+        self.epoch = self.moved = self.launch = 0
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """One run. ``seconds`` is wall time from the first enqueue to the end of the last kernel."""
@@ -214,25 +219,24 @@ class OpenClProgram:
         return time.perf_counter() - start
 
     def queue_run(self, at: Placement | None = None) -> None:
-        """Queue one run on the inputs already there; with ``single`` its last turn has finished when this returns."""
+        """Queue one run on the inputs already there; with ``single`` it has finished when this returns."""
         at = at or self.own
         if self.program.repeat is None:
             self._queue_turn(at)
-            return
-        at.seam(self.program).run(lambda: self._queue_turn(at), self._copy, lambda name: self._length(name, at))
+        elif self.turning:
+            self._run_turns(at)
+        else:
+            at.seam(self.program).run(lambda: self._queue_turn(at), self._copy, lambda name: self._length(name, at))
 
     def _length(self, tensor: str, at: Placement) -> int:
         given = at.arrays.get(self.program.storage[tensor].buffer)
-        return int((self.read(tensor) if given is None else given).item())
+        seen = self.seen(tensor) if given is None else given
+        return int((self.read(tensor) if seen is None else seen).item())
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
-        """Queue a copy between addresses, as distances from the program's memory; where the host sees that, nothing is queued
-        now."""
-        if self.host is not None:
-            memmove(self.start_of_memory + target, self.start_of_memory + source, nbytes)
-        else:
-            queue, buffer = self.queue, self.buffer
-            opencl().enqueue_copy(queue, buffer, buffer, src_offset=source, dst_offset=target, byte_count=nbytes)
+        """Queue a copy between addresses, as distances from the program's memory."""
+        queue, buffer = self.queue, self.buffer
+        opencl().enqueue_copy(queue, buffer, buffer, src_offset=source, dst_offset=target, byte_count=nbytes)
 
     def _queue_turn(self, at: Placement) -> None:
         """Queue one turn of the table."""
@@ -240,9 +244,18 @@ class OpenClProgram:
             for kernel in self.launches:
                 self._enqueue(kernel)
             return
-        self._run_single(at.arguments)
-        if max(self.epoch * self.program.veus, self.launch) > 2**30:
-            self._reset()
+        count = len(self.table.kernel_of_wave)
+        if not count:
+            return
+        self.epoch += 1
+        self._run_single(at.arguments, self.epoch, (), count - 1, int(self.table.filled[-1]) * self.epoch)
+
+    def _run_turns(self, at: Placement) -> None:
+        """All turns of the table by one launch, with what moves between them."""
+        turns = self.program.turns_at(lambda name: self._length(name, at))
+        first, moved, moves = self.epoch + 1, self.moved + 1, at.moves(self.program, self.queue.context)
+        self.epoch, self.moved = self.epoch + turns, self.moved + turns + 1
+        self._run_single(at.arguments, first, (moves, moved, turns, self.program.turns - turns), 0, self.moved)
 
     @contextmanager
     def failures(self) -> Iterator[None]:
@@ -257,18 +270,17 @@ class OpenClProgram:
     def _enqueue(self, kernel: Any) -> None:
         opencl().enqueue_nd_range_kernel(self.queue, kernel, (self.groups * self.threads,), (self.threads,))
 
-    def _run_single(self, arguments: Any) -> None:
-        """Launch until the last wave is done: once, or again after each early end. Every launch finishes a row."""
-        count = len(self.table.kernel_of_wave)
-        if not count:
-            return
-        self.epoch += 1
-        kernel, target = self.launches[0], int(self.table.filled[-1]) * self.epoch
+    def _run_single(self, arguments: Any, epoch: int, turning: tuple[Any, ...], last: int, target: int) -> None:
+        """Launch until the counter of the ``last`` wave says that it is done: once, or again after each early end. Every launch
+        finishes a row."""
+        kernel, count = self.launches[0], len(self.table.kernel_of_wave)
         for _ in range(self.most_launches):
             self.launch += 1
-            kernel.set_args(self.buffer, arguments, *self.fixed, self.epoch, self.launch, count)
+            kernel.set_args(self.buffer, arguments, *self.fixed, epoch, self.launch, count, *turning)
             self._enqueue(kernel)
-            if self._finished_rows(count - 1) == target:
+            if self._finished_rows(last) == target:
+                if max(self.epoch * self.program.veus, self.moved, self.launch) > 2**30:
+                    self._reset()
                 return
         self._reset()
         raise DeviceFailure(f"program {self.program.name} makes no progress", hint="try --option executor=waves")

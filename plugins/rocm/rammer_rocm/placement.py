@@ -20,7 +20,7 @@ from rammer.ir.program import RProgram
 from rammer.runtime.host_memory import fills
 
 from rammer_rocm.constants import LINE, SLACK
-from rammer_rocm.repeat import Seam
+from rammer_rocm.repeat import Seam, move_table
 from rammer_rocm.units import opencl
 
 #: What kernels take for granted of every tensor of a program.
@@ -36,12 +36,19 @@ class Placement:
     arguments: Any
     arrays: Mapping[str, Array] = field(default_factory=dict)
     _seams: list[Seam] = field(default_factory=list, repr=False, compare=False)
+    _moves: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def seam(self, program: RProgram) -> Seam:
         """What ``program``, which is this call's, copies between its turns."""
         if not self._seams:
             self._seams.append(Seam(program, self.buffers))
         return self._seams[0]
+
+    def moves(self, program: RProgram, context: Any) -> Any:
+        """The same for the kernel that runs all turns, on the device."""
+        if not self._moves:
+            self._moves.append(words_on(context, move_table(program, self.buffers)))
+        return self._moves[0]
 
 
 def usable(program: RProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Array]:
@@ -66,6 +73,10 @@ def distance(array: Array, memory: Array) -> int:
 
 def table(context: Any, addresses: list[tuple[int, int]]) -> Any:
     """Buffers' numbers and bytes in them, on the device."""
+    return words_on(context, np.array(addresses or [(0, 0)], np.int64))
+
+
+def words_on(context: Any, words: Array) -> Any:
+    """A table on the device."""
     flags = opencl().mem_flags
-    words = np.array(addresses or [(0, 0)], np.int64)
     return opencl().Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=words)

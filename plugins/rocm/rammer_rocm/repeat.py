@@ -1,15 +1,40 @@
-"""Repeated programs: the turn again and again, and what is to be moved between two turns."""
+"""Repeated programs: the turn again and again, and what is to be moved between two turns.
+
+Where one launch runs all turns (``source._TURNS``), moves are data that the kernel reads; else the host copies, and queues turns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+import numpy as np
+
+from rammer.device.manifest import Array
 from rammer.ir.program import MoveTime, RProgram
 from rammer.ir.types import itemsize
 
+#: The times of moves in the order of their table, and 64-bit words of one: bytes from the program's memory to where it goes in
+#: turn 0, and how much further on in every turn; the same of where it comes from; its bytes, and where both buffers end.
+TIMES: Final[tuple[MoveTime, ...]] = ("once", "first", "before", "after", "last")
+MOVE_WORDS: Final = 7
+
 #: Byte addresses of target and source in turn 0, how much further on they are in every turn, and how many bytes.
 Copy: TypeAlias = tuple[int, int, int, int, int]
+
+
+def move_table(program: RProgram, places: Mapping[str, int]) -> Array:
+    """The moves of ``program``, whose buffers begin at byte ``places``, as its kernel reads them: where those of each time
+    begin, then all of them."""
+    starts, rows = [0], list[int]()
+    for when in TIMES:
+        for m in program.moves(when):
+            target, source = program.buffer[m.target], program.buffer[m.source]
+            width, ends = itemsize(target.dtype), (places[m.target] + target.nbytes, places[m.source] + source.nbytes)
+            rows += [places[m.target] + m.target_first * width, m.target_by * width]
+            rows += [places[m.source] + m.source_first * width, m.source_by * width, m.size * width, *ends]
+        starts.append(len(rows) // MOVE_WORDS)
+    return np.array(starts + rows, np.int64)
 
 
 class Seam:

@@ -4,7 +4,8 @@ Two executors share them. ``waves``: one launch a wave, one work-group a vEU. ``
 for the whole program, where work-groups claim the rows of a wave and meet at its end. A group never waits for a row
 that nobody runs, so the launch ends with any number of co-resident groups. A group that has waited long (its
 partner was interrupted, or has much more to do) ends the launch early: everybody leaves at the next row, the thread may
-sleep instead of spinning, and the host launches again where the program stopped.
+sleep instead of spinning, and the host launches again where the program stopped. Of a repeated program one launch is all
+turns: what moves between two of them is a wave of one row, and each turn has the next epoch.
 """
 
 from __future__ import annotations
@@ -83,6 +84,74 @@ __kernel void program({parameters},
   }}
 }}
 """
+_TURNS = """{head}
+__kernel void program({parameters}, __global const int *filled, volatile __global atomic_int *sync,
+    int epoch, int launch, int waves, __global const long *moves, int moved, int turns, int skipped)
+{{
+  {scratch}
+  volatile __global atomic_int *left = sync + (waves + 1) * ({line} + {veus});
+  for (int turn = 0;; ++turn, ++epoch, ++moved) {{
+    volatile __global atomic_int *seam = sync + (waves + 1) * {line};
+    if (atomic_load_explicit(sync, memory_order_acquire, memory_scope_device) < moved) {{
+      if (atomic_load_explicit(left, memory_order_relaxed, memory_scope_device) == launch) return;
+      int idle = moved - 1;
+      if (atomic_compare_exchange_strong_explicit(seam, &idle, moved, memory_order_acq_rel,
+                                                  memory_order_relaxed, memory_scope_device)) {{
+        rm_between(memory, moves, turn, turns, skipped);
+        atomic_fetch_add_explicit(sync, 1, memory_order_release, memory_scope_device);
+      }}
+      int polls = 0;
+      while (atomic_load_explicit(sync, memory_order_acquire, memory_scope_device) < moved)
+        if (++polls > {patience}) {{
+          atomic_store_explicit(left, launch, memory_order_relaxed, memory_scope_device);
+          return;
+        }}
+    }}
+    if (turn == turns) return;
+    for (int wave = 0; wave < waves; ++wave) {{
+      volatile __global atomic_int *done = sync + (wave + 1) * {line};
+      volatile __global atomic_int *claims = seam + (wave + 1) * {veus};
+      if (atomic_load_explicit(done, memory_order_acquire, memory_scope_device) >= filled[wave] * epoch) continue;
+      for (int i = 0; i < {veus}; ++i) {{
+        const int veu = ((int)get_group_id(0) + i) % {veus};
+        const int row = wave * {veus} + veu;
+        if (starts[row] == starts[row + 1]) continue;
+        if (atomic_load_explicit(left, memory_order_relaxed, memory_scope_device) == launch) return;
+        int idle = epoch - 1;
+        if (!atomic_compare_exchange_strong_explicit(claims + veu, &idle, epoch, memory_order_acq_rel,
+                                                     memory_order_relaxed, memory_scope_device)) continue;
+{walk}        atomic_fetch_add_explicit(done, 1, memory_order_release, memory_scope_device);
+      }}
+      int polls = 0;
+      while (atomic_load_explicit(done, memory_order_acquire, memory_scope_device) < filled[wave] * epoch)
+        if (++polls > {patience}) {{
+          atomic_store_explicit(left, launch, memory_order_relaxed, memory_scope_device);
+          return;
+        }}
+    }}
+  }}
+}}
+"""
+#: ``moves`` begins with where those of each time begin (``repeat.TIMES``); ``repeat.MOVE_WORDS`` tell one.
+_BETWEEN: Final = """
+inline static void rm_move(__global char *memory, __global const long *moves, int when, int turn, int skipped) {
+  for (long i = moves[when]; i < moves[when + 1]; ++i) {
+    __global const long *m = moves + 6 + 7 * i;
+    const long to = m[0] + (turn + (m[1] < 0 ? skipped : 0)) * m[1], from = m[2] + (turn + (m[3] < 0 ? skipped : 0)) * m[3];
+    const long size = min(m[4], min(m[5] - to, m[6] - from));
+    __global uchar *d = (__global uchar *)memory + to;
+    __global const uchar *s = (__global const uchar *)memory + from;
+    long b = 0;
+    for (; b + 16 <= size; b += 16) vstore16(vload16(0, s + b), 0, d + b);
+    for (; b < size; ++b) d[b] = s[b];
+  }
+}
+inline static void rm_between(__global char *memory, __global const long *moves, int turn, int turns, int skipped) {
+  if (turn == 0) { rm_move(memory, moves, 0, 0, skipped); rm_move(memory, moves, 1, 0, skipped); }
+  else rm_move(memory, moves, 3, turn - 1, skipped);
+  rm_move(memory, moves, turn < turns ? 2 : 4, turn, skipped);
+}
+"""
 _WAVE = """{head}
 __kernel void wave_{number}({parameters}, int first)
 {{
@@ -94,14 +163,15 @@ __kernel void wave_{number}({parameters}, int first)
 
 @dataclass(frozen=True, slots=True)
 class WalkShape:
-    """What the walking kernels are specialised on: vEUs, work-items a group, scratch bytes a vEU, buffers with constants; and
-    whether they note when each task begins and ends."""
+    """What the walking kernels are specialised on: vEUs, work-items a group, scratch bytes a vEU, buffers with constants; whether
+    they note when each task begins and ends, and whether one launch is all turns of a repeated program."""
 
     veus: int
     threads: int
     scratch: int
     constants: int = 0
     traced: bool = False
+    turns: bool = False
 
     @property
     def parameters(self) -> str:
@@ -121,10 +191,11 @@ def program_text(
 ) -> str:
     """The whole OpenCL program. ``sets[i]`` are the indices of the functions that ``wave_i`` calls; with
     ``single`` there is one kernel, ``program``, that calls them all."""
-    called = [f.inner for f in functions if f.inner is not None]
+    called = [f for function in functions for f in _called(function)]
     parts = [
         dialect.preamble,
         *([CLOCK] if shape.traced else []),
+        *([_BETWEEN] if shape.turns else []),
         *dict.fromkeys(f.helpers for f in (*called, *functions) if f.helpers),
     ]
     parts += dict.fromkeys(f.text for f in (*called, *functions))
@@ -132,7 +203,7 @@ def program_text(
     if single:
         walk = _walk(functions, range(len(functions)), "row", shape)
         parts.append(
-            _SINGLE.format(
+            (_TURNS if shape.turns else _SINGLE).format(
                 head=head,
                 parameters=shape.parameters,
                 scratch=_scratch(shape),
@@ -147,6 +218,12 @@ def program_text(
         walk = _walk(functions, members, "row", shape)
         parts.append(_WAVE.format(head=head, number=number, parameters=shape.parameters, scratch=_scratch(shape), walk=walk))
     return "\n".join(parts)
+
+
+def _called(function: TaskFunction) -> list[TaskFunction]:
+    """What a function calls, in an order in which they can be declared."""
+    inner = function.inner
+    return [] if inner is None else [*_called(inner), inner]
 
 
 def _walk(functions: Sequence[TaskFunction], members: Sequence[int], row: str, shape: WalkShape) -> str:

@@ -1,0 +1,42 @@
+"""Tasks that keep what they have: one that computes nothing new copies, and its kernel is not called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rammer.codegen.resting import rest_of
+from rammer.codegen.target import CTarget
+from rammer.codegen.task import Argument, hash_of
+from rammer.codegen.writer import KernelWriter
+from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
+
+from rammer_rocm.kernels.task import TaskFunction
+
+
+def rested(
+    operator: ROperator, function: TaskFunction, writer: KernelWriter[TaskFunction], binding: Binding, dialect: CTarget
+) -> TaskFunction:
+    """``function`` behind a test of whether it has anything new to compute; itself where it always has."""
+    rest = rest_of(operator)
+    if rest is None:
+        return function
+    kept = writer.written(rest.kept, binding)
+    arguments, types = list(function.arguments), list(function.types)
+    tests = (Argument(n, written=False) for n in rest.tensors)
+    kinds = (f"const {dialect.types[binding.types[n].dtype]}" for n in rest.tensors)
+    for argument, kind in (*zip(kept.arguments, kept.types, strict=True), *zip(tests, kinds, strict=True)):
+        if argument not in arguments:
+            arguments.append(argument)
+            types.append(kind)
+    names = {a: f"p{k}" for k, a in enumerate(arguments)}
+    pointers = {n: names[Argument(n, written=False)] for n in rest.tensors}
+    memory = "__global" if dialect.single else "__local"
+    parameters = [f"__global {kind} *{name}" for kind, name in zip(types, names.values(), strict=True)]
+    lines = [*rest.lines(operator, binding, pointers)]
+    for test, called in (("if (on) ", function), ("else ", kept)):
+        lines.append(f"{test}{called.entry}({', '.join([*(names[a] for a in called.arguments), 'scratch', 'task'])});")
+    rest_text = f"({', '.join([*parameters, f'{memory} char *scratch', 'int task'])})\n{{\n  " + "\n  ".join(lines) + "\n}\n"
+    entry = f"rested_{hash_of(rest_text)}"
+    inner, scratch = replace(function, inner=kept), max(function.scratch, kept.scratch)
+    return TaskFunction(entry, f"void {entry}{rest_text}", tuple(arguments), tuple(types), scratch, inner=inner)

@@ -79,7 +79,7 @@ def test_a_trace_has_all_devices(rammer: Command, tiny: Path, tmp_path: Path) ->
 
 
 def test_runs_in_flight_are_measured(rammer: Command, tiny: Path) -> None:
-    asked = ("--device", "ipu_sim,ipu_sim", "--option", "tiles=8", "--iterations", 2, "--duration", 0, "--in-flight", 3)
+    asked = ("--devices", "ipu_sim,ipu_sim", "--option", "tiles=8", "--iterations", 2, "--duration", 0, "--in-flight", 3)
     done = rammer("bench", tiny, *asked)
     assert done.code == 0 and "between results" in done.out and "ipu_sim, ipu_sim" in done.out, done.err
 
@@ -202,6 +202,14 @@ def test_processes_of_a_host_have_units_of_their_own(tiny: Path, tmp_path: Path)
 def test_other_counts_of_processes_are_refused(tiny: Path) -> None:
     done = launched(3, "run", tiny, "--device", "rocm,ipu_sim")
     assert done.returncode == 3 and "2 devices for 3 processes" in done.stderr
+
+
+@needs_mpi
+def test_the_option_that_processes_differ_in_is_named(tiny: Path) -> None:
+    own = ("-n", 1, sys.executable, "-m", "rammer.cli.main", "run", tiny, "--device", "rocm", "--in-flight", 3)
+    done = launched(1, "run", tiny, "--device", "rocm", ":", *own)
+    assert done.returncode == 3 and "device 1 (rocm) has another option depth than device 0 (rocm)" in done.stderr, done.stderr
+    assert "at: 3 and 2" in done.stderr
 
 
 def test_devices_reach_each_other(rammer: Command) -> None:

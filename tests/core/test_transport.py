@@ -175,6 +175,34 @@ def test_an_engine_may_measure_by_itself(monkeypatch: pytest.MonkeyPatch) -> Non
         assert link.latency == pytest.approx(2e-6 + 8e-11) and link.bandwidth == pytest.approx(1e11)
 
 
+class Turns:
+    """A fabric whose devices note when they measure with whom, and when all meet."""
+
+    def __init__(self, count: int) -> None:
+        self.mine, self.noted = tuple(range(count)), [set[frozenset[str]]()]
+
+    def meet(self, words: dict[int, str], seconds: float) -> list[str]:
+        self.noted.append(set())
+        return [words[n] for n in self.mine]
+
+    def expose(self, exposed: Exposed) -> dict[int, Turns]:
+        return dict.fromkeys(self.mine, self)
+
+    def echo(self, out: str, into: str, runs: range, begins: bool) -> float:
+        self.noted[-1].add(frozenset(out.split("_")[1:4:2]))
+        return 1.0
+
+
+def test_who_waits_for_its_turn_waits_for_no_transfer(rng: np.random.Generator) -> None:
+    """Of many devices on a slow network the last one waited longer for a transfer than one may."""
+    count = int(rng.integers(2, 7))
+    fabric = Turns(count)
+    links = measured_links(fabric, [str(n) for n in fabric.mine], 1.0, "turns")  # type: ignore[arg-type]
+    assert len(links) == count * (count - 1)
+    turns = [pairs for pairs in fabric.noted if pairs]
+    assert len(turns) == count * (count - 1) // 2 and all(len(pairs) == 1 for pairs in some(turns))
+
+
 @pytest.mark.parametrize("small, large", [(1e-4, 1e-4), (1e-4, 1.05e-4), (1e-4, 0.5e-4)])
 def test_what_noise_hides_is_no_bandwidth(small: float, large: float) -> None:
     """Two GPUs had a million gigabytes a second."""

@@ -22,9 +22,9 @@ RANKS = Path(__file__).with_name("spread_ranks.py")
 STARTING = 60.0
 #: Seconds until a run is given up, and each of those that shall all be done besides: what hangs ends by itself long before, so
 #: this is for a machine that does other things. Looks (each half a second) until one that was left alone goes on: a launcher ends
-#: who is left in less where others have failed.
+#: who is left in less where others have failed. Looks until a launcher that has no process any more is one that hangs.
 LONGEST, EACH = 200.0, 0.5
-ALONE = 16
+ALONE, EMPTY = 16, 60
 #: What processes get that shall fail, by fault.
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "pause": signal.SIGSTOP}
 needs_mpi = pytest.mark.skipif(
@@ -35,7 +35,8 @@ needs_mpi = pytest.mark.skipif(
 @dataclass(frozen=True)
 class Ended:
     """How processes ended; ``seconds`` from the fault on, or from their begin, and ``files`` of shared memory
-    that they leave."""
+    that they leave. A fault comes before MPI has ``begun`` in its process, or later. ``hung`` is a launcher that stays when all
+    its processes have ended."""
 
     code: int
     out: str
@@ -43,6 +44,8 @@ class Ended:
     seconds: float
     faulty: bool
     files: tuple[str, ...]
+    begun: bool = True
+    hung: bool = False
 
 
 def launched(wanted: Wanted) -> Ended:
@@ -57,9 +60,10 @@ def launched(wanted: Wanted) -> Ended:
             try:
                 begin = time.monotonic()
                 faulty = wanted.fault in SIGNALS and faulted(process, wanted, Path(told))
+                begun = not faulty or Path(told, f"begun {wanted.victim}").exists()
                 begin = time.monotonic() if faulty else begin
                 longest = LONGEST + EACH * wanted.runs * (wanted.fault not in ("kill", "stop"))
-                out, err = waited(process, Path(told), wanted.victim if wanted.fault == "stop" else -1, longest)
+                out, err, hung = waited(process, Path(told), wanted.victim if wanted.fault == "stop" else -1, longest)
                 seconds = time.monotonic() - begin
             finally:
                 until = time.monotonic() + 2.0  # what was told to end may still be ending
@@ -69,22 +73,28 @@ def launched(wanted: Wanted) -> Ended:
                     os.killpg(process.pid, signal.SIGKILL)
         assert not left, f"processes are left: {left}"
         files = tuple(sorted(str(f) for f in Path(memory).rglob("*")))
-    return Ended(process.returncode, out, err, seconds, faulty, files)
+    return Ended(process.returncode, out, err, seconds, faulty, files, begun, hung)
 
 
-def waited(process: subprocess.Popen[str], told: Path, stopped: int, longest: float) -> tuple[str, str]:
-    """Stdout and stderr. A stopped process that is left alone, for whom only the launcher waits, goes on."""
-    until, alone = time.monotonic() + longest, 0
+def waited(process: subprocess.Popen[str], told: Path, stopped: int, longest: float) -> tuple[str, str, bool]:
+    """Stdout and stderr. A stopped process that is left alone, for whom only the launcher waits, goes on. A launcher that hangs
+    when it has no process any more is killed, which is told last."""
+    until, alone, empty, hung = time.monotonic() + longest, 0, 0, False
     while True:
         try:
-            return process.communicate(timeout=0.5)
+            return *process.communicate(timeout=0.5), hung
         except subprocess.TimeoutExpired:
             if time.monotonic() > until:
                 raise
         ranks = {int(f.name): int(f.read_text()) for f in told.glob("[0-9]*")}
-        alone += not any(alive(pid) for rank, pid in ranks.items() if rank != stopped)
-        if alone == ALONE and stopped in ranks and alive(ranks[stopped]):
+        living = {rank for rank, pid in ranks.items() if alive(pid)}
+        alone += not living - {stopped}
+        empty += bool(ranks) and not living
+        if alone == ALONE and stopped in living:
             os.kill(ranks[stopped], signal.SIGCONT)
+        if empty == EMPTY:
+            process.kill()
+            hung = True
 
 
 def alive(pid: int) -> bool:

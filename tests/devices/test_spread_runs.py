@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spread_launch import Ended, launched, needs_mpi, surroundings
+from spread_launch import EMPTY, Ended, launched, needs_mpi, surroundings
 from spread_ranks import PATIENCE, Wanted, late_chain, main
 
 from rammer.device.loader import Registry
@@ -109,12 +109,19 @@ def check_right(ended: Ended, wanted: Wanted) -> None:
 
 
 def check_fault(wanted: Wanted) -> None:
-    """It ends in time, and somebody says why. Nothing is left. Where all work was over before, it was right."""
+    """It ends in time, and somebody says why. Nothing is left. Where all work was over before, it was right.
+
+    Who ends while Open MPI itself begins there is Open MPI's: of 165 such, 2 have left the memory that they had just made, and
+    once ``mpirun`` waited for ever for a lock of PMIx's (4.2.2) when all its processes had ended."""
     ended = launched(wanted)
+    assert not (ended.hung and ended.begun), ended
+    late = LATE + PATIENCE * wanted.early + EMPTY * ended.hung
+    if not ended.begun:
+        ended = replace(ended, files=tuple(f for f in ended.files if "/vader_segment." not in f))
     if ended.code == 0:
         check_right(ended, wanted)
         return
-    assert ended.faulty and ended.seconds < wanted.timeout + LATE + PATIENCE * wanted.early and not ended.files, ended
+    assert ended.faulty and ended.seconds < wanted.timeout + late and not ended.files, ended
     over = '"counters"' in ended.out
     assert over or wanted.early or "waits for device" in ended.err or "was computing" in ended.err, ended
 

@@ -72,6 +72,7 @@ class Measured:
 @click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--device",
+    "--devices",
     "devices",
     multiple=True,
     required=True,

@@ -41,6 +41,8 @@ class Printed:
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
     "--device",
+    "--devices",
+    "device",
     default="",
     metavar="NAME[:INDEX]",
     help="Default: the first working device with a clock. NAME,NAME: one model over several, cut, predicted and not run.",

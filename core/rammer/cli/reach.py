@@ -36,7 +36,7 @@ def _measured(registry: Registry, sites: list[Site]) -> list[dict[str, Any]]:
         fabric = transport.open(Party(tuple(sites), PATIENCE))
         failed = True
         try:
-            links = measured_links(fabric, names, PATIENCE, f"measured by {transport.name}")
+            links = measured_links(fabric, names, launch.starting(PATIENCE), f"measured by {transport.name}")
             failed = False
         finally:
             fabric.close(failed)

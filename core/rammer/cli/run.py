@@ -58,6 +58,8 @@ class Wanted:
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
     "--device",
+    "--devices",
+    "device",
     default="",
     metavar="NAME[:INDEX]",
     help="Default: the first working device with a clock. NAME,NAME: one model over several; under mpirun each process has one.",

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -171,10 +171,12 @@ class SpreadModel:
 
         placed(self.joining.place)
         if self.links is None:
-            said = versions() | {"device list": ",".join(self.names), "options": str(self.request), "joining": str(self.joining)}
-            said["transport"] = self.chosen.name
-            agree(self.fabric, said, self.names, launch.starting(self.joining.timeout))
-            links = measured_links(self.fabric, self.names, self.joining.timeout, f"measured by {self.chosen.name}")
+            said = versions() | {"device list": ",".join(self.names), "transport": self.chosen.name}
+            for asked in (self.request, self.joining):
+                said |= {f"option {f.name}": str(getattr(asked, f.name)) for f in fields(asked)}
+            starting = launch.starting(self.joining.timeout)
+            agree(self.fabric, said, self.names, starting)
+            links = measured_links(self.fabric, self.names, starting, f"measured by {self.chosen.name}")
             self.links = tuple(links)
         begin = time.perf_counter()
         goal, place = self.joining.goal, placed(self.joining.place)

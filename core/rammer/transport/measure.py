@@ -26,13 +26,18 @@ SIZES: Final = (SMALL, LARGE)
 
 
 def measured_links(fabric: Fabric, names: Sequence[str], timeout: float, origin: str) -> list[Link]:
-    """Links between all devices in both directions, the same in every process; ``origin`` says how they are measured."""
+    """Links between all devices in both directions, the same in every process; ``origin`` says how they are measured. One pair
+    after the other, behind each of which all meet within ``timeout`` seconds."""
     pairs = [(a, b) for a in range(len(names)) for b in range(a + 1, len(names))]
     both = [way for a, b in pairs for way in ((a, b), (b, a))]
     transfers = [Transfer(named(a, b, n), "", TensorType("uint8", (n,)), a, b) for a, b in both for n in SIZES]
     ends = fabric.expose(Exposed(tuple(names), tuple(transfers)))
-    found = in_parallel({d: partial(_echoes, e, d, pairs) for d, e in ends.items()})
-    words = said_by_all(fabric, {d: {f"{a} {b}": s for (a, b), s in f.items()} for d, f in found.items()}, timeout)
+    found: dict[int, dict[str, tuple[float, ...]]] = {d: {} for d in ends}
+    for pair in pairs:
+        for d, seconds in in_parallel({d: partial(_echoes, ends[d], d, pair) for d in pair if d in ends}).items():
+            found[d]["{} {}".format(*pair)] = seconds
+        fabric.meet(dict.fromkeys(ends, "measured"), timeout)  # who is not of the next two waits here for them, not for its turn
+    words = said_by_all(fabric, found, timeout)
     links = []
     for a, b in pairs:
         small, large = words[a][f"{a} {b}"]
@@ -47,20 +52,15 @@ def bandwidth_of(small: float, large: float) -> float:
     return (LARGE - SMALL) / more if more > SEEN * large else LARGE / large
 
 
-def _echoes(end: Endpoint, device: int, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[float, ...]]:
-    """Seconds of one way, by size, for the pairs that ``device`` begins."""
+def _echoes(end: Endpoint, device: int, pair: tuple[int, int]) -> tuple[float, ...]:
+    """Seconds of one way, by size, between the two of ``pair``, of which the first one begins."""
     echo = end.echo if isinstance(end, TimesItself) else partial(_by_host, end)
-    found = {}
-    for a, b in pairs:
-        if device in (a, b):
-            other, seconds = b if device == a else a, list[float]()
-            for n in SIZES:
-                ways = named(device, other, n), named(other, device, n)
-                echo(*ways, range(WARM), device == a)
-                seconds.append(echo(*ways, range(WARM, WARM + ROUNDS[n]), device == a) / 2)
-            if device == a:
-                found[a, b] = tuple(seconds)
-    return found
+    begins, other, seconds = device == pair[0], pair[device == pair[0]], list[float]()
+    for n in SIZES:
+        ways = named(device, other, n), named(other, device, n)
+        echo(*ways, range(WARM), begins)
+        seconds.append(echo(*ways, range(WARM, WARM + ROUNDS[n]), begins) / 2)
+    return tuple(seconds)
 
 
 def _by_host(end: Endpoint, out: str, into: str, runs: range, begins: bool) -> float:
@@ -87,6 +87,8 @@ def in_parallel(
     calls: Mapping[int, Callable[[], Any]], tell: Callable[[int, BaseException], None] = lambda number, problem: None
 ) -> dict[int, Any]:
     """What each call gives, a thread each but the first; raises what went wrong first. Who fails may ``tell`` the others."""
+    if not calls:
+        return {}
     found, problems = dict[int, Any](), list[BaseException]()
 
     def go(number: int) -> None:

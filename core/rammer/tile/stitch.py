@@ -125,7 +125,8 @@ class _Stitcher:
                     if root in self.owner:
                         self.after[self.owner[root]].add(i)
         self.stitched: dict[Members, ROperator | None] = {}
-        self.prices: dict[str, float] = {}
+        self.costs: dict[str, float] = {}
+        self.prices: dict[Members, float] = {}
         self.deltas: dict[tuple[Members, Members], float | None] = {}
         self.settled: dict[int, Members] = {}  #: The groups of regions that are decided, by operator.
         self.spans: list[tuple[int, int]] = []  #: From which operator to which those reach, in order; what overlaps is one.
@@ -167,13 +168,15 @@ class _Stitcher:
             return self.operators[next(iter(group))]
         if group not in self.stitched:
             made = self._made(group)
-            self.stitched[group] = self._fitting(made) if made is not None else None
+            self.stitched[group] = self._fitting(made, group) if made is not None else None
         return self.stitched[group]
 
-    def _fitting(self, operator: ROperator) -> ROperator:
+    def _fitting(self, operator: ROperator, group: Members) -> ROperator:
         """``operator``; where rows of its maps do not fit on chip one whose readers compute them again, if these are cheap or the
         device's kernels keep such rows no faster some other way."""
-        if ranked_tiles(operator, self.tile.graph.types, self.device):
+        cost = self._cost(operator)
+        if cost < math.inf:
+            self.prices[group] = cost
             return operator
         again, kept = recomputing(operator), {e.producer for e in operator.connections if e.layer == "veu"}
         cheap = all(ex.flops(c.body) <= CHEAP for c in operator.computes if c.name in kept and not c.reduce)
@@ -292,9 +295,8 @@ class _Stitcher:
     def _delta(self, a: Members, b: Members) -> float | None:
         """What joining two groups changes; None where that is no move. Asked once: plans share most of their groups."""
         if (a, b) not in self.deltas:
-            whole = self.operator(a | b) if a != b else None
-            parts = [o for o in (self.operator(a), self.operator(b)) if o is not None]
-            together, apart = (self._price(whole), sum(map(self._price, parts))) if whole is not None else (math.inf, 0.0)
+            together = self._price(a | b) if a != b else math.inf
+            apart = self._price(a) + self._price(b) if together < math.inf else 0.0
             self.deltas[a, b] = together - apart if together < apart * UPHILL else None
         return self.deltas[a, b]
 
@@ -313,15 +315,25 @@ class _Stitcher:
                 break
         return result
 
-    def _price(self, operator: ROperator) -> float:
+    def _price(self, group: Members) -> float:
         """The delta evaluator: seconds with the best tile, launch included, as the core counts bytes and operations. Kernels may
         keep rows that do not fit on chip in registers, which the latency evaluator knows; here they are computed again."""
+        operator = self.operator(group)
+        if operator is None:
+            return math.inf
+        if group not in self.prices:
+            cost = self._cost(operator)
+            self.prices[group] = cost if cost < math.inf else self._cost(recomputing(operator))
+        return self.prices[group]
+
+    def _cost(self, operator: ROperator) -> float:
+        """Seconds with the best tile; infinite where none fits. Tiles are searched once for operators of equal keys: a model's
+        layers, and a sequence's steps, are alike."""
         key = self.binding.key(operator)
-        if key not in self.prices:
-            types = self.tile.graph.types
-            ranked = ranked_tiles(operator, types, self.device) or ranked_tiles(recomputing(operator), types, self.device)
-            self.prices[key] = ranked[0][0] if ranked else math.inf
-        return self.prices[key]
+        if key not in self.costs:
+            ranked = ranked_tiles(operator, self.tile.graph.types, self.device)
+            self.costs[key] = ranked[0][0] if ranked else math.inf
+        return self.costs[key]
 
     def _seconds(self, plan: _Plan, region: Iterable[tuple[int, int]]) -> float:
         """The latency evaluator: seconds of all operators of a region under ``plan``, launches included."""

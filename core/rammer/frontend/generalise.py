@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,10 @@ from rammer.ir.names import Names, identifier
 from rammer.ir.types import TensorType, is_float
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+#: Places at both ends of a table that may hold other numbers than all others do.
+MOST_EDGES: Final = 8
 
 
 class Generalised(NamedTuple):
@@ -209,6 +213,8 @@ class _Generalisation:
         first = same[0]
         if isinstance(first, Const) and not all(e == first for e in same):
             return self._literal([e for e in same if isinstance(e, Const) and e.dtype == first.dtype], where)
+        if isinstance(first, Table) and not all(isinstance(e, Table) and e.values == first.values for e in same):
+            return self._edges(first, same, where)
         self._same(f"forms of {where}", [_head(e) for e in same])
         parts = tuple(self._expr(kids, where) for kids in zip(*(ex.children(e) for e in same), strict=True))
         made = ex.rebuild(first, parts) if parts else first
@@ -226,6 +232,36 @@ class _Generalisation:
         if any(not n or kind(1) / kind(n) != kind(v) for n, v in zip(counts, values, strict=True)):
             raise _refusal(self.points, values, f"a number of {where}")
         return Op("div", (Const(1.0, dtype), _cast(dtype, self.value(self.dim(counts, where)))))
+
+    def _edges(self, first: Table, same: Sequence[Expr], where: str) -> Expr:
+        """A table of as many places as a length says that holds one number, less what the first few and the last few places miss:
+        how many elements count in the windows of a pooling with padding. At some lengths it may be a number."""
+        index, size = first.index, self.extents.get(first.index.axis) if isinstance(first.index, Ref) else None
+        alike = all(isinstance(e, Const) or (isinstance(e, Table) and e.index == index) for e in same)
+        if not alike or not isinstance(size, AffineExtent) or not is_float(first.dtype):
+            raise NoRange(f"forms of {where} are others at other lengths", hint="each shape is compiled on its own")
+        sizes = map(size.at, self.points)
+        tables = [
+            np.array(e.values) if isinstance(e, Table) else np.full(n, _number(e)) for e, n in zip(same, sizes, strict=True)
+        ]
+        long = tables[0]
+        number = long[len(long) // 2]
+        ahead, behind = (number - long[:MOST_EDGES], number - long[: -MOST_EDGES - 1 : -1])
+        ahead, behind = (np.trim_zeros(edge[: len(long) // 2], "b") for edge in (ahead, behind))
+        for table in tables:
+            made = np.full(len(table), number)
+            made[: len(ahead)] -= ahead[: len(table)]
+            made[::-1][: len(behind)] -= behind[: len(table)]
+            if not np.array_equal(made, table) or not all(float(n).is_integer() for n in (number, *ahead, *behind)):
+                raise _refusal(self.points, [str(e)[:80] for e in same], f"a table of {where}")
+        kind = first.dtype
+        last: Expr = Const(0.0, kind)
+        missed = last
+        for k in range(len(ahead) - 1, -1, -1):
+            missed = Op("where", (Op("lt", (index, ex.integer(k + 1))), Const(float(ahead[k]), kind), missed))
+        for k in range(len(behind) - 1, -1, -1):  # the place that is last but k
+            last = Op("where", (Op("lt", (index, self.value(_less(size, k + 1)))), last, Const(float(behind[k]), kind)))
+        return Op("sub", (Op("sub", (Const(float(number), kind), missed)), last))
 
     def _padded(self, load: Load, where: str) -> Expr:
         """Padding begins where the tensor ends, which is within its memory. Along a batch, say, nothing is padded: no test."""
@@ -257,6 +293,15 @@ def _within(index: Expr, extents: Mapping[str, Dim], end: AffineExtent) -> bool:
             for name, times in terms:
                 left[name] = left.get(name, 0) - factor * times
     return room >= 0 and all(times >= 0 for times in left.values())
+
+
+def _number(e: Expr) -> Number:
+    assert isinstance(e, Const)
+    return e.value
+
+
+def _less(dim: AffineExtent, count: int) -> Dim:
+    return replace(dim, offset=dim.offset - count)
 
 
 def _cast(dtype: str, value: Expr) -> Expr:

@@ -19,6 +19,7 @@ from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands
 from rammer.ir.expr import Load, Ref
+from rammer.ir.extent import AffineExtent
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize, row_major
 
@@ -221,8 +222,18 @@ def whole(compute: Compute, binding: Binding) -> Access:
     return access(Load(compute.name, indices), binding)
 
 
+def ended_axes(operator: ROperator) -> dict[str, AffineExtent]:
+    """Where the axes of an operator's contraction end that do."""
+    names = dict(zip((a.name for a in operator.anchor.axes), (a.name for a in operator.main.axes), strict=True))
+    return {names[e.axis]: e.extent for e in operator.endings if not e.below}
+
+
 def contiguous(steps: Access, p: PanelProduct) -> bool:
-    """Whether consecutive columns of any task are consecutive elements."""
+    """Whether consecutive columns of any task are consecutive elements. An axis within another one leaves gaps where it ends,
+    which no axis of a window does."""
+    ends = {} if dict(p.operator.config).get("window") else ended_axes(p.operator)
+    if any(inner in ends and any(p.tile[c] > 1 for c in p.columns[:d]) for d, inner in enumerate(p.columns)):
+        return False
     return consecutive(steps.steps, [Axis(c, p.extent[c]) for c in p.columns], p.tile)
 
 

@@ -7,21 +7,14 @@ from collections.abc import Callable, Collection
 from rammer.codegen.task import Unsuited
 from rammer.codegen.text import total
 from rammer.ir.extent import AffineExtent
-from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import PanelProduct
+from rammer_rocm.kernels.contraction import PanelProduct, ended_axes
 from rammer_rocm.kernels.vector import vector_type
 
 
 def extent_text(extent: AffineExtent, pointer: Callable[[str], str]) -> str:
     """An extent of the run; ``pointer`` names the parameter of a length."""
     return f"({total([(f'{pointer(n)}[0]', f) for n, f in extent.terms], extent.offset)})"
-
-
-def ended_axes(operator: ROperator) -> dict[str, AffineExtent]:
-    """Where the axes of an operator's contraction end that do."""
-    names = dict(zip((a.name for a in operator.anchor.axes), (a.name for a in operator.main.axes), strict=True))
-    return {names[e.axis]: e.extent for e in operator.endings if not e.below}
 
 
 def ends_of(p: PanelProduct, pointer: Callable[[str], str]) -> dict[str, str]:

@@ -26,11 +26,11 @@ from rammer.ir.types import itemsize
 from rammer_rocm.kernels.across import BLOCKS, HEIGHTS, columns_across, sum_across
 from rammer_rocm.kernels.ahead import HELPERS, met
 from rammer_rocm.kernels.columns import advance, scattered, walk
-from rammer_rocm.kernels.contraction import Access, PanelOperand, PanelProduct, access, contiguous, dense_axes
+from rammer_rocm.kernels.contraction import Access, PanelOperand, PanelProduct, access, contiguous, dense_axes, ended_axes
 from rammer_rocm.kernels.depth import PanelDepth, heads, loops
 from rammer_rocm.kernels.gather import Gather, Region, columns_region
 from rammer_rocm.kernels.generic import CPU_DIALECT
-from rammer_rocm.kernels.lengths import ended_axes, ends_of, lanes_before, stops_of
+from rammer_rocm.kernels.lengths import ends_of, lanes_before, stops_of
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.skipping import skips_of
 from rammer_rocm.kernels.task import TaskFunction

@@ -27,7 +27,7 @@ from rammer.ir.expr import Load
 from rammer.ir.extent import AffineExtent
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.lengths import ended_axes
+from rammer_rocm.kernels.contraction import ended_axes
 from rammer_rocm.kernels.sliding import COPY, MEMORY, OUTPUT, Slide, WindowForm, operations
 from rammer_rocm.kernels.task import Family
 from rammer_rocm.kernels.vector import check_maps

@@ -34,6 +34,7 @@ def test_upgrade_keeps_the_meaning(rng: np.random.Generator) -> None:
 SCALES = {"s": np.array([1, 1, 1.5, 2.5], np.float32)}
 
 
+@pytest.mark.parametrize("version", [3, 8], ids=["constants-had-to-be-inputs", "they-need-not"])
 @pytest.mark.parametrize(
     "op, inputs, constants, opset, attributes",
     [
@@ -64,15 +65,17 @@ def test_upgrade_agrees_with_onnx_runtime(
     constants: dict[str, Any],
     opset: int,
     attributes: dict[str, Any],
+    version: int,
     rng: np.random.Generator,
 ) -> None:
     """Each of these changed its form or meaning on the way to opset 21. Constants given by their shape are positive."""
     drawn = {n: rng.uniform(0.1, 2, c).astype(np.float32) if isinstance(c, tuple) else c for n, c in constants.items()}
     x = rng.standard_normal((1, 4, 4, 4)).astype(np.float32)
     proto = model([helper.make_node(op, inputs, ["y"], name="n", **attributes)], [tensor("x", [1, 4, 4, 4])], ["y"], opset, drawn)
-    proto.ir_version = 8
+    proto.ir_version = version
     loaded = read_model(proto)
     assert loaded.opset == TARGET_OPSET
+    proto.ir_version = 8
     have = evaluate_graph(bind(loaded, {}), {"x": x})["y"]
     np.testing.assert_allclose(have, zoo.forward(proto, {"x": x})["y"], rtol=1e-4, atol=1e-5)
 
@@ -140,6 +143,28 @@ def test_a_slope_of_opset_6_belongs_to_channels(rng: np.random.Generator) -> Non
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 6)], ir_version=4)
         wanted = np.where(x < 0, x * slope.reshape(1, 3, *[1] * (len(shape) - 2)), x)
         np.testing.assert_allclose(_ran(model, {"x": x}), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("constant", ["", "s", "x", "sx"])
+def test_a_scan_of_opset_8_over_constants(constant: str, version: int, rng: np.random.Generator) -> None:
+    """It has a batch, and only what it is upgraded to is computed."""
+    values = {"s": rng.standard_normal((2, 3)).astype(np.float32), "x": rng.standard_normal((2, 4, 3)).astype(np.float32)}
+    port = helper.make_tensor_value_info
+    nodes = [helper.make_node("Add", ["a", "b"], ["c"]), helper.make_node("Identity", ["c"], ["d"])]
+    body = helper.make_graph(nodes, "body", [port(n, 1, (3,)) for n in "ab"], [port(n, 1, (3,)) for n in "cd"])
+    scan = helper.make_node("Scan", ["", "s", "x"], ["end", "y"], body=body, num_scan_inputs=1)
+    graph = helper.make_graph(
+        [scan],
+        "g",
+        [port(n, 1, v.shape) for n, v in values.items() if n not in constant],
+        [port("y", 1, (2, 4, 3))],
+        [onnx.numpy_helper.from_array(values[n], n) for n in constant],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=version)
+    wanted = values["s"][:, None] + np.cumsum(values["x"], axis=1)
+    feeds = {n: v for n, v in values.items() if n not in constant}
+    np.testing.assert_allclose(_ran(proto, feeds), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_scales_of_an_upsample_may_come_with_the_run(rng: np.random.Generator) -> None:

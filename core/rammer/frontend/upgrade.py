@@ -20,6 +20,8 @@ TARGET_OPSET: Final = 21
 _FLOAT_MAX: Final = 3.4028234663852886e38
 #: The opset since which Reshape can be told that 0 is an extent.
 _ALLOWZERO: Final = 14
+#: The first version of the format in which an initializer need not be an input (ONNX's IR.md).
+_FREE_INITIALIZERS: Final = 4
 #: Tried in this order for a model whose upgrade to the first one fails.
 FALLBACK_OPSETS: Final = (20, 18, 17, 13)
 
@@ -80,6 +82,8 @@ def _converted(model: ModelProto, opset: int) -> ModelProto:
     """What ONNX's converter makes of ``model``, whose values get types. Raises whatever C++ threw."""
     typed = ModelProto()
     typed.CopyFrom(model)
+    # Before that initializers had to be inputs. Exporters left them out nevertheless, which the converter refuses.
+    typed.ir_version = max(typed.ir_version, _FREE_INITIALIZERS)
     declare(checks.all_graphs(typed))
     result = version_converter.convert_version(typed, opset)
     undeclare(checks.all_graphs(result))

@@ -72,7 +72,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("sampled")
         if mark and not item.get_closest_marker("large"):
             values = item.callspec.params if isinstance(item, pytest.Function) else {}
-            of = str(values[mark.kwargs["of"]]) if mark.kwargs else ""
+            value = values[mark.kwargs["of"]] if mark.kwargs else ""
+            of = getattr(value, "__name__", str(value))  # a function's text differs between processes: it has an address
             groups[item.nodeid.split("[")[0], mark.args[0], of].append(item)
     for (test, most, of), cases in groups.items():
         order = np.random.default_rng(seed_of(config.option.seed, f"{test} {of}")).permutation(len(cases))

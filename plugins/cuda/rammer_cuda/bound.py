@@ -4,6 +4,7 @@ output buffers."""
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -155,7 +156,7 @@ class Launchable(Protocol):
         ...
 
 
-class GpuProgram:
+class GpuProgram(ABC):
     """A program resident on a GPU (``rammer.device.manifest.Loaded``), run by ``launchable``."""
 
     launchable: Launchable
@@ -164,14 +165,15 @@ class GpuProgram:
         self.resident, self.program, self.notes = resident, resident.program, tuple[str, ...]()
         self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
 
+    @abstractmethod
     def launchable_on(self, resident: Resident) -> Launchable:
         """What runs the program, or one turn of it, on the addresses of ``resident``."""
-        raise NotImplementedError
 
     def turning(self, inner: Launchable, resident: Resident) -> Launchable:
         """All turns of the program, of what launches one."""
         return inner if self.program.repeat is None else RepeatedLaunch(inner, resident)
 
+    @abstractmethod
     def check_finished(self) -> None:
         """DeviceFailure where the last run, which is over, gave up."""
 

@@ -116,6 +116,9 @@ class CudaProgram(GpuProgram):
         """A graph on the addresses of ``resident``."""
         return CapturedGraph(build_graph(resident, self.recipe), self.resident)
 
+    def check_finished(self) -> None:
+        """A graph's kernels wait for nothing but the kernels before them, so none gives up."""
+
     def poison(self) -> None:
         """As ``rammer.device.manifest.Poisoned``; and every kernel lets its dependents start early from now on."""
         if self.pdl is not None:

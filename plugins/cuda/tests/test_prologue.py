@@ -142,6 +142,7 @@ def test_machine_code(case: str, target: str) -> None:
         assert resources.spills == 0, tiled.head()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
 def test_what_is_changed_is_what_was_copied(case: str) -> None:
     """Each thread applies the maps to exactly the words of shared memory that its own copies fill."""

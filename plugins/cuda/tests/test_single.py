@@ -210,7 +210,7 @@ def test_neighbouring_threads_write_one_core_matrix(deep: bool) -> None:
             assert sorted(w % 8 for w in turn) == list(range(8))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("precision, case", sorted(ALL))
 def test_machine_code(precision: str, case: str) -> None:
     operator, binding = ALL[precision, case]

@@ -147,6 +147,7 @@ def product(rng: np.random.Generator, kinds: tuple[str, str], least: int) -> Cas
     return case([line], {"x": x, "w": w}, {"x", "w"} if free else {"x"}, wanted)
 
 
+@pytest.mark.sampled(5, of="make")
 @pytest.mark.parametrize("kinds", PAIRS)
 @pytest.mark.parametrize("make", [convolution, product])
 def test_products_of_bytes_are_exact(backend: Any, kinds: tuple[str, str], make: Any, rng: np.random.Generator) -> None:

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from recurrent_models import Net
-from test_place import compiler, layers, spread_of
+from test_place import compiler, spread_of
 
 from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
@@ -28,6 +28,7 @@ from rammer.place.spreading import compile_spread
 from rammer.profile.store import KernelStore
 from rammer.report.spread import describe_spread
 from rammer.runtime.spread_run import Joined, SpreadRuns
+from rammer.testing.small_models import dense_layers
 from rammer.testing.some import some
 from rammer.transport.counters import Counters
 from rammer.transport.local import LOCAL
@@ -160,7 +161,7 @@ class ApartBackend:
 @pytest.mark.parametrize("number", range(6))
 def test_devices_with_memory_of_their_own_hand_on_what_is_there(number: int, rng: np.random.Generator, seed: int) -> None:
     """Steps of one device, one behind the other, with another between; some devices see the host's memory."""
-    random, made, read = Random(seed), compiler(), read_model(hosted() if number % 2 else layers(4))
+    random, made, read = Random(seed), compiler(), read_model(hosted() if number % 2 else dense_layers(4))
     names = ["a", "b", "s"] if number % 2 else [f"m{k}" for k in range(4)]
     text = "\n".join(f"{n} {random.randrange(2)}" for n in names)
     shapes = {p.name: tuple(int(d or 0) for d in p.shape) for p in read.inputs}

@@ -30,6 +30,7 @@ from rammer.place.shares import shared_out
 from rammer.place.spreading import Spreading
 from rammer.profile.store import KernelStore
 from rammer.testing.graphs.generate import graph
+from rammer.testing.small_models import dense_layers
 from rammer.testing.spreads import run_steps, run_whole
 
 Arrays = Mapping[str, np.ndarray]
@@ -164,12 +165,12 @@ print(*digests())
 
 def digests() -> list[str]:
     """Of a pipeline, a wavefront and shares."""
-    from test_place import layers, lstms, spread_of
+    from test_place import lstms, spread_of
     from test_shares import model_of
     from test_shares import spread_of as shared
 
     wave = spread_of(lstms(2, 4, 4), 2, goal="latency")
-    return [s.digest for s in (spread_of(layers(4), 3), wave, shared(model_of("two layers", 0), 2))]
+    return [s.digest for s in (spread_of(dense_layers(4), 3), wave, shared(model_of("two layers", 0), 2))]
 
 
 def test_every_process_makes_the_same() -> None:

@@ -24,6 +24,7 @@ from rammer.place.spreading import compile_spread
 from rammer.plan.join import joined_constants
 from rammer.profile.store import KernelStore
 from rammer.testing.models import light_model
+from rammer.testing.small_models import dense_layers
 from rammer.testing.spreads import run_steps, run_whole, whole_inputs
 
 
@@ -32,17 +33,6 @@ def compiler(tiles: int = 8) -> Compiler:
     registry = Registry()
     backend = registry.open("ipu_sim", options={"tiles": str(tiles)})
     return Compiler(backend, CompileOptions(), KernelStore(None), registry, device="ipu_sim")
-
-
-def layers(count: int, width: int = 32, seed: int = 0) -> onnx.ModelProto:
-    """Dense layers one behind the other, with a residual from the first to the last."""
-    rng = np.random.default_rng(seed)
-    weights = {f"w{k}": rng.standard_normal((width, width)).astype(np.float32) / width**0.5 for k in range(count)}
-    lines = [f"m{k} = MatMul({'x' if not k else f'h{k - 1}'}, w{k})\n h{k} = Tanh(m{k})" for k in range(count)]
-    text = f'<ir_version: 8, opset_import: ["" : 17]>\nstack (float[4,{width}] x) => (float[4,{width}] y) {{\n'
-    model = onnx.parser.parse_model(text + "\n".join(lines) + f"\n y = Add(h{count - 1}, h0)\n}}")
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in weights.items())
-    return model
 
 
 def spread_of(
@@ -62,7 +52,7 @@ def expected(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> np.ndarra
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_a_pipeline_computes_what_one_device_does(devices: int) -> None:
-    model, spread = layers(8), spread_of(layers(8), devices)
+    model, spread = dense_layers(8), spread_of(dense_layers(8), devices)
     assert len(spread.parts) == devices and all(len(p.steps) == 1 for p in spread.parts)
     inputs = {"x": np.random.default_rng(devices).standard_normal((4, 32)).astype(np.float32)}
     want = expected(model, inputs)
@@ -72,7 +62,7 @@ def test_a_pipeline_computes_what_one_device_does(devices: int) -> None:
 
 
 def test_it_is_balanced_and_known_to_be() -> None:
-    spread = spread_of(layers(8), 2)
+    spread = spread_of(dense_layers(8), 2)
     low, high = sorted(spread.predicted.busy)
     assert high < 1.3 * low and spread.predicted.interval < 0.7 * spread.predicted.alone[0]
     assert spread.predicted.latency >= sum(spread.predicted.busy)
@@ -87,7 +77,7 @@ def test_it_is_balanced_by_what_its_parts_took() -> None:
         took.append(max(map(sum, found)))
         return found
 
-    model = layers(16)
+    model = dense_layers(16)
     plain, timed = spread_of(model, 2), spread_of(model, 2, MeasuredDevices((), clock))
     least = max(f * s.program.predicted for f, part in zip(slow, timed.parts, strict=True) for s in part.steps)
     assert len(took) > 1 and least == pytest.approx(min(took)) and least < took[0]
@@ -98,7 +88,7 @@ def test_it_is_balanced_by_what_its_parts_took() -> None:
 
 
 def test_parts_are_measured_by_their_devices() -> None:
-    (part, _), backend = spread_of(layers(6), 2).parts, compiler().backend
+    (part, _), backend = spread_of(dense_layers(6), 2).parts, compiler().backend
     (seconds,) = seconds_of(part, backend)
     assert seconds == backend.profiler.program_time(part.steps[0].program, part.steps[0].constants) > 0
 
@@ -129,9 +119,9 @@ def test_squeezenet_in_three() -> None:
 
 
 def test_it_is_the_same_again() -> None:
-    one, two = spread_of(layers(4), 2), spread_of(layers(4), 2)
+    one, two = spread_of(dense_layers(4), 2), spread_of(dense_layers(4), 2)
     assert one.digest == two.digest and str(one.whole) == str(two.whole)
-    assert one.digest != spread_of(layers(4, seed=1), 2).digest
+    assert one.digest != spread_of(dense_layers(4, seed=1), 2).digest
 
 
 def test_what_cannot_be_spread_is_refused() -> None:
@@ -142,9 +132,9 @@ def test_what_cannot_be_spread_is_refused() -> None:
     with pytest.raises(BadInput, match="known before it runs"):
         spread_of(onnx.parser.parse_model(late), 2)
     with pytest.raises(BadInput, match="unknown goal"):
-        spread_of(layers(4), 2, goal="speed")
+        spread_of(dense_layers(4), 2, goal="speed")
     with pytest.raises(BadInput, match="at least two devices"):
-        spread_of(layers(4), 1)
+        spread_of(dense_layers(4), 1)
 
 
 def unheard(whole: RProgram) -> Iterator[RProgram]:
@@ -171,7 +161,7 @@ def dropped(whole: RProgram) -> Iterator[RProgram]:
 
 @pytest.mark.parametrize("edit", [unheard, dropped])
 def test_the_simulated_chip_shows_planted_faults(edit: Callable[[RProgram], Iterator[RProgram]]) -> None:
-    spread, backend = spread_of(layers(6), 3), Registry().open("ipu_sim", options={"tiles": "64"})
+    spread, backend = spread_of(dense_layers(6), 3), Registry().open("ipu_sim", options={"tiles": "64"})
     inputs = {"x": np.random.default_rng(1).standard_normal((4, 32)).astype(np.float32)}
     assert np.isfinite(run_whole(spread, inputs, backend)["y"]).all()
     edits = list(edit(spread.whole))
@@ -188,7 +178,7 @@ def test_the_simulated_chip_shows_planted_faults(edit: Callable[[RProgram], Iter
 
 
 def by_hand(text: str, devices: int = 2) -> Spread:
-    read, made = read_model(layers(4)), compiler()
+    read, made = read_model(dense_layers(4)), compiler()
     return compile_spread([("ipu_sim", made)] * devices, read, {"x": (4, 32)}, place=text)
 
 
@@ -200,7 +190,7 @@ def test_by_hand() -> None:
     inputs = {"x": np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)}
     backend = Registry().open("ipu_sim", options={"tiles": "64"})
     for got in (run_steps(spread, inputs, [backend] * 2), run_whole(spread, inputs, backend)):
-        np.testing.assert_allclose(got["y"], expected(layers(4), inputs), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got["y"], expected(dense_layers(4), inputs), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

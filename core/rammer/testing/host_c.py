@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import shutil
@@ -29,7 +30,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 COMPILER = shutil.which("gcc") or shutil.which("cc")
 #: gold links in half the time that the usual linker takes.
 LINKER = ("-fuse-ld=gold",) if COMPILER and COMPILER.endswith("gcc") and shutil.which("ld.gold") else ()
-CACHE = Path(tempfile.mkdtemp(prefix="rammer_codegen_"))
+#: Libraries that this process compiled; gone when it ends.
+CACHE = tempfile.TemporaryDirectory(prefix="rammer_codegen_")
+atexit.register(CACHE.cleanup)
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def compile_c(functions: Sequence[CFunction], target: CTarget = C99, flags: Sequ
         raise DeviceUnavailable("no C compiler on this machine", hint="install gcc or clang")
     unique = {f.name: f for f in functions}
     source = target.preamble + "".join(f.text + _entry(f, target) for f in unique.values())
-    stem = CACHE / hashlib.sha256((source + " ".join(flags)).encode()).hexdigest()[:20]
+    stem = Path(CACHE.name) / hashlib.sha256((source + " ".join(flags)).encode()).hexdigest()[:20]
     path, library = stem.with_suffix(".c"), stem.with_suffix(".so")
     if not library.exists():
         path.write_text(source)

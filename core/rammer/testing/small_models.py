@@ -195,3 +195,14 @@ _LIST = (
 )
 
 MODELS: Mapping[str, SmallModel] = {m.name: m for m in _LIST}
+
+
+def dense_layers(count: int, width: int = 32, seed: int = 0, first: bool = False) -> onnx.ModelProto:
+    """Products ``m0``, ``m1``, ... of 4 rows one behind the other, each with a Tanh (``h0``, ...), and a residual from the first
+    to the last. Output ``y``; with ``first`` also what the first layer makes, ``h0``."""
+    rows = f"float[4,{width}]"
+    given = ", ".join([f"{rows} x", *(f"float[{width},{width}] w_{k}" for k in range(count))])
+    lines = [f"m{k} = MatMul({'x' if not k else f'h{k - 1}'}, w_{k})\n h{k} = Tanh(m{k})" for k in range(count)]
+    made = f"{rows} y, {rows} h0" if first else f"{rows} y"
+    body = "\n".join([*lines, f"y = Add(h{count - 1}, h0)"])
+    return SmallModel("stack", f"({given}) => ({made}) {{\n{body}\n}}").build(np.random.default_rng(seed))

@@ -20,13 +20,14 @@ from onnx.reference import ReferenceEvaluator
 from rammer.device.manifest import Backend
 from rammer.errors import RammerError
 from rammer.runtime.spread_run import Joined, SpreadRuns
+from rammer.testing.small_models import dense_layers
 from rammer.transport import launch
 from rammer.transport.measure import measured_links
 from rammer.transport.protocol import Party, Site
 
 from .fake_gpus import HostBackend, HostBlocks, HostEnd, HostUnit, host_cupy, host_place
 from .fake_nvshmem import FakeNvshmem
-from .test_peer_part import SHAPE, looped, recurrent_over, spread_over, stack
+from .test_peer_part import SHAPE, looped, recurrent_over, spread_over
 from rammer_cuda.peer import exchange, fabric, memory, part, symmetric
 from rammer_cuda.peer.symmetric import SymmetricEnd
 from rammer_cuda.plugin import PEER, SYMMETRIC
@@ -103,7 +104,7 @@ def main(asked: Asked) -> dict[str, Any]:
     for made, wanted in zip(kept.run_all(inputs)[0], looped(LAYERS, inputs), strict=False):
         np.testing.assert_allclose(made["y"], wanted, rtol=1e-4, atol=1e-5)
     kept.close()
-    model = ReferenceEvaluator(stack(LAYERS))
+    model = ReferenceEvaluator(dense_layers(LAYERS, first=True))
     for given, made in zip(inputs, outputs, strict=False):
         for name, want in zip(("y", "h0"), model.run(None, given), strict=True):
             np.testing.assert_allclose(made[name], want, rtol=1e-5, atol=1e-6)

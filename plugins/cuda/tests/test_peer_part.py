@@ -24,6 +24,7 @@ from rammer.place.ranges import OpenShapes
 from rammer.place.spreading import compile_open, compile_spread
 from rammer.profile.store import KernelStore
 from rammer.runtime.spread_part import Runs
+from rammer.testing.small_models import dense_layers
 from rammer.testing.some import some
 from rammer.transport.counters import Counters
 from rammer.transport.exposed import Exposed
@@ -41,22 +42,13 @@ from rammer_cuda.peer.memory import Offer
 SHAPE = (4, 32)
 
 
-def stack(count: int) -> onnx.ModelProto:
-    """Dense layers one behind the other, with a residual over all."""
-    rng = np.random.default_rng(count)
-    lines = [f"m{k} = MatMul({'x' if not k else f'h{k - 1}'}, w{k})\n h{k} = Tanh(m{k})" for k in range(count)]
-    text = '<ir_version: 8, opset_import: ["" : 17]>\nstack (float[4,32] x) => (float[4,32] y, float[4,32] h0) {\n'
-    model = onnx.parser.parse_model(text + "\n".join(lines) + f"\n y = Add(h{count - 1}, h0)\n}}")
-    weights = {f"w{k}": rng.standard_normal((32, 32)).astype(np.float32) / 6 for k in range(count)}
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in weights.items())
-    return model
-
-
 def spread_over(devices: int, layers: int) -> tuple[Spread, Any]:
     registry = Registry()
     backend = registry.open("ipu_sim", options={"tiles": "8"})
     made = Compiler(backend, CompileOptions(), KernelStore(None), registry, device="ipu_sim")
-    return compile_spread([(f"cuda:{k}", made) for k in range(devices)], read_model(stack(layers)), {"x": SHAPE}), backend
+    return compile_spread(
+        [(f"cuda:{k}", made) for k in range(devices)], read_model(dense_layers(layers, first=True)), {"x": SHAPE}
+    ), backend
 
 
 def parts_of(spread: Spread, backend: Any, depth: int, limit: float, monkeypatch: pytest.MonkeyPatch) -> list[module.CudaPart]:
@@ -91,7 +83,7 @@ def test_runs_in_flight_give_what_one_device_gives(
         for thread in threads:
             thread.join(60)
     assert sorted(found) == list(range(9))
-    model = ReferenceEvaluator(stack(7))
+    model = ReferenceEvaluator(dense_layers(7, first=True))
     for run, outputs in found.items():
         for name, want in zip(("y", "h0"), model.run(None, given[run]), strict=True):
             np.testing.assert_allclose(outputs[name], want, rtol=1e-5, atol=1e-6)
@@ -113,7 +105,7 @@ def test_a_write_goes_with_the_next_wait(
     made = Compiler(backend, CompileOptions(), KernelStore(None), registry, device="ipu_sim")
     place = "\n".join(f"{op}{k} {k % 2}" for k in range(count) for op in "mh")
     devices = [(f"cuda:{k}", made) for k in range(2)]
-    spread = compile_spread(devices, read_model(stack(count)), {"x": SHAPE}, (), "latency", place)
+    spread = compile_spread(devices, read_model(dense_layers(count, first=True)), {"x": SHAPE}, (), "latency", place)
     monkeypatch.setattr(HostEnd, "meets", meets)
     parts = parts_of(spread, backend, 1, 20.0, monkeypatch)
     given = rng.standard_normal(SHAPE).astype(np.float32)
@@ -124,7 +116,7 @@ def test_a_write_goes_with_the_next_wait(
         thread.start()
     for thread in threads:
         thread.join(60)
-    for name, want in zip(("y", "h0"), ReferenceEvaluator(stack(count)).run(None, {"x": given}), strict=True):
+    for name, want in zip(("y", "h0"), ReferenceEvaluator(dense_layers(count, first=True)).run(None, {"x": given}), strict=True):
         np.testing.assert_allclose(found[2][name], want, rtol=1e-5, atol=1e-6)
     for part in some(parts):
         steps = part.steps

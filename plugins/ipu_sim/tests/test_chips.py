@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
@@ -20,6 +19,7 @@ from rammer.place.predict import StepTime, predict
 from rammer.place.spreading import compile_spread
 from rammer.plan.join import joined_constants
 from rammer.profile.store import KernelStore
+from rammer.testing.small_models import dense_layers
 from rammer.testing.some import some
 from rammer.testing.spreads import whole_inputs
 
@@ -30,24 +30,13 @@ from rammer_ipu_sim.links import CARD, Traffic, links, rate, route, way
 SHAPE = (4, 32)
 
 
-def stack(count: int) -> onnx.ModelProto:
-    """Dense layers one behind the other, with a residual over all."""
-    rng = np.random.default_rng(count)
-    lines = [f"m{k} = MatMul({'x' if not k else f'h{k - 1}'}, w{k})\n h{k} = Tanh(m{k})" for k in range(count)]
-    text = '<ir_version: 8, opset_import: ["" : 17]>\nstack (float[4,32] x) => (float[4,32] y) {\n'
-    model = onnx.parser.parse_model(text + "\n".join(lines) + f"\n y = Add(h{count - 1}, h0)\n}}")
-    weights = {f"w{k}": rng.standard_normal((32, 32)).astype(np.float32) / 6 for k in range(count)}
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in weights.items())
-    return model
-
-
 def spread_over(chips: int, layers: int) -> Spread:
     """A pipeline over chips of 8 tiles."""
     registry = Registry()
     backend = registry.open("ipu_sim", options={"tiles": "8", "chips": str(chips)})
     made = Compiler(backend, CompileOptions(), KernelStore(None), registry, device="ipu_sim")
     names = [f"ipu_sim:{k}" for k in range(chips)]
-    return compile_spread([(n, made) for n in names], read_model(stack(layers)), {"x": SHAPE}, links(chip(chips)))
+    return compile_spread([(n, made) for n in names], read_model(dense_layers(layers)), {"x": SHAPE}, links(chip(chips)))
 
 
 def chip(chips: int) -> Chip:
@@ -60,7 +49,7 @@ def test_a_program_over_chips_computes_what_its_model_does(chips: int, layers: i
     loaded = LoadedProgram(spread.whole, joined_constants(spread.parts), chip(chips))
     inputs = {"x": rng.standard_normal(SHAPE).astype(np.float32)}
     found = loaded.run(whole_inputs(spread, inputs))
-    want = ReferenceEvaluator(stack(layers)).run(None, inputs)[0]
+    want = ReferenceEvaluator(dense_layers(layers)).run(None, inputs)[0]
     np.testing.assert_allclose(found.outputs["y"], want, rtol=1e-5, atol=1e-6)
     assert found.seconds == pytest.approx(spread.predicted.latency, rel=0.15)
     played = loaded.played()

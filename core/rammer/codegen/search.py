@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from math import inf, isfinite
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from rammer.codegen.family import Choice, KernelFamily
 from rammer.codegen.ranking import Queue, leaders_first
@@ -34,6 +34,8 @@ class Limits:
 
 
 ANY = Limits()
+#: How many times as long as the best prediction a kernel may take that is offered for the less it keeps busy.
+SLOWER: Final = 1.5
 
 
 class FamilyBackend(Generic[Unit, Code, Own]):
@@ -111,6 +113,24 @@ class FamilyBackend(Generic[Unit, Code, Own]):
     def best(self, operator: ROperator, binding: Binding, families: Iterable[KernelFamily[Unit, Code, Own]]) -> float:
         """Predicted seconds of the best choice of some families; infinite where none suits."""
         return min((c.seconds for c in islice(self.choices(operator, binding, *families), 1)), default=float("inf"))
+
+    def lean(self, operator: ROperator, binding: Binding) -> ROperator | None:
+        """As ``rammer.device.thrift.Thrifty``; none beside families that go before others, or that can write everything."""
+        families = [f for f in self.usable if f.first is None and not f.last]
+        if self.kinds.get(operator.family) not in families:
+            return None
+        found, most = list[Choice](), inf
+        for choice in self._predicted(replace(operator, tile=(), family="", config=()), binding, families):
+            most = min(most, SLOWER * choice.seconds)
+            if choice.seconds > most:
+                break
+            found.append(choice)
+        return next((c.operator for c in sorted(found, key=self._busy) if self.fits(c.operator, binding)), None)
+
+    def _busy(self, choice: Choice) -> float:
+        """Seconds of vEUs that all tasks take together, by what the choice is expected to take in rounds of all vEUs."""
+        shares = choice.operator.task_count * self.kinds[choice.operator.family].spread(choice.operator)
+        return choice.seconds / -(-shares // self.veus) * shares
 
     def arrangements(self, operator: ROperator, binding: Binding) -> frozenset[str]:
         """Of constants, by key, as the kernel of a tiled operator wants them."""

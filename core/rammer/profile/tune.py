@@ -15,6 +15,7 @@ from itertools import chain
 from rammer.device.arranging import ProgramsBeside
 from rammer.device.lazily import Lazily
 from rammer.device.manifest import Backend, Binding, Preparing
+from rammer.device.thrift import Thrifty
 from rammer.errors import DeviceFailure, blamed
 from rammer.ir.operator import RKernel, ROperator
 from rammer.profile.aside import TaskTimer
@@ -66,7 +67,7 @@ class Tuner:
                 continue
             if self.store.get(self._key(sign)) is None:
                 self._options[sign] = self.offered(operator, binding)
-                pairs += [(o, binding) for o in self._options[sign][: MEASURED[self.level]]]
+                pairs += [(o, binding) for o in self._tried(self._options[sign], binding)]
         profiler.prepare(pairs)
 
     def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
@@ -116,7 +117,7 @@ class Tuner:
         key = self._key(sign)
         cached = self.store.get(key)
         options = self._options.pop(sign, None) or self.offered(operator, binding)
-        known = {(o.tile, o.family, o.config) for o in options[: MEASURED[self.level]]} if cached else {}
+        known = {(o.tile, o.family, o.config) for o in self._tried(options, binding)} if cached else {}
         # A store only says which candidate is the best; what is none was never measured here, whatever the store says.
         if cached is not None and all((t.tile, t.family, t.config) in known for t in cached):
             return tuple(self._rebuilt(operator, binding, t) for t in cached)
@@ -133,17 +134,31 @@ class Tuner:
         return kernels
 
     def _predict(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
-        """The best-predicted candidate and the cheapest per vEU among the next few (Rammer's two kinds); alone one that hardly
-        takes longer and wants its constants as other programs do."""
+        """The best-predicted candidate and the cheapest per vEU among the next few and what the device offers as such (Rammer's
+        two kinds); alone one that hardly takes longer and wants its constants as other programs do."""
         shared = self.beside.shared(options[0], binding)
-        kernels = [self.backend.kernel(o, binding) for o in (options[:KEPT] if shared is options[0] else [shared])]
+        offered = [*options[:KEPT], *self._lean(options[0], binding)] if shared is options[0] else [shared]
+        kernels = [self.backend.kernel(o, binding) for o in offered]
         thrifty = min(kernels, key=RKernel.busy_time)
         return (kernels[0],) if thrifty is kernels[0] else (kernels[0], thrifty)
+
+    def _lean(self, best: ROperator, binding: Binding) -> list[ROperator]:
+        """What keeps least of the device busy, where the best candidate is of a family of the device that has a name, and no
+        run ends its tasks early."""
+        if best.endings or not best.family or not isinstance(self.backend, Thrifty):
+            return []
+        found = self.backend.lean(best, binding)
+        return [found] if found is not None else []
+
+    def _tried(self, options: Sequence[ROperator], binding: Binding) -> list[ROperator]:
+        """What is measured of what is offered."""
+        first = [*options[: MEASURED[self.level]]]
+        return first + [o for o in self._lean(first[0], binding) if o not in first] if first else []
 
     def _measure(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
         profiler, timed, lost = self.backend.profiler, list[RKernel](), list[tuple[ROperator, DeviceFailure]]()
         timer = self.timer or profiler.task_time
-        for option in options[: MEASURED[self.level]]:
+        for option in self._tried(options, binding):
             kernel = self.backend.kernel(option, binding)
             try:
                 alone, crowded = timer(kernel, binding)

@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
+__all__ = ["Thrifty"]
+
 
 @runtime_checkable
 class Thrifty(Protocol):

@@ -11,17 +11,26 @@ pytest.importorskip("cuda.bindings")
 
 from families import CASES as OTHERS
 from products import CASES as PRODUCTS
+from tables.scheduling import POLICIES
+from zoo import SEED, ZOO, find
 
 from rammer.codegen.search import SLOWER
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import Compiled, ProgramSegment
+from rammer.compiler import Compiler
+from rammer.device.loader import Registry
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.device.thrift import Thrifty
+from rammer.frontend.reader import read_model
 from rammer.ir.operator import RKernel, ROperator
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import Tuner
+from rammer.testing.some import some
 
 from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.source import Writer
 
-#: A third of them, beginning with each: a search of the same over and over would find nothing new.
+#: Parts of all operators.
 PARTS = 3
 
 
@@ -39,12 +48,13 @@ def priced(backend: CudaBackend, operator: ROperator, binding: Binding) -> Itera
                 yield backend.kernel(choice.operator, binding)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["sm_90a", "sm_80", "sm_75"])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_nothing_that_is_nearly_as_fast_keeps_less_of_a_gpu_busy(name: str, part: int) -> None:
     backend, leaner, launch = target(name), 0, target(name).gpu.launch
     assert isinstance(backend, Thrifty)
-    for operator, binding in [*PRODUCTS.values(), *OTHERS.values()][part::PARTS]:
+    for operator, binding in some([*PRODUCTS.values(), *OTHERS.values()][part::PARTS]):
         best = next(iter(backend.candidates(operator, binding)), None)
         lean = backend.lean(best, binding) if best is not None else None
         if best is None or lean is None:
@@ -54,7 +64,7 @@ def test_nothing_that_is_nearly_as_fast_keeps_less_of_a_gpu_busy(name: str, part
         found = backend.kernel(lean, binding)
         assert backend.fits(lean, binding)
         assert found.operator_time(backend.veus) + launch <= SLOWER * fastest * (1 + 1e-9), lean.head()
-        for k in everything:
+        for k in some(everything):
             if k.operator_time(backend.veus) + launch <= SLOWER * fastest and backend.fits(k.operator, binding):
                 # A launch counts as time of the vEUs, too, while they wait for it.
                 waits = [x.shares / -(-x.shares // backend.veus) * launch for x in (k, found)]
@@ -66,7 +76,7 @@ def test_nothing_that_is_nearly_as_fast_keeps_less_of_a_gpu_busy(name: str, part
 def test_a_schedule_may_choose_it() -> None:
     """Where nothing is measured, the fastest and the leanest are what a policy sees, and no more."""
     backend, both = target("sm_90a"), 0
-    for operator, binding in [*PRODUCTS.values(), *OTHERS.values()][::5]:
+    for operator, binding in some([*PRODUCTS.values(), *OTHERS.values()][::5]):
         best = next(iter(backend.candidates(operator, binding)), None)
         if best is None:
             continue
@@ -76,3 +86,44 @@ def test_a_schedule_may_choose_it() -> None:
         assert lean is None or kernels[-1].busy_time() <= backend.kernel(lean, binding).busy_time()
         both += len(kernels) == 2
     assert both > 3
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("key", ["dien", "seq2seq", *(k for k in ZOO if k not in ("dien", "seq2seq"))])
+def test_every_operator_of_a_program_has_a_kernel(key: str, policy: str) -> None:
+    """Choices may be predicted that no kernel is written for: those are no program's."""
+    compiled = compiled_small(key, policy)
+    for segment in some([s for s in compiled.segments if isinstance(s, ProgramSegment)]):
+        binding, writer = Binding.of(segment.program, segment.constants), Writer()
+        for operator in some(segment.program.operators):
+            assert writer.written(operator, binding).text
+
+
+@pytest.mark.parametrize("key", ["dien", "seq2seq"])
+def test_what_cannot_be_written_is_nobodys_choice(key: str) -> None:
+    """Neither operand of a recurrent layer's product is as a warpgroup wants it, which the tiled operator alone tells."""
+    compiled, backend, refused = compiled_small(key, "sequential"), target("sm_90a"), 0
+    for segment in some([s for s in compiled.segments if isinstance(s, ProgramSegment)]):
+        binding = Binding.of(segment.program, segment.constants)
+        for operator in some(segment.program.operators):
+            refused += refusals(backend, operator, binding)
+            lean = backend.lean(operator, binding)
+            assert lean is None or backend.fits(lean, binding)
+    assert refused
+
+
+def refusals(backend: CudaBackend, operator: ROperator, binding: Binding) -> int:
+    """Choices of products that have no kernel."""
+    products = [f for f in backend.usable if f.product]
+    if operator.family not in {f.name for f in products}:
+        return 0
+    untiled = replace(operator, tile=(), family="", config=())
+    return sum(not backend.fits(c.operator, binding) for f in products for c in f.candidates(untiled, binding, backend.gpu))
+
+
+def compiled_small(key: str, policy: str) -> Compiled:
+    """The small form of a model of the zoo, for an H200."""
+    model = find(f"{key}:small").build(SEED)
+    compiler = Compiler(target("sm_90a"), CompileOptions(policy), KernelStore(None), Registry(), device="cuda")
+    return compiler.compile_model(read_model(model), {})

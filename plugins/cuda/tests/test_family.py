@@ -25,6 +25,7 @@ from rammer.ir.expr import rename_tensors
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, RProgram, dense
 from rammer.profile.store import KernelStore
+from rammer.profile.tune import KEPT
 from rammer.testing.selftest import tiny_graph
 from rammer.testing.some import some
 
@@ -176,7 +177,8 @@ def test_every_text_is_written_once(precision: str, monkeypatch: pytest.MonkeyPa
     program = RProgram.parse(str(segment.program))
     assert program == segment.program and program.precision == precision
     untiled = {replace(o, name="o", tile=(), family="", config=()) for o in program.operators}
-    assert len(written) == len(set(written)) <= 3 * len(untiled)
+    asked = KEPT + 1  # the first that are offered, and the one that keeps least of the GPU busy
+    assert len(written) == len(set(written)) <= asked * len(untiled)
     count, binding = len(written), Binding.of(program, segment.constants)
     for operator in program.operators:
         assert backend.kernel(operator, binding).source

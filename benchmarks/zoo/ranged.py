@@ -1,4 +1,4 @@
-"""Models of the zoo with one open dimension: BERT by length, GPT-2 by its past, ResNet-50 by batch."""
+"""Models of the zoo with one open dimension: BERT by length, GPT-2 by its past, ResNet-50 by batch, recurrent layers by steps."""
 
 from __future__ import annotations
 
@@ -123,6 +123,21 @@ def resnet(seed: int, **arguments: Any) -> onnx.ModelProto:
     return _opened(resnet50(seed, **arguments), "batch", 0)
 
 
+def recurrent(seed: int, kind: str = "LSTM", units: int = 64, ways: int = 1) -> onnx.ModelProto:
+    """A layer of ``units`` for any number of steps, ``seq``, of one or both directions; its inputs are as wide."""
+    draw, gates = np.random.default_rng(seed), {"LSTM": 4, "GRU": 3}[kind]
+    shapes = {"w": (ways, gates * units, units), "r": (ways, gates * units, units), "b": (ways, 2 * gates * units)}
+    known = [numpy_helper.from_array((draw.standard_normal(s) / units**0.5).astype(np.float32), n) for n, s in shapes.items()]
+    float32 = onnx.TensorProto.FLOAT
+    ports = [helper.make_tensor_value_info("x", float32, ["seq", 1, units])]
+    ends = [helper.make_tensor_value_info("y", float32, ["seq", ways, 1, units])]
+    ends.append(helper.make_tensor_value_info("last", float32, [ways, 1, units]))
+    direction = {1: "forward", 2: "bidirectional"}[ways]
+    node = helper.make_node(kind, ["x", *shapes], ["y", "last"], hidden_size=units, direction=direction)
+    graph = helper.make_graph([node], f"{kind.lower()}_{units}", ports, ends, known)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
 #: Stands for the open dimension while a model is built: no other extent is this number.
 _NOMINAL: Final = 509
 
@@ -183,6 +198,16 @@ RANGED: Final[Mapping[str, Open]] = MappingProxyType(
                 {"most": 15, "layers": 1, "width": 48, "heads": 3, "vocabulary": 50, "positions": 64},
             ),
             Open("resnet50", resnet, "batch", (1, 32), small={"most": 8, "size": 32, "width": 4}),
+            Open("lstm_64", recurrent, "seq", (1, 512), small={"most": 64, "units": 8}),
+            Open("lstm_256", recurrent, "seq", (1, 512), small={"most": 64, "units": 16}, arguments={"units": 256}),
+            Open(
+                "gru_64_both",
+                recurrent,
+                "seq",
+                (1, 512),
+                small={"most": 64, "kind": "GRU", "units": 8, "ways": 2},
+                arguments={"kind": "GRU", "ways": 2},
+            ),
         )
     }
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +126,27 @@ def test_operators_on_the_same_rows_become_one(name: str, rng: np.random.Generat
     before, after = stitched(graph_of(model, rng), device())
     assert (len(before.operators), len(after.operators)) == (apart, wanted)
     assert {c.name for o in before.operators for c in o.computes} == {c.name for o in after.operators for c in o.computes}
+
+
+def test_tiles_of_layers_that_are_alike_are_searched_once(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def searches(layers: int) -> int:
+        given = ", ".join(f"{ROWS}{k}, float[128,192] r{k}, float[192] w_g{k}, float[192] w_b{k}" for k in range(layers))
+        made = ", ".join(f"float[128,192] y{k}, float[128,192] s{k}" for k in range(layers))
+        body = "\n".join(
+            f"s{k} = Add(x{k}, r{k})\n y{k} = LayerNormalization<axis=-1>(s{k}, w_g{k}, w_b{k})" for k in range(layers)
+        )
+        asked = list[str]()
+
+        def counted(operator: ROperator, *others: Any) -> object:
+            asked.append(operator.name)
+            return ranked_tiles(operator, *others)
+
+        monkeypatch.setattr("rammer.tile.stitch.ranked_tiles", counted)
+        _, after = stitched(graph_of(SmallModel("layers", f"({given}) => ({made}) {{\n{body}\n}}"), rng), device())
+        assert len(after.operators) == layers
+        return len(asked)
+
+    assert 0 < searches(1) == searches(5)
 
 
 @pytest.mark.parametrize("name", [n for n, (_, wanted, apart) in CASES.items() if wanted < apart])

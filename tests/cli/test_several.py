@@ -18,6 +18,7 @@ from command import Command
 
 from rammer.ir.program import RProgram
 from rammer.ir.verify import verify
+from rammer.report.table import duration
 from rammer.runtime.inputs import load_npz
 from rammer.testing import walkthrough
 from rammer.testing.small_models import MODELS
@@ -120,6 +121,24 @@ def test_a_transport_that_is_not_there(rammer: Command, tiny: Path, monkeypatch:
     done = rammer("run", tiny, "--device", "rocm")
     assert done.code == 3 and "needs mpi4py" in done.err
     assert launch.launched() == 2
+
+
+def test_one_name_with_an_option_for_several_is_several(rammer: Command, tiny: Path, tmp_path: Path) -> None:
+    """Chips of one simulation: their links are known, and what a run takes on all of them is told."""
+    options, one = ("--option", "tiles=8", "--seed", 3), tmp_path / "one.npz"
+    assert rammer("run", tiny, "--device", "ipu_sim", *options, "--save-outputs", one).code == 0
+    several = ("--device", "ipu_sim", "--option", "chips=2")
+    done = rammer("run", tiny, *several, *options, "--expected", one, "--json", "-")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["transport"] == "chips" and len(report["devices"]) == 2
+    (said,) = [n for n in report["notes"] if n.startswith("simulated over the links of 2 chips: ")]
+    told = re.fullmatch(r".*: ([\d.]+) (n|u)s a run, .* between 8 in flight", said)
+    assert told is not None and "one of 2 chips" in report["devices"][0]
+    simulated = float(told[1]) * {"n": 1e-9, "u": 1e-6}[told[2]]
+    assert report["predicted_latency_seconds"] == pytest.approx(simulated, rel=0.15)
+    printed = rammer("inspect", tiny, *several, "--option", "tiles=8").out
+    assert f"predicted {duration(report['predicted_latency_seconds'])} a run" in printed
 
 
 @needs_mpi

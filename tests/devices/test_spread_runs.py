@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from spread_launch import EMPTY, Ended, launched, needs_mpi, surroundings
-from spread_ranks import PATIENCE, Wanted, late_chain, main
+from spread_ranks import PATIENCE, Wanted, chain, late_chain, main
 
 from rammer.device.loader import Registry
-from rammer.errors import DeviceFailure, RammerError
+from rammer.errors import BadInput, DeviceFailure, RammerError
 from rammer.runtime.spread_run import Joined, SpreadRuns
 from rammer.testing.some import some
 from rammer.transport.counters import Counters
@@ -66,6 +66,40 @@ def test_as_much_crosses_as_a_run_has(device: str, rng: np.random.Generator) -> 
     for found in some(counters):
         assert found.nbytes == 4 * sum(lengths) and found.payload_writes == 0 and found.metadata_writes == len(lengths)
         assert found.reads == found.pool_allocations == sum(n > 0 for n in lengths)
+
+
+class OwnMemory:
+    """A device, or a program on it, that takes no array of the host's for an output, as GPUs do."""
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+
+    def load(self, program: Any, constants: Any) -> OwnMemory:
+        return OwnMemory(self.whole.load(program, constants))
+
+    def bind(self, inputs: Any, outputs: Any, stream: Any = None) -> Any:
+        if outputs:
+            raise BadInput(f"output {min(outputs)!r} is in host memory")
+        return self.whole.bind({n: a.copy() for n, a in inputs.items()}, {})
+
+    def close(self) -> None:
+        self.whole.close()
+
+
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
+def test_devices_with_memory_of_their_own_are_copied_from(device: str, rng: np.random.Generator) -> None:
+    """GPUs beside other devices, or over MPI through the host, were refused."""
+    count, length, registry = int(rng.integers(2, 4)), int(rng.integers(1, 400)), Registry()
+    sites = tuple(Site(device) for _ in range(count))
+    backends: Any = {d: OwnMemory(registry.open(device)) for d in range(count)}
+    runs = SpreadRuns(chain(count, length), backends, Joined(sites, LOCAL, int(rng.integers(1, 4)), 30.0))
+    inputs = [{"x": rng.random(length, np.float32)} for _ in range(5)]
+    outputs, counters = runs.run_all(inputs)[0], runs.counters()
+    runs.close()
+    for given, made in some(list(zip(inputs, outputs, strict=True))):
+        assert np.array_equal(made["y"], given["x"] * np.float32(2 ** (count + 1)))
+    for number, found in some(list(enumerate(counters))):
+        assert found.payload_writes == 5 and found.host_copies == 2 * 5 * (1 if number else 2)
 
 
 def test_an_error_in_one_thread_ends_all(rng: np.random.Generator) -> None:

@@ -118,7 +118,7 @@ def command(
     for model, choice in zip(models, _choices(models, shapes), strict=True):
         for device in runners.devices:
             asked = replace(request, precision=precision)
-            if names := named(device, runners.joining):
+            if names := named(device, runners.joining, request):
                 row = bench_spread(model, names, (asked, runners.joining), choice, effort.iterations)
                 spreads += [row] if row else []
                 continue

@@ -20,7 +20,9 @@ from rammer.report.stages import STAGES, write_dump
 from rammer.runtime.checks import check_inputs
 from rammer.runtime.lengths import Lengths, scope
 from rammer.runtime.source import open_source
-from rammer.runtime.spread_session import check_spread, open_shapes, options_for, placed, several
+from rammer.runtime.spread_session import check_spread, kind_of, open_shapes, options_for, placed, several
+from rammer.transport.find import known_links
+from rammer.transport.protocol import Site
 
 if TYPE_CHECKING:
     from rammer.compiler import Compiler
@@ -67,7 +69,7 @@ def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...],
     """
 
     with progress(model.name) as sink:
-        if names := several(device):
+        if names := several(device, options=request.device_options):
             click.echo(_spread(model, names, printed, (shapes, request), sink), nl=False)
             return
         exe = opened(model, device, request, sink)
@@ -100,7 +102,8 @@ def _spread(model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[
     try:
         devices = [(name, made[name]) for name in names]
         at = open_shapes(source.head, lengths, inputs)
-        spread = compile_open(devices, source.model, at, (), printed.goal, place)
+        known = known_links(registry, [Site(name, kind_of(registry, name)) for name in names])
+        spread = compile_open(devices, source.model, at, known, printed.goal, place)
     finally:
         for compiler in made.values():
             compiler.backend.close()

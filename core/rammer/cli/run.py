@@ -88,7 +88,7 @@ def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choi
     """
 
     want = load_npz(wanted.expected) if wanted.expected else None
-    if names := named(device, wanted.joining):
+    if names := named(device, wanted.joining, request):
         run_spread(model, names, wanted, (want, tolerance), choice, request)
         return
     with progress(model.name) as sink:

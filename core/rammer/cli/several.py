@@ -68,9 +68,9 @@ def joining_options(fn: F) -> F:
     return fn
 
 
-def named(device: str, joining: Joining) -> tuple[str, ...]:
+def named(device: str, joining: Joining, request: Request) -> tuple[str, ...]:
     """As ``several``. BadInput where one device is asked to keep states: what has one call for all runs does (``bind``)."""
-    names = several(device, joining.timeout)
+    names = several(device, joining.timeout, request.device_options)
     if not names and joining.states:
         raise BadInput(
             f"--state {joining.states[0]} is for several devices",

@@ -383,9 +383,8 @@ class Families(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A plugin's manifest. ``probe`` lists units ([] = no hardware) or raises MissingDependency;
-    ``open`` gives a Backend; ``targets`` are the names ``OpenOptions.target`` accepts. ``api`` is the version that the plugin
-    was written for: a number in its text, since ``API_VERSION`` is whatever core happens to be there."""
+    """A plugin's manifest. ``probe`` lists units or raises MissingDependency; ``targets`` are what ``OpenOptions.target`` takes,
+    ``several`` is an option by which one name is several units, ``api`` the version it was written for, as a literal number."""
 
     name: str
     summary: str
@@ -393,6 +392,7 @@ class Device:
     open: Callable[[OpenOptions], Backend]
     targets: tuple[str, ...] = ()
     simulated: bool = False
+    several: str = ""
     api: int = field(kw_only=True)
 
     def __post_init__(self) -> None:

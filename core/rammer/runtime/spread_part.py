@@ -11,6 +11,7 @@ import numpy as np
 from rammer.device.arrays import Array
 from rammer.device.in_place import HostRoom, copied_by, room_of
 from rammer.device.manifest import Backend, Bound, Loaded
+from rammer.errors import BadInput
 from rammer.ir.spread import DeviceStep, Spread
 from rammer.runtime.hosted_step import load_step
 from rammer.transport.log import Log
@@ -96,7 +97,10 @@ class BoundPart:
             arrays[name] = self.room.zeros(kind.shape, kind.dtype)
         given = {n: arrays[n] for n in step.inputs}
         outputs: dict[str, Any] = {n: arrays[n] for n in step.outputs}
-        call = program.bind(given, outputs)
+        try:
+            call = program.bind(given, outputs)
+        except BadInput:
+            call = program.bind(given, {})  # its memory is no host's: outputs are where it has them, and copied here
         fetched = {n: a for n, a in given.items() if not same(call.inputs[n], a)}
         sent = {n: a for n, a in outputs.items() if n in self._needed and not same(call.outputs[n], a)}
         taken, made = copied_by(call)

@@ -57,7 +57,7 @@ class SpreadRuns:
     ) -> None:
         """``patience``: seconds that others may take longer to come here, as all have compiled."""
         self.asked, self.spread = spread, spread if joined.transport.reads else spread.fixed
-        self.joined, self._next, self.closed = joined, 0, False
+        self.joined, self._next, self.closed, self._first = joined, 0, False, next(iter(backends.values()))
         self.fabric = fabric or joined.transport.open(Party(joined.sites, joined.timeout))
         self._inputs, self._outputs = self.ports(self.spread)
         self.parts: dict[int, BoundPart] = {}
@@ -99,6 +99,7 @@ class SpreadRuns:
         said = [f"transport {way.name} moves {late} tensors of a run's own shape at their greatest"] * (
             late > 0 and not way.reads
         )
+        said += way.played(self.spread, self._first) if way.played is not None else ()
         return said + [f"device {d}: {note}" for d, part in self.parts.items() for note in part.notes]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

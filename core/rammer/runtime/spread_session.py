@@ -15,7 +15,7 @@ from rammer.compiled.artifact import is_artifact
 from rammer.compiled.options import Progress, Request, check_forms, check_precision, quiet
 from rammer.device.arrays import Array
 from rammer.device.loader import Registry
-from rammer.device.manifest import Backend
+from rammer.device.manifest import Backend, Device
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.formats import carried
 from rammer.ir.spread import DevicePart, Link
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from rammer.compiler import Compiler
     from rammer.place.ranges import OpenShapes
 
+#: Units that one device's option may ask for, at most: more is what its plugin refuses.
+MOST = 64
 #: Shapes of inputs, and ranges of open dimensions.
 SpreadKey: TypeAlias = "tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, Span], ...]]"
 
@@ -60,15 +62,16 @@ class Joining:
         return found
 
 
-def several(device: str, timeout: float = TIMEOUT) -> tuple[str, ...]:
-    """The devices that ``--device`` names for this run, in order; of one alone, in one process, nothing. DeviceUnavailable where
-    processes and names do not fit together; processes start within ``launch.starting(timeout)``."""
+def several(device: str, timeout: float = TIMEOUT, options: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The devices that ``--device`` names for this run, in order, or one as often as its own ``options`` want it; of one alone,
+    in one process, nothing. DeviceUnavailable where processes and names do not fit together; processes start within
+    ``launch.starting(timeout)``."""
     names = tuple(n.strip() for n in device.split(",")) if "," in device else (device,)
     count = launch.launched()
     if not all(names) and len(names) > 1:
         raise BadInput(f"--device {device!r} has an empty name", hint="write NAME[:INDEX],NAME[:INDEX]")
     if count == 1:
-        return names if len(names) > 1 else ()
+        return names if len(names) > 1 else units_of(device, options or {})
     if len(names) not in (1, count):
         raise DeviceUnavailable(
             f"{len(names)} devices for {count} processes: {device}",
@@ -85,6 +88,14 @@ def several(device: str, timeout: float = TIMEOUT) -> tuple[str, ...]:
             hint="mpirun and mpi4py must be of the same MPI",
         )
     return names * (count // len(names))
+
+
+def units_of(device: str, options: Mapping[str, str]) -> tuple[str, ...]:
+    """One device's name as often as its own option says (``Device.several``); of one, nothing."""
+    own = options_for(device, options)
+    manifest = Registry().devices.get(device.partition(":")[0]) if own else None
+    count = own.get(manifest.several, "1") if isinstance(manifest, Device) else "1"
+    return (device,) * int(count) if count.isdigit() and 1 < int(count) <= MOST else ()
 
 
 @dataclass
@@ -176,8 +187,9 @@ class SpreadModel:
                 said |= {f"option {f.name}": str(getattr(asked, f.name)) for f in fields(asked)}
             starting = launch.starting(self.joining.timeout)
             agree(self.fabric, said, self.names, starting)
-            links = measured_links(self.fabric, self.names, starting, f"measured by {self.chosen.name}")
-            self.links = tuple(links)
+            way, names = self.chosen, self.names
+            known = way.links(len(names)) if way.links is not None else ()
+            self.links = tuple(known or measured_links(self.fabric, names, starting, f"measured by {way.name}"))
         begin = time.perf_counter()
         goal, place = self.joining.goal, placed(self.joining.place)
         measured = MeasuredDevices(self.links, self.clock)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rammer.device.loader import Registry
 from rammer.errors import DeviceUnavailable, MissingDependency
+from rammer.ir.spread import Link
 from rammer.transport.local import LOCAL
 from rammer.transport.messages import MESSAGES
 from rammer.transport.mpi import MPI
@@ -38,3 +39,9 @@ def choose(registry: Registry, sites: Sequence[Site], name: str = "") -> Transpo
     raise DeviceUnavailable(
         f"no transport joins {', '.join(s.device for s in sites)}", where=said, hint="`rammer devices` lists them"
     )
+
+
+def known_links(registry: Registry, sites: Sequence[Site]) -> Sequence[Link]:
+    """The ways between ``sites`` where the best transport that joins them knows them, else none."""
+    best = next((t for t in transports(registry, any(s.apart for s in sites)) if t.joins(sites) is None), None)
+    return best.links(len(sites)) if best is not None and best.links is not None else ()

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from rammer.device.manifest import Backend
-from rammer.ir.spread import Spread
+from rammer.ir.spread import Link, Spread
 from rammer.transport.counters import Counters
 from rammer.transport.exposed import Exposed
 from rammer.transport.watch import TIMEOUT
@@ -133,6 +133,10 @@ class Transport:
     apart: bool = (
         False  #: Whether its devices are hardware of their own, so that what runs on one can be timed beside the others.
     )
+    #: The ways between so many devices, where they are known and not measured.
+    links: Callable[[int], Sequence[Link]] | None = None
+    #: What runs take on its devices, where these are simulated, as notes.
+    played: Callable[[Spread, Backend], Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         if not self.name.replace("-", "_").isidentifier():

@@ -63,6 +63,11 @@ class Chip:
         count = f"{self.chips} x " if self.chips > 1 else ""
         return f"{count}{self.name}, {size} at {self.clock / 1e9:g} GHz (simulated)"
 
+    @property
+    def one(self) -> str:
+        """Which a device is of them."""
+        return f"{replace(self, chips=1)}{f', one of {self.chips} chips' if self.chips > 1 else ''}"
+
 
 GC2 = Chip()
 
@@ -109,7 +114,7 @@ def vdevice(chip: Chip) -> VDevice:
     )
     return VDevice(
         name="ipu_sim",
-        description=str(chip),
+        description=chip.one,
         veus=chip.tiles,
         layers=layers,
         flops=chip.matrix_flops * chip.clock,
@@ -127,4 +132,4 @@ def vdevice(chip: Chip) -> VDevice:
 
 def hardware(chip: Chip = GC2) -> Hardware:
     """The simulated unit. Nothing physical stands behind it."""
-    return Hardware(0, str(chip), "simulator", chip.chips * chip.tiles * chip.sram, dict(SOURCES))
+    return Hardware(0, chip.one, "simulator", chip.tiles * chip.sram, dict(SOURCES))

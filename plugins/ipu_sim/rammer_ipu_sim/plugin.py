@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Backend, Device, Hardware, OpenOptions
+from rammer.ir.spread import Link, Spread
+from rammer.transport.local import LOCAL
+from rammer.transport.protocol import Site, Transport
 
 from rammer_ipu_sim.chip import hardware
 
@@ -29,8 +32,49 @@ DEVICE = Device(
     open=open_device,
     targets=(),
     simulated=True,
+    several="chips",
     api=3,
 )
+
+
+def connects(a: Site, b: Site) -> str | None:
+    """Why two sites are not chips of one simulation, or None."""
+    from rammer_ipu_sim.linked import connects as asked
+
+    return asked(a, b)
+
+
+def ways(count: int) -> Sequence[Link]:
+    """The links between so many chips."""
+    from rammer_ipu_sim.linked import ways as asked
+
+    return asked(count)
+
+
+def played(spread: Spread, backend: Backend) -> Sequence[str]:
+    """What runs take on all chips together."""
+    from rammer_ipu_sim.linked import played as asked
+
+    return asked(spread, backend)
+
+
+CHIPS = Transport(
+    "chips",
+    "simulated chips of one process: times are those of their links",
+    LOCAL.probe,
+    connects,
+    LOCAL.open,
+    rank=1,
+    reads=True,
+    links=ways,
+    played=played,
+)
+
+
+@hookimpl
+def rammer_transports() -> Sequence[Transport]:
+    """Transfers between chips."""
+    return [CHIPS]
 
 
 @hookimpl

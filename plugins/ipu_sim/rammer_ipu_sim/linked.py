@@ -1,0 +1,56 @@
+"""The transport ``chips``: simulated chips of one process. Tensors cross in memory of this process; what that takes is what the
+chips' links take, which are not measured but known, and a run is played on all chips at once for its time on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from rammer.errors import DeviceFailure
+from rammer.ir.homes import TRANSFER
+from rammer.ir.spread import Link, Spread
+from rammer.report.table import duration, size
+from rammer.transport.local import LOCAL
+from rammer.transport.protocol import Site
+
+from rammer_ipu_sim.chip import GC2
+from rammer_ipu_sim.executor import LoadedProgram
+from rammer_ipu_sim.links import links
+
+__all__ = ["connects", "played", "ways"]
+
+#: Runs in flight by which the time between results is told.
+RUNS: Final = 8
+
+
+def connects(a: Site, b: Site) -> str | None:
+    """Why two sites are not chips of one simulation, or None."""
+    for site in (a, b):
+        if site.device.partition(":")[0] != "ipu_sim":
+            return f"{site.device} is no simulated chip"
+    return LOCAL.connects(a, b)
+
+
+def ways(count: int) -> tuple[Link, ...]:
+    """The links between so many chips."""
+    return links(replace(GC2, chips=count))
+
+
+def played(spread: Spread, backend: Any) -> Sequence[str]:
+    """What runs take on the chips that ``backend`` describes, all together: seconds of one, and between results."""
+    count, whole = len(spread.parts), spread.whole
+    apart = sorted({o.family for o in whole.operators if not o.computes and o.family != TRANSFER})
+    if apart or spread.ranged is not None:
+        return [f"no time on {count} chips is simulated: {', '.join(apart) or 'lengths'} are no tasks of theirs"]
+    try:
+        loaded = LoadedProgram(whole, {}, replace(backend.chip, chips=max(count, backend.chip.chips)), backend.stream)
+    except DeviceFailure as problem:
+        return [f"no time on {count} chips is simulated: {problem.what}"]
+    one, many = loaded.played(), loaded.played(runs=RUNS)
+    between = duration((many.whole - one.whole) / (RUNS - 1))
+    streamed = sum(whole.buffer[name].nbytes for name in loaded.streamed)
+    besides = f", of which constants come from the host: {size(streamed)} a run" if streamed else ""
+    return [
+        f"simulated over the links of {count} chips: {duration(one.whole)} a run, {between} between {RUNS} in flight{besides}"
+    ]

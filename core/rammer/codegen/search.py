@@ -58,6 +58,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         self.usable = tuple(f for f in kinds if f.needs(unit))  #: Those whose kernels the unit can run.
         self.unit, self.veus, self._writer = unit, veus, writer
         self._needs, self._limits = needs, limits
+        self._asked: tuple[ROperator, Binding, dict[str, Sequence[Choice]]] | None = None  #: See ``_of``.
 
     @property
     def families(self) -> Mapping[str, Mapping[str, range]]:
@@ -98,7 +99,17 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         self, operator: ROperator, binding: Binding, families: Iterable[KernelFamily[Unit, Code, Own]]
     ) -> Iterator[Choice]:
         """Every choice of some families, best predicted first; for some there may be no kernel."""
-        return heapq.merge(*(f.candidates(operator, binding, self.unit) for f in families), key=lambda c: c.seconds)
+        return heapq.merge(*(self._of(f, operator, binding) for f in families), key=lambda c: c.seconds)
+
+    def _of(self, family: KernelFamily[Unit, Code, Own], operator: ROperator, binding: Binding) -> Sequence[Choice]:
+        """A family's choices, best predicted first. Those of the operator that was asked about last are kept: its fastest kernels
+        and its leanest are found among the same, and working out what all take is most of a search."""
+        known = self._asked
+        if known is None or known[0] != operator or known[1] is not binding:
+            known = self._asked = (operator, binding, {})
+        if family.name not in known[2]:
+            known[2][family.name] = Lazily(family.candidates(operator, binding, self.unit))
+        return known[2][family.name]
 
     def choices(self, operator: ROperator, binding: Binding, *families: KernelFamily[Unit, Code, Own]) -> Iterator[Choice]:
         """Every choice of some families that can be written and that fits, best predicted first."""

@@ -14,6 +14,7 @@ from products import CASES as PRODUCTS
 from tables.scheduling import POLICIES
 from zoo import SEED, ZOO, find
 
+from rammer.codegen.family import KernelFamily
 from rammer.codegen.search import SLOWER
 from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import Compiled, ProgramSegment
@@ -28,6 +29,9 @@ from rammer.profile.tune import Tuner
 from rammer.testing.some import some
 
 from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.family import Held
+from rammer_cuda.gpu import Gpu
+from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import Writer
 
 #: Parts of all operators.
@@ -86,6 +90,21 @@ def test_a_schedule_may_choose_it() -> None:
         assert lean is None or kernels[-1].busy_time() <= backend.kernel(lean, binding).busy_time()
         both += len(kernels) == 2
     assert both > 3
+
+
+def test_the_fastest_and_the_leanest_are_found_in_one_search() -> None:
+    backend, asked = target("sm_90a"), list[str]()
+    operator, binding = next(c for c in PRODUCTS.values() if backend.lean(next(iter(backend.candidates(*c))), c[1]))
+
+    def noting(family: KernelFamily[Gpu, TaskKernel, Held]) -> KernelFamily[Gpu, TaskKernel, Held]:
+        return replace(family, candidates=lambda *of: asked.append(family.name) or family.candidates(*of))
+
+    fresh = target("sm_90a")
+    fresh.usable = tuple(map(noting, fresh.usable))
+    fresh.kinds = {f.name: f for f in fresh.usable}
+    best = next(iter(fresh.candidates(operator, binding)))
+    assert fresh.lean(best, binding) is not None
+    assert len(asked) == len(set(asked)) > 1
 
 
 @pytest.mark.sampled(4)

@@ -14,7 +14,8 @@ import numpy as np
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
-from rammer.ir.expr import Cast, Expr, Load, Op, Ref
+from rammer.ir.expr import Cast, Expr, Load, Op
+from rammer.ir.reindex import collected
 from rammer.ir.types import TensorType
 
 Interval: TypeAlias = "tuple[int, int]"
@@ -117,13 +118,7 @@ def _simple(e: Expr, area: Area) -> Expr:
     if isinstance(made, Op) and made.fn == "where":
         decided = _decided(made.args[0], area)
         return made if decided is None else made.args[1 if decided else 2]
-    form = ex.affine(made)
-    if form is None:
-        return made
-    total: Expr = ex.integer(0)
-    for axis, factor in form[0].items():
-        total = ex.add(total, ex.mul(Ref(axis), factor))
-    return ex.add(total, form[1])
+    return collected(made)
 
 
 def _holds(dtype: str, known: Interval | None) -> bool:

@@ -1,4 +1,4 @@
-"""Index expressions of Reshape: which source element a row-major position of the output is.
+"""Index expressions, with terms collected, and those of Reshape: which source element a row-major position of the output is.
 
 A position is a sum of terms ``coefficient * axis``. Dividing by a stride and reducing modulo an extent
 are simplified with the bounds of the axes, so that aligned splits and merges give the minimal forms:
@@ -8,7 +8,7 @@ are simplified with the bounds of the axes, so that aligned splits and merges gi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
@@ -29,6 +29,12 @@ def reshape_indices(source: tuple[int, ...], axes: Sequence[Axis]) -> tuple[Expr
         return tuple(ex.integer(0) for _ in source)
     terms = [(a, s) for a, s in zip(axes, row_major(target), strict=True) if a.extent > 1]
     return tuple(_digit(terms, s, n) for s, n in zip(row_major(source), source, strict=True))
+
+
+def collected(index: Expr) -> Expr:
+    """``index`` with its terms collected where it is affine in the axes, else as it is."""
+    form = ex.affine(index)
+    return index if form is None else ex.add(_total(form[0].items()), form[1])
 
 
 def _digit(terms: Sequence[Term], stride: int, extent: int) -> Expr:
@@ -58,10 +64,15 @@ def _quotient(terms: Sequence[Term], divisor: int) -> tuple[Expr, int]:
     raise AssertionError("unreachable: with no term left over, any factor exceeds their maximum")
 
 
-def _sum(terms: Sequence[Term]) -> Expr:
+def _sum(terms: Iterable[Term]) -> Expr:
+    return _total((axis.name, coefficient) for axis, coefficient in terms)
+
+
+def _total(terms: Iterable[tuple[str, int]]) -> Expr:
+    """The sum of coefficients times axes, by their names."""
     total: Expr = ex.integer(0)
     for axis, coefficient in terms:
-        total = ex.add(total, ex.mul(axis.name, coefficient))
+        total = ex.add(total, ex.mul(axis, coefficient))
     return total
 
 

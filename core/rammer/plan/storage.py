@@ -14,10 +14,11 @@ from typing import Final
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Box, Compute, ComputeGraph
-from rammer.ir.expr import Expr, Load, Ref
+from rammer.ir.expr import Expr, Load
 from rammer.ir.names import Names, identifier
 from rammer.ir.pieces import pieces
 from rammer.ir.program import Storage
+from rammer.ir.reindex import collected
 from rammer.plan.address import dense, inverted, viewed
 from rammer.tile.siblings import rearranges
 
@@ -221,7 +222,7 @@ class _Assigner:
         if compute is None or inner is None:
             return load
         axes = {a.name: i for a, i in zip(compute.axes, load.indices, strict=True)}
-        return Load(inner.tensor, tuple(_simple(ex.substitute(i, axes)) for i in inner.indices), load.fill)
+        return Load(inner.tensor, tuple(collected(ex.substitute(i, axes)) for i in inner.indices), load.fill)
 
     def _assembled(self, compute: Compute, parts: Pieces) -> Storage | None:
         """The storage of a concatenation whose parts already lie side by side (a prefix of a larger one)."""
@@ -251,7 +252,7 @@ class _Assigner:
     def _local(self, compute: Compute, box: Box, load: Load) -> Load:
         """``load`` in the axes of one region, without its guard where the region never leaves the tensor."""
         shifts: dict[str, Expr] = {a.name: ex.add(a.name, low) for a, (low, _) in zip(compute.axes, box, strict=True) if low}
-        indices = tuple(_simple(ex.substitute(i, shifts)) for i in load.indices)
+        indices = tuple(collected(ex.substitute(i, shifts)) for i in load.indices)
         bounds = {a.name: (0, a.extent - 1) for a in _axes(compute, box)}
         spans = [ex.interval(i, bounds) for i in indices]
         shape = self.graph.types[load.tensor].shape
@@ -342,14 +343,3 @@ def _step(d: int, views: list[Storage], parts: Pieces, first: Storage) -> int:
         if start[d] > 0 and not any(low for i, low in enumerate(start) if i != d):
             return (view.offset - first.offset) // start[d]
     return 0
-
-
-def _simple(index: Expr) -> Expr:
-    """An affine index with its terms collected."""
-    form = ex.affine(index)
-    if form is None:
-        return index
-    total: Expr = ex.integer(0)
-    for name, coefficient in form[0].items():
-        total = ex.add(total, ex.mul(Ref(name), coefficient))
-    return ex.add(total, form[1])

@@ -71,17 +71,17 @@ def shared_memory(context: Any, nbytes: int, on_cpu: bool, idle: bool) -> tuple[
 
 def system_wide(device: Any) -> bool:
     """Whether kernels may use any address of the host's."""
-    cl = opencl()
-    try:
-        return bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
-    except cl.Error:  # a runtime of OpenCL 1.2
-        return False
+    return _shares(device, opencl().device_svm_capabilities.FINE_GRAIN_SYSTEM)
 
 
 def fine_grained(device: Any) -> bool:
     """Whether host and device may both read and write one allocation, in turns, without mapping it."""
-    cl = opencl()
+    return _shares(device, opencl().device_svm_capabilities.FINE_GRAIN_BUFFER)
+
+
+def _shares(device: Any, capability: int) -> bool:
+    """Whether a device has one of OpenCL's ways to share virtual memory."""
     try:
-        return bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_BUFFER)
-    except cl.Error:  # a runtime of OpenCL 1.2
+        return bool(device.svm_capabilities & capability)
+    except opencl().Error:  # a runtime of OpenCL 1.2
         return False

@@ -97,6 +97,11 @@ class WindowForm:
     after: tuple[Compute, ...]
     slides: tuple[Slide, ...]
 
+    @cached_property
+    def tile(self) -> dict[str, int]:
+        """Tile size by axis."""
+        return {a.name: t for a, t in zip(self.main.axes, self.operator.tile, strict=True)}
+
 
 @dataclass(frozen=True)
 class ImageForm(WindowForm):
@@ -105,11 +110,6 @@ class ImageForm(WindowForm):
     high: Slide
     wide: Slide
     outer: tuple[str, ...]
-
-    @cached_property
-    def tile(self) -> dict[str, int]:
-        """Tile size by axis."""
-        return {a.name: t for a, t in zip(self.main.axes, self.operator.tile, strict=True)}
 
     @property
     def planes(self) -> int:

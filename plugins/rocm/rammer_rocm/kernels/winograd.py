@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from rammer.codegen.contraction import check_followers, counts
 from rammer.codegen.family import Forms
@@ -60,11 +59,6 @@ class WinogradForm(WindowForm):
     high: Slide
     wide: Slide
     outer: tuple[str, ...]
-
-    @cached_property
-    def tile(self) -> dict[str, int]:
-        """Tile size by axis."""
-        return {a.name: t for a, t in zip(self.main.axes, self.operator.tile, strict=True)}
 
     @property
     def kernel(self) -> Load:

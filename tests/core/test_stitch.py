@@ -202,6 +202,52 @@ def test_groups_that_do_not_pay_are_undone_one_by_one(seed: int) -> None:
         tried += len(before.operators) > 1
 
 
+@pytest.mark.parametrize("doubt", [0.1, 0.4])
+def test_what_saves_less_than_predictions_err_by_is_left_apart_unless_it_is_run(doubt: float, rng: np.random.Generator) -> None:
+    """A group that is predicted to save a quarter; in a run it does."""
+    graph, where = graph_of(CASES["residual and norm"][0], rng), replace(device(launch=0.0), doubt=doubt)
+    before = connect(graph, where)
+
+    def latency(operator: ROperator) -> float:
+        return 1.5 if len(operator.outputs) > 1 else 1.0
+
+    def together(operators: Sequence[ROperator]) -> float:
+        return sum(map(latency, operators))
+
+    assert len(stitch(before, where, latency, {}).operators) == (1 if doubt < 0.25 else 2)
+    assert len(stitch(before, where, latency, {}, together=together).operators) == 1
+
+
+def test_no_group_is_slower_than_its_parts_in_a_run(seed: int) -> None:
+    """Whatever kernels are said to take alone, and whatever they take in a run: no group of a plan takes longer there."""
+    random, where, tried = Random(seed), replace(device(), doubt=0.2), 0
+    sampler = Sampler(random, 100_000, ("float32",), ("stitched",))
+    while tried < 6:
+        case = sampler.next()
+        model = model_of(case.kind, case.sizes, case.tags, case.seed)
+        graph = lower(Pipeline(default_passes()).run(bind(read_model(model), {}))[0])
+        ranked = {o.name: ranked_tiles(o, graph.types, where) for o in connect(graph, where).operators}
+        if graph.types[graph.outputs[0]].dtype != "float32" or not all(ranked.values()):
+            continue
+        salts = [random.randrange(1 << 30) for _ in range(2)]
+
+        def seconds(operator: ROperator, salt: int, graph: ComputeGraph = graph) -> float:
+            found = ranked_tiles(operator, graph.types, where)
+            return found[0][0] * Random(f"{salt} {sorted(operator.outputs)}").uniform(0.4, 1.6) if found else float("inf")
+
+        def run(operators: Sequence[ROperator], salt: int = salts[1]) -> float:
+            return sum(seconds(o, salt) for o in operators)
+
+        before = connect(graph, where)
+        after = stitch(before, where, lambda o, salt=salts[0]: seconds(o, salt), {}, together=run)  # type: ignore[misc]
+        assert run(after.operators) <= run(before.operators)
+        for operator in some(after.operators):
+            inside = {c.name for c in operator.computes}
+            parts = [o for o in before.operators if o.name in inside]
+            assert len(parts) == 1 or run([operator]) <= run(parts), str(case)
+        tried += len(before.operators) > 1
+
+
 def test_no_way_leads_around_a_stitched_operator(rng: np.random.Generator) -> None:
     """Two operators read one tensor, the second of them also what a product makes of the first."""
     model = SmallModel(

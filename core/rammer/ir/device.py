@@ -44,6 +44,8 @@ class VDevice:
     On one that ``spills``, what a task keeps beyond its vEU's memory lies in the device's: on chip it was in a cache.
     ``dots`` is the peak of one vEU for products of bytes summed in 32 bits, where it has an instruction for them
     (multiplications and additions a second; 0: none).
+    ``doubt`` is the standard deviation of the predicted share of time that an operator saves beside its parts from the measured
+    one: what is predicted to save less may be slower.
     ``simulated`` devices never have their times ranked with measured ones.
     """
 
@@ -64,6 +66,7 @@ class VDevice:
     few_rows: int = 8
     dots: float = 0.0
     spills: bool = False
+    doubt: float = 0.0
 
     def __post_init__(self) -> None:
         if self.veus < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,8 @@ from rammer.schedule.policy import Schedule, rows_of
 
 __all__ = ["StageTimer", "in_one_run", "stage_program"]
 
-#: Runs of a stage of which the median counts.
-RUNS = 10
+#: Runs of a stage of which the median counts, the seconds that they should take together, and the most there are of short ones.
+RUNS, SPAN, MOST_RUNS = 10, 5e-3, 100
 
 
 @dataclass
@@ -62,7 +63,9 @@ class StageTimer:
             made = stage_program(kernels, self.binding, self.backend.vdevice)
             if made is None:
                 return None
-            known = self.backend.profiler.program_time(*made, RUNS)
+            expected = sum(k.operator_time(self.backend.vdevice.veus) for k in kernels)
+            runs = min(max(RUNS, math.ceil(SPAN / max(expected, 1e-9))), MOST_RUNS)
+            known = self.backend.profiler.program_time(*made, runs)
             self.measured += 1
             self.store.put_seconds(key, known)
         return known

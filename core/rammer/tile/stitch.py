@@ -20,12 +20,11 @@ from typing import Final, TypeAlias
 
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
-from rammer.ir.compute import Compute
-from rammer.ir.device import Scope, VDevice
-from rammer.ir.expr import Const, Ref
+from rammer.ir.device import VDevice
 from rammer.ir.operator import Connection, ROperator
-from rammer.tile.connect import LONGEST_CHAIN, elementwise
+from rammer.tile.connect import LONGEST_CHAIN
 from rammer.tile.graph import ConnectionTrial, TileGraph, device_edges
+from rammer.tile.meeting import meeting, memory_bound, recomputing
 from rammer.tile.order import topological
 from rammer.tile.search import ranked_tiles
 
@@ -33,7 +32,8 @@ from rammer.tile.search import ranked_tiles
 BEAM, MOST_RESULTS = 4, 8
 #: By how much a move may be slower than its parts: two of them may pay where neither does alone.
 UPHILL: Final = 1.3
-#: Share of the time of its operators that a group saves at least: less is within what predictions and measurements differ by.
+#: Share of the time of its operators that a group saves at least where kernels are measured: less is within what measurements
+#: differ by. Where they are predicted a device says by how much that may be wrong (``VDevice.doubt``).
 LEAST_GAIN: Final = 0.01
 #: Groups within one that does not pay that are priced in its place.
 PARTS: Final = 12
@@ -63,8 +63,10 @@ def stitch(
     """``tile`` with memory-bound operators stitched where the device's kernels are no slower for it; with ``together``, where
     they are not in one run. ``aliases`` as for ``connect``."""
     search = _Stitcher(tile, device, latency, aliases, binding or Binding(tile.graph.types, {}))
+    if together is not None:
+        search.together, search.least = together, LEAST_GAIN
     for part, width in search.regions():
-        search.settle(search.best(part, width, together))
+        search.settle(search.best(part, width))
     joined = list(dict.fromkeys(search.settled.values()))
     if not joined:
         return replace(tile, decisions=(*tile.decisions, *search.decisions))
@@ -129,6 +131,8 @@ class _Stitcher:
         self.prices: dict[Members, float] = {}
         self.deltas: dict[tuple[Members, Members], float | None] = {}
         self.settled: dict[int, Members] = {}  #: The groups of regions that are decided, by operator.
+        self.together: Together | None = None
+        self.least = max(LEAST_GAIN, device.doubt)  #: What a group must save of its parts' time.
         self.spans: list[tuple[int, int]] = []  #: From which operator to which those reach, in order; what overlaps is one.
 
     def settle(self, groups: Iterable[Members]) -> None:
@@ -239,7 +243,7 @@ class _Stitcher:
         wholes = [_parts(found) for found in {id(r): r for r in region.values()}.values()]
         return [(part, BEAM if len(parts) == 1 else 1) for parts in wholes for part in parts]
 
-    def best(self, region: Sequence[tuple[int, int]], width: int, together: Together | None) -> list[Members]:
+    def best(self, region: Sequence[tuple[int, int]], width: int) -> list[Members]:
         """The groups of the best plan for ``region``, of a search that keeps ``width`` plans."""
         found, plans = [_Plan()], [_Plan()]
         while plans:
@@ -251,27 +255,43 @@ class _Stitcher:
         refused = [p for p in paying if p.groups not in offered]
         shortlist = list(offered.values())
         timed = [self._seconds(p, region) for p in shortlist]
-        if together is not None and min(timed) < timed[0]:
-            shortlist, timed = self._run(shortlist, timed, region, together)
         chosen = min(range(len(timed)), key=timed.__getitem__)
+        if self.together is not None and chosen:
+            shortlist, timed = self._run(shortlist, timed, region, self.together)
+            chosen = min(range(len(timed)), key=timed.__getitem__)
+            chosen = chosen if timed[chosen] < (1 - LEAST_GAIN) * timed[0] else 0
         self._log([*shortlist, *refused], [*timed, *(self._seconds(p, region) for p in refused)], chosen)
         return sorted(shortlist[chosen].groups, key=sorted)
 
     def _run(
         self, plans: list[_Plan], timed: list[float], region: Sequence[tuple[int, int]], together: Together
     ) -> tuple[list[_Plan], list[float]]:
-        """The first plan and the fastest others, with the seconds of a run of each: kernels that are timed alone find other
-        things in the caches than in their program. As they were where one cannot be run."""
+        """The first plan, the fastest others, and the best of these without the groups that do not pay, with the seconds of a run
+        of each: kernels that are timed alone find other things in the caches than in their program. As they were where one
+        cannot be run."""
         order = [0, *sorted(range(1, len(plans)), key=timed.__getitem__)[:RIVALS]]
-        runs = list[float]()
-        for plan in (plans[i] for i in order):
-            groups = sorted({plan.group(i) for p in region for i in p}, key=sorted)
-            made = [o for g in groups if (o := self.operator(g)) is not None]
-            seconds = together(topological(made, self.position, self.roots))
-            if seconds is None:
-                return plans, timed
-            runs.append(seconds)
-        return [plans[i] for i in order], runs
+        runs = [self._together(plans[i], region, together) for i in order]
+        if math.inf in runs:
+            return plans, timed
+        found, best = [plans[i] for i in order], min(range(1, len(order)), key=runs.__getitem__)
+        left, seconds = self._undone(found[best], runs[best], region, together)
+        return ([*found, left], [*runs, seconds]) if left.groups not in {p.groups for p in found} else (found, runs)
+
+    def _undone(self, plan: _Plan, seconds: float, region: Sequence[tuple[int, int]], together: Together) -> tuple[_Plan, float]:
+        """``plan``, which takes ``seconds`` in one run, without the groups without which a run takes no longer."""
+        for group in sorted(plan.groups, key=sorted) if len(plan.groups) > 1 else ():
+            less = _Plan(plan.groups - {group}, plan.delta)
+            without = self._together(less, region, together)
+            if without <= seconds:
+                plan, seconds = less, without
+        return plan, seconds
+
+    def _together(self, plan: _Plan, region: Sequence[tuple[int, int]], together: Together) -> float:
+        """Seconds of a run of a region's operators under ``plan``; infinite where they cannot be run on their own."""
+        groups = sorted({plan.group(i) for p in region for i in p}, key=sorted)
+        made = [o for g in groups if (o := self.operator(g)) is not None]
+        seconds = together(topological(made, self.position, self.roots))
+        return math.inf if seconds is None else seconds
 
     def _thinned(self, plan: _Plan, found: Iterable[_Plan]) -> _Plan:
         """``plan`` with each group that does not pay by the latency evaluator replaced by what does within it, of the groups that
@@ -286,7 +306,7 @@ class _Stitcher:
 
     def _pays(self, group: Members) -> bool:
         """Whether a group's one operator saves enough of its members' time by the latency evaluator."""
-        return self._alone(group) < (1 - LEAST_GAIN) * sum(self._alone(frozenset((i,))) for i in group)
+        return self._alone(group) < (1 - self.least) * sum(self._alone(frozenset((i,))) for i in group)
 
     def _alone(self, group: Members) -> float:
         operator = self.operator(group)
@@ -356,26 +376,3 @@ def _parts(region: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
         if place[a] == place[b]:
             parts[place[a]].append((a, b))
     return [part for part in parts if part]
-
-
-def memory_bound(operator: ROperator) -> bool:
-    """Whether an operator is maps and reductions alone, and has something to compute."""
-    kinds = {c.kind for c in operator.computes}
-    return kinds <= {"map", "reduction"} and not operator.endings and 0 not in operator.anchor.shape
-
-
-def recomputing(operator: ROperator) -> ROperator:
-    """The same operator that keeps no rows of maps on chip: who reads them computes them again. So rows may be of any length."""
-    maps = {c.name for c in operator.computes if not c.reduce}
-    links = tuple(replace(e, layer="thread") if e.producer in maps else e for e in operator.connections)
-    return replace(operator, connections=links)
-
-
-def meeting(group: Sequence[Compute], c: Compute) -> Scope | None:
-    """Where ``c`` can meet a group of maps and reductions: in registers element by element, else on chip, row by row."""
-    if elementwise(c, list(group)):
-        return "thread"
-    names = {g.name for g in group}
-    inner = [ld for ld in c.loads if ld.tensor in names]
-    aligned = all(ld.fill is None and all(isinstance(i, Ref | Const) for i in ld.indices) for ld in inner)
-    return "veu" if aligned else None

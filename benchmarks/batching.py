@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
 from facts import environment_of, section
-from measuring import Measured, Settings, Way, measured
+from measuring import ROUNDS, Measured, Settings, Way, measured
 from sibling_models import attention, cell, onnx_cell
 from zoo import SEED, find
 
@@ -64,7 +64,7 @@ def row(model: str, one: Measured, first: float) -> list[str]:
 @click.option("--precision", default="float32", type=click.Choice(PRECISIONS), show_default=True)
 @click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
 @click.option("--seed", default=SEED, show_default=True, help="Of weights and inputs.")
-@click.option("--rounds", default=7, show_default=True, help="Turns of each program.")
+@click.option("--rounds", default=ROUNDS, show_default=True, help="Turns of each program.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")
 def main(models: str, device: str, precision: str, tune: str, seed: int, rounds: int, markdown_file: Path | None) -> None:
     """Measure and print the table."""

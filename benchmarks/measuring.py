@@ -34,9 +34,9 @@ from rammer.schedule.policy import Policy
 from rammer.testing.weights import runner
 from rammer.tile.siblings import rearranges
 
-#: Turns of each program, and what a turn is.
-ROUNDS: Final = 5
-TURN: Final = Effort(2, 10, 0.2)
+#: Turns of each program, and what a turn is: short ones, many, since what else a machine does lasts for some tenths of a second.
+ROUNDS: Final = 25
+TURN: Final = Effort(1, 1, 0.04)
 #: What cuda decides by measuring as a program is loaded, by the names of files.
 DECIDED: Final = ("executor", "pdl")
 #: What a simulator says does not change from run to run.
@@ -46,7 +46,8 @@ ONCE: Final = Effort(0, 1, 0.0)
 @dataclass(frozen=True)
 class Settings:
     """What was asked for on the command line. ``say`` shows progress; no model is begun once ``budget`` seconds have passed since
-    ``begun``, and ``skipped`` are then those that were left out. So many processes compile what is measured ``ahead`` of it."""
+    ``begun``, and ``skipped`` are then those that were left out. So many processes compile what is measured ``ahead`` of it.
+    ``stages`` is a file of stages that were found, which are not searched for again."""
 
     devices: tuple[str, ...]
     models: tuple[str, ...]
@@ -60,6 +61,7 @@ class Settings:
     begun: float = field(default_factory=time.perf_counter)
     skipped: list[str] = field(default_factory=list)
     ahead: int = 0
+    stages: Path | None = None
 
     @property
     def device(self) -> str:
@@ -109,22 +111,29 @@ class Subject:
     reference: Mapping[str, Array] | None
 
 
-def exported(key: str, folder: Path, seed: int) -> Path:
-    """The model as a file, built once per folder. A small form's name tells its arguments, which are the model as well."""
+def exported(key: str, folder: Path, seed: int, batch: int = 0) -> Path:
+    """The model as a file, of another ``batch`` where one is given, built once per folder. A small form's name tells its
+    arguments, which are the model as well."""
     form = hashlib.sha256(repr(ZOO[key.removesuffix(SMALL)].small).encode()).hexdigest()[:8] if key.endswith(SMALL) else ""
-    path = folder / f"{key.replace(':', '-')}{form}-{seed}.onnx"
+    path = folder / f"{key.replace(':', '-')}{form}{f'-bs{batch}' if batch else ''}-{seed}.onnx"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")  # others may make the same
-        onnx.save(find(key).build(seed), str(partial))
+        onnx.save(entry_of(key, batch).build(seed), str(partial))
         partial.replace(path)
     return path
 
 
-def subject(key: str, seed: int, checked: bool = True) -> Subject:
-    """A model of the zoo with random inputs; ``checked`` runs the reference (ONNX Runtime, or ONNX's own evaluator)."""
-    entry = find(key)
-    path = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", seed)
+def entry_of(key: str, batch: int) -> Entry:
+    """The model of this key, as published or (not 0) of another batch."""
+    return find(key).of_batch(batch) if batch else find(key)
+
+
+def subject(key: str, seed: int, checked: bool = True, batch: int = 0) -> Subject:
+    """A model of the zoo with random inputs, of another ``batch`` where one is given; ``checked`` runs the reference (ONNX
+    Runtime, or ONNX's own evaluator)."""
+    entry = entry_of(key, batch)
+    path = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", seed, batch)
     feeds = entry.feeds(seed)
     return Subject(entry, path, feeds, runner(onnx.load(str(path)))(feeds) if checked else None)
 
@@ -172,16 +181,22 @@ class WithPolicy(Registry):
         return [*super().policies(), self.policy]
 
 
-def opened(model: Path | onnx.ModelProto, feeds: Mapping[str, Array], way: Way, settings: Settings) -> Opened:
-    """Compile in one way and bind. DeviceFailure where a part runs on the host, since such runs compare nothing."""
+def session(model: Path | onnx.ModelProto, way: Way, settings: Settings) -> Executable:
+    """The model on its device, to be compiled in one way."""
     asked = {"precision": settings.precision, "tune": settings.tune, "device_options": settings.options, **way.request}
     registry = Registry()
     if way.policy is not None:
         asked["policy"] = way.policy.name
         registry = WithPolicy(way.policy)
-    begin = time.perf_counter()
     exe = open_executable(model, way.device or settings.device, Request(**asked), registry=registry)
-    exe.programs = cache_folder() / "programs" if settings.ahead and way.policy is None else None
+    exe.programs = cache_folder() / "programs" if settings.ahead else None
+    return exe
+
+
+def opened(model: Path | onnx.ModelProto, feeds: Mapping[str, Array], way: Way, settings: Settings) -> Opened:
+    """Compile in one way and bind. DeviceFailure where a part runs on the host, since such runs compare nothing."""
+    begin = time.perf_counter()
+    exe = session(model, way, settings)
     try:
         arrays = exe.checked(feeds)
         special = exe.prepare(arrays)
@@ -258,20 +273,21 @@ class ModelWay:
     key: str
     way: Way
     settings: Settings
+    batch: int = 0
 
 
 def kept_way(job: ModelWay) -> float:
     """Compile, load and bind, so that program and machine code are on disk; CPU seconds of that."""
-    start, model = time.process_time(), subject(job.key, job.settings.seed, checked=False)
+    start, model = time.process_time(), subject(job.key, job.settings.seed, False, job.batch)
     opened(model.path, model.feeds, job.way, job.settings).close()
     return time.process_time() - start
 
 
-def compile_ahead(settings: Settings, ways: Sequence[Way]) -> None:
-    """What ``measured`` will ask for, by ``settings.ahead`` processes. What a device decided by measuring while others used it
-    is forgotten."""
+def compile_ahead(settings: Settings, ways: Sequence[Way], batches: Sequence[int] = (0,)) -> None:
+    """What ``measured`` will ask for, of other ``batches`` where they are given, by ``settings.ahead`` processes. What a device
+    decided by measuring while others used it is forgotten."""
     plain = replace(settings, say=print)
-    jobs = [ModelWay(key, way, plain) for key in settings.models for way in ways if way.policy is None]
+    jobs = [ModelWay(key, way, plain, batch) for key in settings.models for batch in batches for way in ways]
     for job, took in ahead(jobs, settings.ahead, kept_way) if settings.ahead and jobs else ():
         settings.say(f"{job.key}: {job.way.name} ahead: {took if isinstance(took, str) else f'{took:.1f} CPU s'}")
     for decided in DECIDED if settings.ahead else ():

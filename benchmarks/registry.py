@@ -25,7 +25,7 @@ class Table:
 
     Or, with ``spelled``, the name of a script with a command line of its own: how it spells our options; {stem} is the file to
     write, without its ending. ``among`` is where its models are, ``module:mapping``. ``devices``: where none is named.
-    ``aside``: whether its programs can be compiled ahead."""
+    ``aside``: whether its programs can be compiled ahead; ``staged``: whether it takes a file of stages."""
 
     name: str
     what: str
@@ -35,6 +35,7 @@ class Table:
     devices: tuple[str, ...] = ("rocm",)
     among: str = "zoo:ZOO"
     aside: bool = False
+    staged: bool = False
 
     @property
     def script(self) -> bool:
@@ -62,13 +63,22 @@ _TABLES: Final = (
     Table("rammer-ablation", "Rammer's three bars on every executor", "tables.scheduling:ablation", _RAMMER, aside=True),
     Table("ios-five-bars", "Sequential, Greedy, Merge, Parallel and Both", "tables.scheduling:five_bars", _IOS, aside=True),
     Table("ios-pruning", "search and result of IOS over r and s", "tables.scheduling:pruning", _IOS, aside=True),
-    Table("ios-batch", "IOS's stages for one batch, run with another", "tables.matrices:batches", "inception_v3"),
+    Table(
+        "ios-batch",
+        "IOS's stages for one batch, run with another",
+        "tables.matrices:batches",
+        "inception_v3",
+        aside=True,
+        staged=True,
+    ),
     Table(
         "ios-device",
         "IOS's stages for one device, run on another",
         "tables.matrices:devices",
         "inception_v3",
         devices=("rocm", "ipu_sim"),
+        aside=True,
+        staged=True,
     ),
     Table(
         "stitching-kernels",
@@ -95,7 +105,7 @@ _TABLES: Final = (
         "utilisation",
         "how busy the units are, by tasks, with and without waves",
         "utilisation",
-        spelled={**_COMMON, "out": "--folder {folder} --name {name}"},
+        spelled={**_COMMON, "out": "--folder {folder} --name {name}", "rounds": "--rounds", "ahead": "--ahead"},
     ),
     Table(
         "batching",
@@ -104,7 +114,10 @@ _TABLES: Final = (
         spelled={**_COMMON, **_MARKED, "precision": "--precision", "rounds": "--rounds"},
     ),
     Table(
-        "compile-time", "seconds from a model file to its first result, cold and warm", "starts", spelled={**_COMMON, **_MARKED}
+        "compile-time",
+        "seconds from a model file to its first result, cold and warm",
+        "starts",
+        spelled={**_COMMON, **_MARKED, "keep": "--keep"},
     ),
     Table(
         "layouts",

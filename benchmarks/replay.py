@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
-from measuring import Settings, Subject, Way, opened
+from measuring import Settings, Subject, Way, session
+from result import write
 
+from rammer.errors import BadInput
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 from rammer.schedule.clock import stage_kernels
@@ -42,10 +46,13 @@ class Recorder:
 
 
 def recorded(model: Any, feeds: Mapping[str, Any], inner: Policy, settings: Settings, device: str = "") -> Recorder:
-    """Compile once with ``inner`` (nothing is run), batching off."""
+    """Compile once with ``inner`` (nothing is loaded), batching off."""
     recorder = Recorder(inner, f"{model}")
-    way = Way("", {"batching": "off"}, device, cast(Policy, recorder))
-    opened(model, feeds, way, settings).close()
+    exe = session(model, Way("", {"batching": "off"}, device, cast(Policy, recorder)), settings)
+    try:
+        exe.compile_only({name: array.shape for name, array in feeds.items()})
+    finally:
+        exe.close()
     return recorder
 
 
@@ -104,3 +111,29 @@ class Replay:
 def searched(model: Any, feeds: Mapping[str, Any], settings: Settings, label: str, device: str = "") -> Replay:
     """The stages that IOS finds."""
     return Replay(stages_of(recorded(model, feeds, IOS(), settings, device)), label)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Stages by model and by what they were searched for, in a JSON file (None: nowhere): one machine runs what another found."""
+
+    path: Path | None
+
+    def of(self, key: str) -> dict[str, Replay]:
+        """Of a model, by what they were searched for. BadInput for a file that holds something else."""
+        if self.path is None or not self.path.is_file():
+            return {}
+        try:
+            found = json.loads(self.path.read_text()).get(key, {})
+            return {label: Replay({str(n): int(i) for n, i in stages.items()}, label) for label, stages in found.items()}
+        except (ValueError, AttributeError, TypeError) as problem:
+            raise BadInput(f"{self.path} holds no stages", hint="--stages names a file that this command wrote") from problem
+
+    def keep(self, key: str, replay: Replay) -> None:
+        """Add stages to the file."""
+        if self.path is None:
+            return
+        self.of(key)  # refuses a file that holds something else
+        held = json.loads(self.path.read_text()) if self.path.is_file() else {}
+        held.setdefault(key, {})[replay.label] = dict(replay.stages)
+        write(self.path, json.dumps(held) + "\n")

@@ -19,13 +19,15 @@ PAGE = "tables.md"
 
 @dataclass(frozen=True)
 class Result:
-    """What a table found. ``notes`` are paragraphs behind it; ``parts`` are more tables, each with a heading."""
+    """What a table found. ``notes`` are paragraphs behind it; ``parts`` are more tables, each with a heading. Its first ``known``
+    columns say what a row is of."""
 
     title: str
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
     parts: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]] = field(default_factory=dict)
+    known: int = 1
 
     def document(self, command: str, facts: Mapping[str, str]) -> str:
         """The Markdown file."""
@@ -35,20 +37,42 @@ class Result:
         return "\n\n".join((*pieces, section(dict(facts))))
 
 
+def both(first: Result, second: Result) -> Result:
+    """A table of two calls, of other models each. BadInput where their columns differ."""
+    if not first.rows or not second.rows:  # what was not begun tells no columns
+        first, second = (first, second) if first.rows else (second, first)
+        return replace(first, notes=[*dict.fromkeys((*first.notes, *second.notes))])
+    if list(first.headers) != list(second.headers) or first.parts or second.parts:
+        raise BadInput(f"the models of {first.title!r} have other columns each", hint="name them in calls of their own")
+    rows, notes = [*first.rows, *second.rows], dict.fromkeys((*first.notes, *second.notes))
+    return replace(first, rows=rows, notes=[*notes])
+
+
 def joined(result: Result, command: str, kept: str, facts: Mapping[str, str]) -> tuple[Result, str]:
-    """``result`` and its command, with what the document ``kept`` says of other models (its first column) before them.
+    """``result`` and its command, with what the document ``kept`` says of others (by the columns ``known``) before them.
 
     BadInput where the two cannot stand in one table: other columns, another environment, or more than one table."""
     table = re.search(r"^\|.*\n\|[-|: ]+\|\n((?:\|.*\n)*)", kept, re.MULTILINE)
     commands = re.findall(r"^`(.*)`$", kept.partition("\n|")[0], re.MULTILINE)
     cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table[0].splitlines()] if table else [[]]
-    if cells[0] != list(result.headers) or result.parts or not kept.endswith(section(dict(facts))):
-        hint = "they have other columns, several tables, or another environment: leave out --keep, or name another folder"
-        raise BadInput(f"the rows of {kept.partition(chr(10))[0].strip('# ')!r} cannot be kept", hint=hint)
-    measured = {row[0] for row in result.rows}
-    rows = [row for row in cells[2:] if row[0] not in measured]
+    if cells[0] != list(result.headers) or result.parts:
+        raise _other(kept)
+    check_kept(kept, facts)
+    measured = {tuple(row[: result.known]) for row in result.rows}
+    rows = [row for row in cells[2:] if tuple(row[: result.known]) not in measured]
     words = "`\n\n`".join(dict.fromkeys((*commands, command)) if rows else (command,))
     return replace(result, rows=[*rows, *result.rows]), words
+
+
+def check_kept(kept: str, facts: Mapping[str, str]) -> None:
+    """BadInput where the document ``kept`` is of another environment."""
+    if not kept.endswith(section(dict(facts))):
+        raise _other(kept)
+
+
+def _other(kept: str) -> BadInput:
+    hint = "they have other columns, several tables, or another environment: leave out --keep, or name another folder"
+    return BadInput(f"the rows of {kept.partition(chr(10))[0].strip('# ')!r} cannot be kept", hint=hint)
 
 
 def write(path: Path, text: str) -> None:

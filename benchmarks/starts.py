@@ -26,7 +26,7 @@ import click
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
-from facts import environment_of, section
+from facts import environment_of
 
 from rammer.errors import DeviceFailure
 from rammer.report.table import markdown
@@ -50,10 +50,10 @@ def start_once(path: Path, inputs: Path, device: str, tune: str, profile: bool) 
         profiler.enable()
     marks = [time.perf_counter()]
     import rammer
-    from rammer.runtime import executable
+    from rammer.runtime import keeping
 
     marks.append(time.perf_counter())
-    reading = _timed(executable, "load_artifact")
+    reading = _timed(keeping, "load_artifact")
     exe = rammer.compile(path, device=device, tune=tune)
     marks.append(time.perf_counter())
     exe.backend.fingerprint  # noqa: B018 - what looking for a kept program needs first
@@ -149,6 +149,7 @@ def measure(key: str, device: str, tune: str, repeats: int, seed: int, profile: 
 @click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
 @click.option("--repeats", default=5, show_default=True, help="Warm starts; the median counts.")
 @click.option("--seed", default=2026, show_default=True, help="Of weights and inputs.")
+@click.option("--keep", is_flag=True, help="Rows of other models that the file has stay.")
 @click.option("--profile", is_flag=True, help="Show where one more warm start spends its time.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")
 @click.option("--child", type=click.Path(path_type=Path), hidden=True)
@@ -159,28 +160,31 @@ def main(
     tune: str,
     repeats: int,
     seed: int,
+    keep: bool,
     profile: bool,
     markdown_file: Path | None,
     child: Path | None,
     inputs: Path | None,
 ) -> None:
-    """Measure and print."""
+    """Measure and print, written model by model."""
     if child and inputs:
         print(json.dumps(start_once(child, inputs, device, tune, profile)))
         return
+    from result import Result, joined, write
     from zoo import ZOO
 
-    rows = []
+    facts, rows = environment_of(device.partition(":")[0] == "cuda"), list[list[str]]()
     for key in models.split(",") if models else ZOO:
         rows.append(measure(key, device, tune, repeats, seed, profile))
         click.echo("  ".join(rows[-1]))
-    text = markdown(rows, HEADERS)
-    click.echo(text)
-    if markdown_file is not None:
-        markdown_file.write_text(
-            f"# Starts on {device}, --tune {tune}\n\nMedians of {repeats} warm starts.\n\n{text}\n\n"
-            + section(environment_of(device == "cuda"))
-        )
+        result = Result(f"Starts on {device}, --tune {tune}", HEADERS, rows, [f"Medians of {repeats} warm starts."])
+        command = f"python benchmarks/starts.py --device {device} --models {','.join(r[0] for r in rows)} --tune {tune}"
+        if markdown_file is None:
+            continue
+        if keep and markdown_file.is_file():
+            result, command = joined(result, command, markdown_file.read_text(), facts)
+        write(markdown_file, result.document(command, facts))
+    click.echo(markdown(rows, HEADERS))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import click
 from facts import environment_of
 from measuring import ROUNDS, Settings
 from registry import TABLES, Table, table
-from result import PAGE, joined, page, write
+from result import PAGE, Result, both, check_kept, joined, page, write
 from zoo import SEED, SMALL
 
 import rammer
@@ -106,6 +106,9 @@ def _say(begin: float) -> Any:
 @click.option("--seed", type=int, help=f"Of weights and inputs ({SEED}).")
 @click.option("--keep", is_flag=True, help="Rows of other models that the file in --out has stay.")
 @click.option("--ahead", type=click.IntRange(1), metavar="N", help="N processes compile before anything is measured.")
+@click.option(
+    "--stages", type=click.Path(path_type=Path, dir_okay=False), help="Stages that were found, here or elsewhere; more are added."
+)
 @click.option("--budget", type=click.FloatRange(0), metavar="SECONDS", help="Begin no model after so long.")
 def main(
     name: str | None,
@@ -123,6 +126,7 @@ def main(
     keep: bool,
     budget: float | None,
     ahead: int | None,
+    stages: Path | None,
 ) -> None:
     """Measure TABLE and print it; with --out write it there as Markdown, too."""
     if show or not name:
@@ -145,6 +149,8 @@ def main(
         raise BadInput(f"table {name} takes no {' '.join(rest)!r}", hint="only scripts take options of their own")
     if ahead and not chosen.aside:
         raise BadInput(f"table {name} takes no --ahead", hint=f"{', '.join(t.name for t in TABLES.values() if t.aside)} do")
+    if stages and not chosen.staged:
+        raise BadInput(f"table {name} takes no --stages", hint=f"{', '.join(t.name for t in TABLES.values() if t.staged)} do")
     settings = Settings(
         devices or chosen.devices,
         _keys(chosen, models, small),
@@ -156,34 +162,52 @@ def main(
         _say(time.perf_counter()),
         math.inf if budget is None else budget,
         ahead=ahead or 0,
+        stages=stages,
     )
     _measure(chosen, settings, out, keep)
 
 
 def _measure(chosen: Table, settings: Settings, out: Path | None, keep: bool) -> None:
+    """Model by model, so that what was measured is there whatever becomes of the rest."""
     prefix = "_".join(dict.fromkeys(short(d) for d in settings.devices))
-    gpu = any(d.partition(":")[0] == "cuda" for d in settings.devices)
-    facts = environment_of(gpu)
+    facts = environment_of(any(d.partition(":")[0] == "cuda" for d in settings.devices))
     path = (out or Path()) / f"{prefix}_{chosen.name.replace('-', '_')}.md"
-    before = path.read_text() if keep and out is not None and path.is_file() else ""
-    result = chosen.call(settings)
-    if settings.skipped:
-        note = f"Not begun within {settings.budget:g} s: {', '.join(settings.skipped)}."
-        result = replace(result, notes=[note, *result.notes])
+    if keep and path.is_file():
+        check_kept(path.read_text(), facts)
+    result: Result | None = None
+    for key in settings.models:
+        more = chosen.call(replace(settings, models=(key,)))
+        result = more if result is None else both(result, more)
+        if out is None:
+            continue
+        told, command = _told(result, settings), _command(chosen, settings, result)
+        if keep and path.is_file():
+            told, command = joined(told, command, path.read_text(), facts)
+        write(path, told.document(command, facts))
+        settings.say(f"wrote {path}")
+    assert result is not None
+    result = _told(result, settings)
     click.echo(markdown(result.rows, result.headers))
     for note in result.notes:
         click.echo(f"\n{note}")
     if out is not None:
-        words = ["python -m benchmarks", chosen.name, *(f"--device {d}" for d in settings.devices)]
-        measured = [m for m in settings.models if m not in settings.skipped]
-        words += [f"--models {','.join(measured)}", f"--tune {settings.tune}", f"--precision {settings.precision}"]
-        words += [f"--seed {settings.seed}", *(f"--option {k}={v}" for k, v in settings.options.items())]
-        command = " ".join(words)
-        if before:
-            result, command = joined(result, command, before, facts)
-        write(path, result.document(command, facts))
-        click.echo(f"wrote {path}", err=True)
         _page(out)
+
+
+def _told(result: Result, settings: Settings) -> Result:
+    """With a note of the models that were left out."""
+    if not settings.skipped:
+        return result
+    return replace(result, notes=[f"Not begun within {settings.budget:g} s: {', '.join(settings.skipped)}.", *result.notes])
+
+
+def _command(chosen: Table, settings: Settings, result: Result) -> str:
+    """What was asked for, of the models that have rows."""
+    words = ["python -m benchmarks", chosen.name, *(f"--device {d}" for d in settings.devices)]
+    words += [f"--models {','.join(dict.fromkeys(row[0] for row in result.rows))}", f"--tune {settings.tune}"]
+    words += [f"--precision {settings.precision}", f"--seed {settings.seed}"]
+    words += [f"--option {k}={v}" for k, v in settings.options.items()]
+    return " ".join(words)
 
 
 def _page(folder: Path) -> None:

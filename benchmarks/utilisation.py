@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
 from facts import environment_of, section
-from measuring import Settings, Way, opened, subject, take_turns
+from measuring import ROUNDS, Settings, Way, compile_ahead, opened, subject, take_turns
 from tables.scheduling import RAMMER
 from timelines import Kernel, Timeline, bound, by_name, gap, idle, measured, replays, typical
 from zoo import SEED
 
 from rammer.device.manifest import Tracer
-from rammer.errors import DeviceUnavailable, RammerError
+from rammer.errors import DeviceUnavailable, MissingDependency, RammerError
 from rammer.peers.graph import Array
 from rammer.peers.prepare import capture, event_seconds, gpu_name, set_torch_precision, torch_module
 from rammer.peers.to_torch import load_torch
@@ -43,18 +43,27 @@ WAYS = (Way("wavefront", {"policy": "wavefront"}), Way("wavefront off", {"policy
 #: Longest names of operators and kernels in a table.
 NAME = 60
 
-METHOD = """\
+#: How tasks are timed: on a GPU, and elsewhere.
+BY_CLOCK = """\
 - **rammer, tasks**: its kernels built once more so that every block notes its SM, the time when its wait for earlier kernels
   ended, and the time when its last warp ended (`%globaltimer`). An SM is busy while it has at least one such block. What a
   block does before that wait, fetching constants, is not counted, nor are launches. Where rammer runs a model by one persistent
   kernel, a task starts when the last value that it waits for is there, as the block's first thread sees it.
+"""
+BY_DEVICE = """\
+- **rammer, tasks**: when each task ran on which unit, as the device records it; a unit is busy while it has at least one. A
+  simulator's times are simulated.
+"""
+BOUND = """\
 - **kernel bound**: CUPTI's interval and grid of every kernel of one graph replay (torch.profiler). A kernel of *b* blocks keeps
   at most min(*b*, SMs) SMs busy while it runs, and kernels at the same time add up to at most all SMs. It is an **upper bound**:
   a kernel whose blocks end early, or one whose interval is mostly launch and drain, counts as fully busy. rammer's row by
   this method is there to compare like with like; its row by tasks has no counterpart for torch, whose kernels record nothing.
-- **nothing runs** is the share of the traced span without any task (kernel) on any SM; **median gap** is from the last end of
+"""
+REST = """\
+- **nothing runs** is the share of the traced span without any task (kernel) on any unit; **median gap** is from the last end of
   what an operator reads to its first task's start (kernel bound: from the last end so far to the next kernel's start).
-- **median, not traced** is by events around one replay of the ordinary kernels; tracing and CUPTI make runs longer.
+- **median, not traced** is of ordinary runs; tracing and CUPTI make them longer.
 """
 
 
@@ -155,8 +164,12 @@ def rammer_results(
 
 
 def plot(path: Path, results: Mapping[str, Sequence[Result]]) -> None:
-    """Share of busy SMs over time: a row of panels a model, one for each runner, with one time axis."""
-    import matplotlib
+    """Share of busy SMs over time: a row of panels a model, one for each runner, with one time axis. MissingDependency without
+    matplotlib."""
+    try:
+        import matplotlib
+    except ImportError as problem:
+        raise MissingDependency("matplotlib, for the plot", "pip install matplotlib; the table is there") from problem
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -176,10 +189,9 @@ def plot(path: Path, results: Mapping[str, Sequence[Result]]) -> None:
     pyplot.close(figure)
 
 
-def document(
-    results: Mapping[str, Sequence[Result]], facts: Mapping[str, str], units: int, name: str, failures: Sequence[str]
-) -> str:
+def document(results: Mapping[str, Sequence[Result]], settings: Settings, units: int, name: str, failures: Sequence[str]) -> str:
     """The Markdown file."""
+    gpu = any(r.method == "kernel bound" for found in results.values() for r in found)
     rows = [r.cells(model) for model, found in results.items() for r in found]
     parts = []
     for model, found in results.items():
@@ -192,16 +204,13 @@ def document(
             if r.method == "tasks":
                 what, unit = "operators, from first start to last end", "tasks"
             parts.append(f"### {model}, {r.runner}: {what}\n\n" + markdown(top, ["name", unit, "time", "of the sum"]))
-    head = f"# Utilisation and scheduling overhead\n\nBatch 1, float32, {units} units (SMs), all in one process.\n\n"
+    head = f"# Utilisation and scheduling overhead, {settings.device}\n\n"
+    head += f"Batch 1, float32, {units} units, --tune {settings.tune}.\n\n"
+    method = (BY_CLOCK + BOUND if gpu else BY_DEVICE) + REST
+    missing = "\nWithout a row:\n\n" + "\n".join(failures) + "\n" if failures else ""
+    picture = f"\n![share of busy units over time]({name}.png)\n\n"
     return (
-        head
-        + markdown(rows, HEADERS)
-        + "\n\n"
-        + METHOD
-        + ("\nWithout a row:\n\n" + "\n".join(failures) + "\n" if failures else "")
-        + f"\n![share of busy units over time]({name}.png)\n\n"
-        + "\n\n".join(parts)
-        + f"\n\n{section(facts)}"
+        head + markdown(rows, HEADERS) + "\n\n" + method + missing + picture + "\n\n".join((*parts, section(environment_of(gpu))))
     )
 
 
@@ -211,15 +220,17 @@ def document(
 @click.option("--folder", default="utilisation", type=click.Path(path_type=Path), show_default=True, help="Results.")
 @click.option("--name", default="utilisation", show_default=True, help="Of the result's files.")
 @click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
-@click.option("--rounds", default=5, show_default=True, help="Turns of each program.")
+@click.option("--rounds", default=ROUNDS, show_default=True, help="Turns of each program.")
 @click.option("--seed", default=SEED, show_default=True, help="Of weights and inputs.")
-def main(device: str, models: str, folder: Path, name: str, tune: str, rounds: int, seed: int) -> None:
-    """Measure and write table, plot and traces."""
+@click.option("--ahead", default=0, metavar="N", help="N processes compile before anything is measured.")
+def main(device: str, models: str, folder: Path, name: str, tune: str, rounds: int, seed: int, ahead: int) -> None:
+    """Measure and write table, plot and traces, model by model."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = Settings((device,), tuple(models.split(",")), tune, seed=seed, rounds=rounds)
+    settings = Settings((device,), tuple(models.split(",")), tune, seed=seed, rounds=rounds, ahead=ahead)
+    compile_ahead(settings, WAYS)
     gpu = device.partition(":")[0] == "cuda" and bool(gpu_name())
     results: dict[str, list[Result]] = {}
-    failures, units = list[str](), 0
+    there, failures, units = dict[str, list[Result]](), list[str](), 0
     for key in settings.models:
         results[key] = []
         for way in WAYS:
@@ -234,12 +245,12 @@ def main(device: str, models: str, folder: Path, name: str, tune: str, rounds: i
         if gpu:
             model = subject(key, seed, checked=False)
             results[key].append(torch_result(onnx.load(str(model.path)), model.feeds, units))
-    results = {key: found for key, found in results.items() if found}
-    if not results:
+        there = {key: found for key, found in results.items() if found}
+        if there:
+            (folder / f"{name}.md").write_text(document(there, settings, units, name, failures))
+    if not there:
         raise DeviceUnavailable("nothing was traced", hint="\n".join(failures))
-    text = document(results, environment_of(gpu), units, name, failures)
-    (folder / f"{name}.md").write_text(text)
-    plot(folder / f"{name}.png", results)
+    plot(folder / f"{name}.png", there)
     click.echo(markdown([r.cells(m) for m, found in results.items() for r in found], HEADERS))
 
 

@@ -18,7 +18,7 @@ from rammer.schedule.policy import Memory
 #: Rammer's six models and IOS's four (OSDI'20, section 5; MLSys'21, section 6).
 RAMMER: Final = ("resnext29_branches", "nasnet_cifar", "alexnet", "deepspeech2", "lstm_tc", "seq2seq")
 IOS_MODELS: Final = ("inception_v3", "randwire", "nasnet_large", "squeezenet_bypass")
-POLICIES: Final = ("sequential", "greedy", "wavefront{lean=0}", "wavefront", "ios", "auto")
+POLICIES: Final = ("auto", "sequential", "greedy", "wavefront{lean=0}", "wavefront", "ios")
 #: Rammer's bars: what they are called, and the policy that schedules so.
 BARS: Final = (
     ("one after another", "sequential"),
@@ -64,21 +64,35 @@ def compared(settings: Settings, ways: Sequence[Way]) -> list[list[str]]:
     return rows
 
 
+def executors(settings: Settings) -> tuple[str, ...]:
+    """Those of the device, or ("",) where one was asked for or it has no choice."""
+    return ("",) if "executor" in settings.options else EXECUTORS.get(settings.device.partition(":")[0], ("",))
+
+
 def policies(settings: Settings) -> Result:
-    """All policies on each model."""
-    rows = compared(settings, [Way(p, {"policy": p}) for p in POLICIES])
-    return Result(f"All policies, {settings.device}", HEADERS, rows, ["Errors are to ONNX Runtime, one process a table."])
+    """All policies on each model by every executor; ``auto``, which chooses both, is what ratios are to."""
+    ways = [Way(POLICIES[0], {"policy": POLICIES[0]})]
+    for policy in POLICIES[1:]:
+        ways += [_by(executor, Way(policy, {"policy": policy}), settings) for executor in executors(settings)]
+    notes = [
+        "Errors are to ONNX Runtime. `first/this`: how much longer `auto`, which measures whole programs, takes than this row."
+    ]
+    return Result(f"All policies, {settings.device}", HEADERS, compared(settings, ways), notes)
+
+
+def _by(executor: str, way: Way, settings: Settings) -> Way:
+    """The same by one executor of the device, where it has several."""
+    if not executor:
+        return way
+    return replace(
+        way, name=f"{way.name}, {executor}", request={**way.request, "device_options": {**settings.options, "executor": executor}}
+    )
 
 
 def ablation(settings: Settings) -> Result:
     """Rammer's three bars on each executor that the device has."""
     rows: list[list[str]] = []
-    executors = ("",) if "executor" in settings.options else EXECUTORS.get(settings.device.partition(":")[0], ("",))
-    bars: list[list[Way]] = []
-    for executor in executors:
-        options = {**settings.options, **({"executor": executor} if executor else {})}
-        mark = f", {executor}" if executor else ""
-        bars.append([Way(name + mark, {"policy": policy, "device_options": options}) for name, policy in BARS])
+    bars = [[_by(e, Way(name, {"policy": policy}), settings) for name, policy in BARS] for e in executors(settings)]
     compile_ahead(settings, [way for ways in bars for way in ways])
     for model in each(settings):
         for ways in bars:

@@ -8,8 +8,10 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +19,9 @@ import tables_command
 from click.testing import CliRunner, Result
 from measuring import Settings, Subject, Way, measured, opened, subject
 from registry import TABLES
-from replay import Replay, graphs_of, searched
-from result import page
+from replay import Found, Replay, graphs_of, searched
+from result import Result as Table
+from result import both, page
 from tables import scheduling
 from tables.stitching import Kernels, launched, traced, xla_kernels
 from zoo import ZOO
@@ -128,7 +131,8 @@ def test_the_command_is_a_program(tmp_path: Path) -> None:
         (("oclgrind", "--keep"), "table oclgrind takes no --keep"),
         (("ios-batch", *TINY, "--models", "nerf_mlp:small"), "nerf_mlp:small has no form for a batch of 1"),
         (("policies", "more"), "table policies takes no 'more'"),
-        (("ios-batch", "--ahead", "2"), "table ios-batch takes no --ahead"),
+        (("cross-device", "--ahead", "2"), "table cross-device takes no --ahead"),
+        (("policies", "--stages", "found.json"), "table policies takes no --stages"),
         (("ios-device", *TINY, "--models", "nerf_mlp:small"), "ios-device compares devices"),
         (("policies", "--option", "tiles", "--models", "nerf_mlp:small"), "is not KEY=VALUE"),
     ],
@@ -160,6 +164,63 @@ def test_stages_of_one_program_are_replayed_on_another_batch(rng: np.random.Gene
     place = {n: i for i, stage in enumerate(shuffled.stages) for n in stage}
     assert all(place[p] <= place[n] for n in some(graph.names) for p in graph.after.get(n, ()))
     opened(small.path, small.feeds, Way("", policy=Replay(dict.fromkeys(plan.stages, 0), "all at once")), QUIET).close()
+
+
+def test_stages_that_one_machine_found_run_on_another(tmp_path: Path) -> None:
+    """By a file: nothing is searched for twice, and each machine has a row with the stages of all."""
+    file = tmp_path / "stages.json"
+    words = ("ios-device", "--models", "alexnet:small", "--rounds", "1", "--stages", str(file))
+    first = called(*words, "--device", "ipu_sim", "--option", "tiles=8", "--out", str(tmp_path / "8"))
+    second = called(*words, "--device", "ipu_sim", "--option", "tiles=16", "--out", str(tmp_path / "16"))
+    third = called(*words, "--device", "ipu_sim", "--option", "tiles=8", "--out", str(tmp_path / "16"), "--keep")
+    assert [r.exit_code for r in (first, second, third)] == [0, 0, 0], (first.output, second.output, third.output)
+    assert ["searching" in r.output for r in (first, second, third)] == [True, True, False]
+    eight, sixteen = json.loads(file.read_text())["alexnet:small"].items()
+    assert " 8 tiles" in eight[0] and " 16 tiles" in sixteen[0] and eight[1].keys() == sixteen[1].keys()
+    rows = [line.split("|") for line in (tmp_path / "16" / "ipu_sim_ios_device.md").read_text().splitlines() if line[:2] == "| "]
+    assert [cell.strip() for cell in rows[0][4:6]] == [f"stages for {eight[0]}", f"stages for {sixteen[0]}"]
+    assert [r[2].strip() for r in rows[1:]] == [sixteen[0], sixteen[0], eight[0], eight[0]]
+    assert Found(file).of("alexnet:small")[eight[0]].stages == eight[1] and Found(file).of("alexnet") == {}
+    for text in ("[]", '{"alexnet": {"here": 3}}', "{"):
+        file.write_text(text)
+        with pytest.raises(BadInput, match="holds no stages"):
+            Found(file).of("alexnet")
+
+
+def test_rows_are_there_when_a_later_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "FIVE", scheduling.FIVE[:1])
+    real = scheduling.measured
+
+    def failing(*values: Any) -> Any:
+        if "nerf_mlp" in str(values[0]):
+            raise KeyboardInterrupt
+        return real(*values)
+
+    monkeypatch.setattr(scheduling, "measured", failing)
+    done = called("ios-five-bars", *TINY, "--small", "--models", "alexnet,nerf_mlp", "--out", str(tmp_path))
+    text = (tmp_path / "ipu_sim_ios_five_bars.md").read_text()
+    assert done.exit_code != 0 and "| alexnet:small" in text and "--models alexnet:small --tune" in text
+
+
+def test_starts_are_timed_cold_and_warm_and_kept(tmp_path: Path) -> None:
+    """A warm start reads the kept program, and is told apart from the cold one."""
+    words = ("compile-time", "--device", "ipu_sim", "--small", "--out", str(tmp_path), "--keep")
+    for key in ("alexnet", "nerf_mlp"):
+        called(*words, "--models", key, "--", "--repeats", "1")
+    rows = [line.split("|") for line in (tmp_path / "ipu_sim_compile_time.md").read_text().splitlines() if line[:2] == "| "]
+    columns = [cell.strip() for cell in rows[0]]
+    assert [r[1].strip() for r in rows[1:]] == ["alexnet:small", "nerf_mlp:small"]
+    for row in some(rows[1:]):
+        cold, warm, reading = (float(row[columns.index(n)]) for n in ("cold s", "warm s", "warm: reading"))
+        assert 0 <= reading < warm and cold > 0, row
+
+
+def test_tables_of_models_with_other_columns_are_not_one() -> None:
+    first, second = Table("t", ("a", "b"), [["1", "2"]], ["n"]), Table("t", ("a", "b"), [["3", "4"]], ["n", "m"])
+    assert both(first, second).rows == [["1", "2"], ["3", "4"]] and both(first, second).notes == ["n", "m"]
+    assert both(Table("t", ("c",), [], ["left out"]), first).headers == ("a", "b")
+    with pytest.raises(BadInput, match="other columns"):
+        both(first, replace(second, headers=("a", "c")))
 
 
 HLO = """HloModule jit_f, entry_computation_layout={(f32[4,8]{1,0})->f32[4]{0}}

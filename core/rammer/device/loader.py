@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import entry_points
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +19,7 @@ from rammer.device.code import code_hash, package_of
 from rammer.device.contributions import Checked, candidates, declarations, lowerings, passes, policies, spelled, transports
 from rammer.device.guard import Opening, guarded
 from rammer.device.hooks import PROJECT, Hooks
+from rammer.device.installed import installed
 from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardware, OpenOptions
 from rammer.device.operators import CustomOperator
 from rammer.errors import (
@@ -93,7 +93,7 @@ class Registry:
         """The plugin manager with every loadable plugin registered and its hooks checked."""
         manager = pluggy.PluginManager(PROJECT)
         manager.add_hookspecs(Hooks)
-        points = sorted(entry_points(group=GROUP) if self.points is None else self.points, key=lambda p: p.name)
+        points = installed(GROUP) if self.points is None else sorted(self.points, key=lambda p: p.name)
         for name, point in _labelled(points).items():
             if {point.name, name} & self.disabled:
                 self.broken[name] = DeviceStatus(name, "disabled", "named in RAMMER_DISABLE")
@@ -308,8 +308,9 @@ def _labelled(points: Iterable[Loadable]) -> dict[str, Loadable]:
     points = list(points)
     count, result = Counter(p.name for p in points), dict[str, Loadable]()
     for point in points:
-        owner = getattr(getattr(point, "dist", None), "name", "")
-        label = point.name if count[point.name] == 1 else f"{point.name}@{owner or 'unknown'}"
+        label = point.name
+        if count[label] > 1:
+            label += f"@{getattr(getattr(point, 'dist', None), 'name', '') or 'unknown'}"
         while label in result:
             label += "+"
         result[label] = point

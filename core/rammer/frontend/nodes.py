@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -145,6 +146,7 @@ def tensor_type(proto: TypeProto) -> TensorType | None:
     return TensorType(dtype, tuple(d.dim_value for d in dims))
 
 
+@cache
 def element_type(code: int) -> str:
     """NumPy name of an ONNX element type (``float32``), or ONNX's own in lower case where NumPy has none."""
     if code == onnx.TensorProto.STRING:

@@ -84,17 +84,27 @@ class Compute:
         return f"{_REMARK}{quoted(self.origin)}" if self.origin else ""
 
     def _line(self, name: str, body: str) -> str:
-        head = f"{name}: {SHORT[self.dtype]}[{', '.join(map(str, self.axes))}]"
+        return f"{name}{self._between}{body}"
+
+    @cached_property
+    def _between(self) -> str:
+        """What stands between its name and the body."""
         over = f"{self.combiner}[{', '.join(map(str, self.reduce))}] " if self.combiner else ""
-        return f"{head} = {over}{body}"
+        return f": {SHORT[self.dtype]}[{', '.join(map(str, self.axes))}] = {over}"
 
     def text_with(self, names: Mapping[str, str]) -> str:
         """``str`` without the origin, tensors (itself among them) under the ``names`` given for them.
 
         Much faster than printing a renamed Compute: in a body's text the names of what loads read stand before a bracket.
         """
-        body = TENSOR.sub(lambda m: names.get(m[0], m[0]), self.body_text)
-        return self._line(names.get(self.name, self.name), body)
+        parts = [*self._pieces]
+        parts[1::2] = [names.get(n, n) for n in parts[1::2]]
+        return self._line(names.get(self.name, self.name), "".join(parts))
+
+    @cached_property
+    def _pieces(self) -> tuple[str, ...]:
+        """The body's text, cut before and behind the name of each tensor that it reads."""
+        return tuple(TENSOR.split(self.body_text))
 
     @cached_property
     def body_text(self) -> str:
@@ -115,6 +125,11 @@ class Compute:
     def shape(self) -> tuple[int, ...]:
         """Extents of the output axes."""
         return tuple([a.extent for a in self.axes])
+
+    @cached_property
+    def place(self) -> tuple[Expr, ...]:
+        """The indices of the element that it writes."""
+        return tuple([Ref(a.name) for a in self.axes])
 
     @cached_property
     def loads(self) -> tuple[Load, ...]:
@@ -265,7 +280,7 @@ def _operands(compute: Compute) -> tuple[Load, Load] | None:
 
 def identity_load(load: Load, compute: Compute) -> bool:
     """Whether ``load`` reads exactly the element that ``compute`` writes (same indices, in order)."""
-    return load.fill is None and load.indices == tuple(ex.Ref(a.name) for a in compute.axes)
+    return load.fill is None and load.indices == compute.place
 
 
 def read_boxes(compute: Compute, box: Box, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[Load, Box]]:

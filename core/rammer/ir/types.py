@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from rammer.ir.formats import FORMATS, numpy_type
 
@@ -45,7 +45,7 @@ class TensorType:
             raise ValueError(f"unknown element type {self.dtype!r}; known: {', '.join(KNOWN)}")
 
     def __str__(self) -> str:
-        return f"{KNOWN[self.dtype]}[{','.join(map(str, self.shape))}]"
+        return _shown(self.dtype, self.shape)
 
     @property
     def size(self) -> int:
@@ -64,6 +64,11 @@ class TensorType:
         if match is None or match[1] not in _NAMES:
             raise ValueError(f"not a tensor type: {text[:80]!r}")
         return TensorType(_NAMES[match[1]], tuple(int(n) for n in match[2].split(",") if n))
+
+
+@lru_cache(1 << 12)
+def _shown(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{KNOWN[dtype]}[{','.join(map(str, shape))}]"
 
 
 @cache

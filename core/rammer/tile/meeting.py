@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
-from rammer.ir.compute import Compute
+from rammer.ir.compute import Compute, identity_load
 from rammer.ir.device import Scope
 from rammer.ir.expr import Const, Ref
 from rammer.ir.operator import ROperator
-from rammer.tile.connect import elementwise
 
 
 def memory_bound(operator: ROperator) -> bool:
@@ -25,11 +24,10 @@ def recomputing(operator: ROperator) -> ROperator:
     return replace(operator, connections=links)
 
 
-def meeting(group: Sequence[Compute], c: Compute) -> Scope | None:
-    """Where ``c`` can meet a group of maps and reductions: in registers element by element, else on chip, row by row."""
-    if elementwise(c, list(group)):
+def meeting(inside: Collection[str], c: Compute) -> Scope | None:
+    """Where ``c`` can meet maps and reductions of these names: in registers element by element, else on chip, row by row."""
+    loads = [ld for ld in c.loads if ld.tensor in inside]
+    if c.combiner is None and all(identity_load(ld, c) for ld in loads):
         return "thread"
-    names = {g.name for g in group}
-    inner = [ld for ld in c.loads if ld.tensor in names]
-    aligned = all(ld.fill is None and all(isinstance(i, Ref | Const) for i in ld.indices) for ld in inner)
+    aligned = all(ld.fill is None and all(isinstance(i, Ref | Const) for i in ld.indices) for ld in loads)
     return "veu" if aligned else None

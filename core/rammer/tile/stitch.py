@@ -129,6 +129,7 @@ class _Stitcher:
         self.stitched: dict[Members, ROperator | None] = {}
         self.costs: dict[str, float] = {}
         self.prices: dict[Members, float] = {}
+        self.latencies: dict[Members, float] = {}
         self.deltas: dict[tuple[Members, Members], float | None] = {}
         self.settled: dict[int, Members] = {}  #: The groups of regions that are decided, by operator.
         self.together: Together | None = None
@@ -188,20 +189,21 @@ class _Stitcher:
 
     def _made(self, group: Members) -> ROperator | None:
         members = [self.operators[i] for i in sorted(group)]
+        if sum(len(o.computes) for o in members) > LONGEST_CHAIN:
+            return None
         computes = sorted((c for o in members for c in o.computes), key=lambda c: self.position[c.name])
         inside = {c.name for c in computes}
         outputs = tuple(c.name for c in computes if self._used_outside(c.name, group))
         shapes = {c.shape for c in computes if c.name in outputs}
-        if len(computes) > LONGEST_CHAIN or len(outputs) > MOST_RESULTS or shapes != {computes[-1].shape}:
+        if len(outputs) > MOST_RESULTS or shapes != {computes[-1].shape}:
             return None
         links = {(e.producer, e.consumer): e.layer for o in members for e in o.connections}
         connections = list[Connection]()
-        for place, c in enumerate(computes):
-            layer = meeting(computes[:place], c)
+        for c in computes:
             if any(r in inside for n in c.reads if n not in inside for r in self.roots(n)):
                 return None  # it reads a view of what the others write, which is in memory only behind them
             for name in (n for n in c.reads if n in inside):
-                kept = links.get((name, c.name), layer)
+                kept = links.get((name, c.name)) or meeting(inside, c)
                 if kept is None:
                     return None
                 connections.append(Connection(name, c.name, kept))
@@ -309,8 +311,10 @@ class _Stitcher:
         return self._alone(group) < (1 - self.least) * sum(self._alone(frozenset((i,))) for i in group)
 
     def _alone(self, group: Members) -> float:
-        operator = self.operator(group)
-        return self.latency(operator) + self.device.launch if operator is not None else math.inf
+        if group not in self.latencies:
+            operator = self.operator(group)
+            self.latencies[group] = self.latency(operator) + self.device.launch if operator is not None else math.inf
+        return self.latencies[group]
 
     def _delta(self, a: Members, b: Members) -> float | None:
         """What joining two groups changes; None where that is no move. Asked once: plans share most of their groups."""

@@ -80,11 +80,21 @@ class OutsideBox:
     box: Spans
 
 
-def exact(batch: Batch, types: Mapping[str, TensorType]) -> tuple[dict[str, Spans], list[OutsideBox]]:
-    """Clipped boxes of all Computes, and of what their loads read from outside."""
+@dataclass(frozen=True, slots=True)
+class ExactBoxes:
+    """Clipped boxes of a batch: of all Computes, of what their loads read from outside, and of the outputs."""
+
+    spans: dict[str, Spans]
+    reads: list[OutsideBox]
+    output: Spans
+
+
+def exact(batch: Batch, types: Mapping[str, TensorType]) -> ExactBoxes:
+    """What the tasks of a batch compute and read, and no more."""
     rank, operator = len(batch.coordinates), batch.operator
     inside = {c.name for c in operator.computes}
-    spans = propagate(operator, output_spans(batch, clip=True), types, clip=True)
+    output = output_spans(batch, clip=True)
+    spans = propagate(operator, output, types, clip=True)
     reads = []
     for c in operator.computes:
         if c.name in spans:
@@ -93,24 +103,28 @@ def exact(batch: Batch, types: Mapping[str, TensorType]) -> tuple[dict[str, Span
                 if load.tensor not in inside:
                     box = load_spans(load, axes, types[load.tensor].shape, rank, clip=True)
                     reads.append(OutsideBox(load.tensor, box))
-    return spans, reads
+    return ExactBoxes(spans, reads, output)
 
 
 def elements(spans: Spans, rank: int) -> Numbers:
     """Elements of a box, per task."""
-    result = np.ones((1,) * rank, dtype=np.int64)
-    for s in spans:
+    if not spans:
+        return constant(1, rank)
+    result = spans[0].size
+    for s in spans[1:]:
         result = result * s.size
     return result
 
 
 def task_costs(batch: Batch, types: Mapping[str, TensorType], chip: Chip) -> TaskCosts:
     """Costs of every task of the batch."""
-    operator, rank = batch.operator, len(batch.coordinates)
-    spans, reads = exact(batch, types)
-    received = _received(reads, types, rank)
-    output = output_spans(batch, clip=True)
-    written = elements(output, rank) * sum(itemsize(types[n].dtype) for n in operator.outputs)
+    return _costs(batch, exact(batch, types), types, chip)
+
+
+def _costs(batch: Batch, boxes: ExactBoxes, types: Mapping[str, TensorType], chip: Chip) -> TaskCosts:
+    operator, rank, spans = batch.operator, len(batch.coordinates), boxes.spans
+    received = _received(boxes.reads, types, rank)
+    written = elements(boxes.output, rank) * sum(itemsize(types[n].dtype) for n in operator.outputs)
     footprint = received + _held(batch, spans, types)
     compute: Counts = np.full((1,) * rank, float(chip.launch_cycles))
     for c in operator.computes:
@@ -173,7 +187,8 @@ class Accountant:
 
     def superstep(self, whole: Sequence[Batch], streamed: int = 0) -> StepCycles:
         """Cycles of the batches of one superstep, during which ``streamed`` bytes come from the host."""
-        veus, parts, rounds = self._placed(whole)
+        boxes = [exact(b, self.types) for b in whole]
+        veus, parts, rounds = self._placed(whole, boxes)
         count = int(rounds.max(initial=0)) + 1
         place = rounds * self.chip.tiles + veus
         size = count * self.chip.tiles
@@ -181,7 +196,7 @@ class Accountant:
         def by_round(values: Any) -> Any:
             return np.bincount(place, weights=values, minlength=size).reshape(count, -1).max(axis=1).sum()
 
-        sent, stored = self._senders(whole)
+        sent, stored = self._senders(whole, boxes)
         exchange = max(by_round(parts["received"]), sent) + max(by_round(parts["written"]), stored)
         stream = math.ceil(streamed / self.chip.host_bytes * self.chip.clock)
         return StepCycles(
@@ -198,7 +213,7 @@ class Accountant:
     def compute_times(self, whole: Sequence[Batch]) -> list[ComputeTime]:
         """When each task of a superstep computes: cycles from the begin of its compute phases, which are drawn one behind the
         other; rounds after rounds, the tasks of a tile in the order of its row."""
-        veus, parts, rounds = self._placed(whole)
+        veus, parts, rounds = self._placed(whole, [exact(b, self.types) for b in whole])
         orders = np.concatenate([b.orders.ravel() for b in whole])
         names = [(b.operator.name, int(i)) for b in whole for i in b.tasks.ravel()]
         begun, done, now, result = 0.0, dict[int, float](), -1, list[ComputeTime]()
@@ -212,9 +227,9 @@ class Accountant:
             result.append(ComputeTime(name, index, tile, start, done[tile]))
         return result
 
-    def _placed(self, whole: Sequence[Batch]) -> tuple[Numbers, dict[str, Any], Numbers]:
+    def _placed(self, whole: Sequence[Batch], boxes: Sequence[ExactBoxes]) -> tuple[Numbers, dict[str, Any], Numbers]:
         """The tiles of all tasks, their costs by field of TaskCosts, and their rounds."""
-        costs = [task_costs(b, self.types, self.chip) for b in whole]
+        costs = [_costs(b, made, self.types, self.chip) for b, made in zip(whole, boxes, strict=True)]
         veus = np.concatenate([b.veus.ravel() for b in whole])
         orders = np.concatenate([b.orders.ravel() for b in whole])
         parts = {
@@ -238,14 +253,14 @@ class Accountant:
             rounds[i] = number
         return rounds
 
-    def _senders(self, whole: Sequence[Batch]) -> tuple[float, float]:
+    def _senders(self, whole: Sequence[Batch], boxes: Sequence[ExactBoxes]) -> tuple[float, float]:
         """Most bytes that one home tile sends, and most that one receives back."""
         sent, stored = np.zeros(self.chip.tiles), np.zeros(self.chip.tiles)
-        for batch in whole:
-            for read in exact(batch, self.types)[1]:
+        for batch, made in zip(whole, boxes, strict=True):
+            for read in made.reads:
                 self._spread(sent, read.tensor, read.box)
             for name in batch.operator.outputs:
-                self._spread(stored, name, output_spans(batch, clip=True))
+                self._spread(stored, name, made.output)
         return float(sent.max()), float(stored.max())
 
     def _spread(self, tiles: Counts, name: str, box: Spans) -> None:

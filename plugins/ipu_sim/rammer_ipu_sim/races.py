@@ -15,7 +15,6 @@ import numpy as np
 from rammer.ir.program import RProgram, Storage, Task, waves
 from rammer.ir.types import itemsize
 
-from rammer_ipu_sim.batch import output_spans
 from rammer_ipu_sim.cycles import exact
 from rammer_ipu_sim.spans import Spans
 from rammer_ipu_sim.supersteps import batches, placed
@@ -88,13 +87,14 @@ class _Replay:
         operator = self.program.operator[task.operator]
         (batch,) = batches(operator, placed([veu], [0], [task.index]))
         name = f"{task.operator}[{task.index}]"
-        for read in exact(batch, self.program.types)[1]:
+        boxes = exact(batch, self.program.types)
+        for read in boxes.reads:
             shadow, where = self._bytes(read.tensor, read.box)
             if not _written(shadow, where, clock):
                 self.problems.append(f"{name} reads {read.tensor} before it is written")
             shadow.readers[where, veu] = place
         for tensor in operator.outputs:
-            shadow, where = self._bytes(tensor, output_spans(batch, clip=True))
+            shadow, where = self._bytes(tensor, boxes.output)
             mine = clock.copy()
             mine[veu] = place + 1  # what a task reads before it writes there
             if not _unused(shadow, where, mine):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,7 +32,7 @@ class IndexRange:
     low: Numbers
     high: Numbers
 
-    @property
+    @cached_property
     def size(self) -> Numbers:
         """Elements, never negative."""
         size: Numbers = np.maximum(self.high - self.low + 1, 0)
@@ -46,9 +47,12 @@ class IndexRange:
 Spans: TypeAlias = "tuple[IndexRange, ...]"
 
 
+@lru_cache(1024)
 def constant(value: int, rank: int) -> Numbers:
-    """``value`` for every task of a grid of ``rank`` axes."""
-    return np.full((1,) * rank, value, dtype=np.int64)
+    """``value`` for every task of a grid of ``rank`` axes; nobody may write to it."""
+    made = np.full((1,) * rank, value, dtype=np.int64)
+    made.flags.writeable = False
+    return made
 
 
 def is_affine(load: Load) -> bool:
@@ -58,6 +62,8 @@ def is_affine(load: Load) -> bool:
 
 def bounds(e: Expr, axes: Mapping[str, IndexRange], rank: int) -> IndexRange | None:
     """``rammer.ir.expr.interval`` for all tasks of a batch at once; None if ``e`` depends on data."""
+    if isinstance(e, Ref):
+        return axes[e.axis]
     form = ex.affine(e)
     if form is not None:
         low = high = constant(form[1], rank)
@@ -68,8 +74,6 @@ def bounds(e: Expr, axes: Mapping[str, IndexRange], rank: int) -> IndexRange | N
         return IndexRange(low, high)
     if isinstance(e, Const | Load):
         return None
-    if isinstance(e, Ref):
-        return axes[e.axis]
     if isinstance(e, Cast):
         return bounds(e.arg, axes, rank)
     if isinstance(e, Table):
@@ -155,7 +159,7 @@ def load_spans(load: Load, axes: Mapping[str, IndexRange], shape: tuple[int, ...
     for index, extent in zip(load.indices, shape, strict=True):
         span = bounds(index, axes, rank) or IndexRange(constant(0, rank), constant(extent - 1, rank))
         if clip:
-            low = np.clip(span.low, 0, extent)
+            low = np.minimum(np.maximum(span.low, 0), extent)
             span = IndexRange(low, np.maximum(low - 1, np.minimum(span.high, extent - 1)))
         result.append(span)
     return tuple(result)

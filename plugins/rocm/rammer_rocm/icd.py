@@ -175,19 +175,23 @@ def _publish(files: dict[str, bytes], parent: Path, target: Path) -> Path:
     if _holds(target, files):
         return target
     staging = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
+    new = staging / "new"
     try:
-        _write_all(files, staging)
-        if target.exists():
-            # Somebody changed a file in it; the name states the content, so it is replaced.
-            target.rename(staging / "replaced")
-        staging.rename(target)
+        new.mkdir()
+        _write_all(files, new)
+        try:
+            new.rename(target)
+        except OSError:
+            # Another process published the same content meanwhile and may be reading it: its folder stays. A folder in which
+            # somebody changed a file is replaced, since the name states the content.
+            if not _holds(target, files):
+                target.rename(staging / "replaced")
+                new.rename(target)
     except OSError:
-        # Another process publishing the same content may have won the race, which is as good.
         if not _holds(target, files):
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-        shutil.rmtree(target / "replaced", ignore_errors=True)
     return target
 
 

@@ -48,7 +48,7 @@ def compile(
     8-bit codes channels last where that is faster), ``nhwc`` (channels last) or ``auto`` (what the device's kernels are
     faster with, tensor by tensor); for a compiled file it is settled, as is ``batching``: whether independent
     products become one where that is predicted to be no slower (``auto``), never (``off``) or wherever nothing is copied for
-    it (``all``). ``shapes`` are ranges of open dimensions,
+    it (``all``), or as ``auto`` but also of windows that differ (``pad``). ``shapes`` are ranges of open dimensions,
     ``{"seq": (1, 512)}``: one program serves all lengths of a part of it, so that a new length needs no compiling;
     ``{"past": (0, 63), "total": "past + 1"}`` where one follows from another. Raises ``rammer.errors.BadInput``,
     ``DeviceUnavailable`` or ``DeviceFailure``.

@@ -245,7 +245,7 @@ class Compiler:
         if self.options.batching == "off":
             return compute, ()
         steps = PricedBy(lambda g: self._stored(g)[1].copies, self._alone, bool(MEASURED[self.options.tune]))
-        return batch_where_it_pays(compute, steps, self.options.batching == "all")
+        return batch_where_it_pays(compute, steps, self.options.batching == "all", self.options.batching == "pad")
 
     def _alone(self, compute: ComputeGraph) -> float:
         """The time of a part of a graph as a program of its own; infinite where nothing fits."""

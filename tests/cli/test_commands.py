@@ -160,6 +160,16 @@ def test_inspect_prints_every_stage(rammer: Command, model: Path, stage: str) ->
     assert done.out.startswith(FIRST_WORDS[stage])
 
 
+@pytest.mark.parametrize(("device", "target"), [("cuda", "sm_90a"), ("rocm", "gfx90a")])
+def test_inspect_tells_the_registers_of_every_kernel(rammer: Command, model: Path, device: str, target: str) -> None:
+    """Wherever the device's compiler does; other devices print a question mark."""
+    done = rammer("inspect", model, "--device", device, "--target", target, "--stage", "kernels")
+    if done.code == 3:
+        pytest.skip(done.err)
+    assert all(re.search(r" [1-9]\d* regs ", line) for line in some(done.out.splitlines()) if line.startswith("  kernel "))
+    assert "  kernel " in done.out
+
+
 def test_dump_writes_what_inspect_prints(rammer: Command, model: Path, tmp_path: Path) -> None:
     done = rammer("inspect", model, "--device", "ipu_sim", "--stage", "program", "--dump", tmp_path / "d")
     files = sorted((tmp_path / "d").iterdir())

@@ -14,8 +14,9 @@ def _weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
 
 
-def cell(rng: np.random.Generator, steps: int = 8, width: int = 64) -> onnx.ModelProto:
-    """An LSTM of one layer, written with eight products a step: ``x_t W_g`` and ``h U_g`` of each gate."""
+def cell(rng: np.random.Generator, steps: int = 8, width: int = 64, biased: bool = False) -> onnx.ModelProto:
+    """An LSTM of one layer, written with eight products a step: ``x_t W_g`` and ``h U_g`` of each gate; the bias is added to
+    their sum, or to the first if ``biased``."""
     constants: dict[str, np.ndarray] = {"first": np.array([0])}
     for g in "ifoc":
         constants |= {f"w{g}": _weights(rng, width, width), f"u{g}": _weights(rng, width, width), f"b{g}": _weights(rng, width)}
@@ -27,8 +28,8 @@ def cell(rng: np.random.Generator, steps: int = 8, width: int = 64) -> onnx.Mode
             nodes += [
                 helper.make_node("MatMul", [f"in{t}", f"w{g}"], [f"p{g}{t}"]),
                 helper.make_node("MatMul", [h, f"u{g}"], [f"q{g}{t}"]),
-                helper.make_node("Add", [f"p{g}{t}", f"q{g}{t}"], [f"s{g}{t}"]),
-                helper.make_node("Add", [f"s{g}{t}", f"b{g}"], [f"a{g}{t}"]),
+                helper.make_node("Add", [f"p{g}{t}", f"b{g}" if biased else f"q{g}{t}"], [f"s{g}{t}"]),
+                helper.make_node("Add", [f"s{g}{t}", f"q{g}{t}" if biased else f"b{g}"], [f"a{g}{t}"]),
                 helper.make_node("Tanh" if g == "c" else "Sigmoid", [f"a{g}{t}"], [f"g{g}{t}"]),
             ]
         nodes += [
@@ -107,16 +108,52 @@ def branches(rng: np.random.Generator, channels: int = 16, size: int = 12) -> on
     return model(nodes, [tensor("x", (1, channels, size, size))], ["y"], constants=constants)
 
 
-def widths(rng: np.random.Generator, *widths: int, rows: int = 4, depth: int = 32, last: Sequence[str] = ()) -> onnx.ModelProto:
-    """Products of one tensor with weights of these widths, each with a bias; ``last`` says what map is behind each."""
+def fire(rng: np.random.Generator, channels: int = 4, made: int = 6, size: int = 9) -> onnx.ModelProto:
+    """SqueezeNet's: convolutions of 1 by 1 and of 3 by 3 on one image, side by side."""
+    constants, nodes = dict[str, np.ndarray](), list[NodeProto]()
+    for k in (1, 3):
+        constants |= {f"w{k}": _weights(rng, made, channels, k, k), f"b{k}": _weights(rng, made)}
+        nodes.append(helper.make_node("Conv", ["x", f"w{k}", f"b{k}"], [f"n{k}"], pads=[k // 2] * 4))
+        nodes.append(helper.make_node("Relu", [f"n{k}"], [f"r{k}"]))
+    nodes.append(helper.make_node("Concat", ["r1", "r3"], ["c"], axis=1))
+    nodes.append(helper.make_node("MaxPool", ["c"], ["y"], kernel_shape=[2, 2]))
+    return model(nodes, [tensor("x", (1, channels, size, size))], ["y"], constants=constants)
+
+
+def window_siblings(seed: int, odd: bool) -> onnx.ModelProto:
+    """Convolutions of one image through windows that differ in extent and padding; one goes by other strides if ``odd``."""
+    rng = np.random.default_rng(seed)
+    axes, count, channels = int(rng.integers(1, 4)), int(rng.integers(2, 5)), int(rng.integers(2, 4))
+    wanted, strides, dilations = (rng.integers(low, high, axes) for low, high in ((2, 6), (1, 3), (1, 4)))
+    constants, nodes, ends = dict[str, np.ndarray](), list[NodeProto](), list[str]()
+    sizes = (wanted - 1) * strides + 1
+    for i in range(count):
+        kernel, steps = rng.integers(1, 4, axes), strides + (odd and i == 0)
+        begins = np.array([rng.integers(k) for k in kernel]) * dilations
+        last = (wanted - 1) * steps + 1 + dilations * (kernel - 1) - sizes - begins
+        constants[f"w{i}"] = _weights(rng, int(rng.integers(2, 5)), channels, *map(int, kernel))
+        how = {"strides": steps, "dilations": dilations, "pads": [*begins, *last]}
+        nodes.append(helper.make_node("Conv", ["x", f"w{i}"], [f"n{i}"], **{k: list(map(int, v)) for k, v in how.items()}))
+        nodes.append(helper.make_node("ReduceMax", [f"n{i}"], [f"y{i}"], keepdims=0))
+        ends.append(f"y{i}")
+    return model(nodes, [tensor("x", (2, channels, *map(int, sizes)))], ends, constants=constants)
+
+
+def widths(
+    rng: np.random.Generator, *widths: int, rows: int = 4, depth: int = 32, last: Sequence[str] = (), plain: str = ""
+) -> onnx.ModelProto:
+    """Products of one tensor with weights of these widths, each with a bias but for that called ``plain``; ``last`` says what map
+    is behind each."""
     constants, nodes, ends = dict[str, np.ndarray](), list[NodeProto](), list[str]()
     for i, width in enumerate(widths):
         constants |= {f"w{i}": _weights(rng, depth, width), f"b{i}": _weights(rng, width)}
         nodes += [
             helper.make_node("MatMul", ["x", f"w{i}"], [f"m{i}"]),
-            helper.make_node("Add", [f"m{i}", f"b{i}"], [f"a{i}"]),
-            helper.make_node(last[i] if last else "Tanh", [f"a{i}"], [f"t{i}"]),
+            *([helper.make_node("Add", [f"m{i}", f"b{i}"], [f"a{i}"])] if plain != f"m{i}" else []),
+            helper.make_node(last[i] if last else "Tanh", [f"m{i}" if plain == f"m{i}" else f"a{i}"], [f"t{i}"]),
             helper.make_node("ReduceMax", [f"t{i}"], [f"y{i}"], keepdims=1),
         ]
+        if plain == f"m{i}":
+            del constants[f"b{i}"]
         ends.append(f"y{i}")
     return model(nodes, [tensor("x", (rows, depth))], ends, constants=constants)

@@ -65,7 +65,10 @@ def reads(program: RProgram, operator: ROperator, task: int) -> set[tuple[str, t
 
 
 def is_legal(program: RProgram) -> bool:
-    """Every read sees its own producer's value under every order that rows and waits allow."""
+    """Every task is there once, and every read sees its own producer's value under every order that rows and waits allow."""
+    placed = sorted((t.operator, t.index) for row in program.rows for t in row)
+    if placed != sorted((o.name, i) for o in program.operators for i in range(o.task_count)):
+        return False
     before = closure(program)
     if before is None:
         return False
@@ -125,3 +128,28 @@ def moved_buffers(program: RProgram) -> Iterator[RProgram]:
             if buffer.offset + step >= 0:
                 moved = replace(buffer, offset=buffer.offset + step)
                 yield replace(program, buffers=(*program.buffers[:i], moved, *program.buffers[i + 1 :]))
+
+
+def lost_and_doubled(program: RProgram) -> Iterator[RProgram]:
+    for veu, row in enumerate(program.rows):
+        for place, task in enumerate(row):
+            yield with_task(program, veu, place)
+            yield with_task(program, veu, place, task, task)
+
+
+def narrowed_counters(program: RProgram) -> Iterator[RProgram]:
+    """A counter that leaves out a task, and everyone who waits for it waits for one less."""
+    for i, counter in enumerate(program.counters):
+        if counter.last - counter.first < 2:
+            continue
+        for first, last in ((counter.first + 1, counter.last), (counter.first, counter.last - 1)):
+            counters = (*program.counters[:i], replace(counter, first=first, last=last), *program.counters[i + 1 :])
+            less = {counter.name: 1}
+            rows = tuple(
+                tuple(
+                    replace(t, waits=tuple(replace(w, threshold=w.threshold - less.get(w.counter, 0)) for w in t.waits))
+                    for t in r
+                )
+                for r in program.rows
+            )
+            yield replace(program, counters=counters, rows=rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from onnx import helper
 from onnx_models import model, tensor
 from sibling_graphs import sibling_model
-from sibling_models import attention, branches, cell, widths
+from sibling_models import attention, branches, cell, fire, widths, window_siblings
 
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower
@@ -23,7 +24,7 @@ from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.plan.simplify import simplified
 from rammer.plan.storage import assign_storage
 from rammer.testing.some import some
-from rammer.tile import batching, siblings, worth
+from rammer.tile import batching, siblings, windows, worth
 from rammer.tile.batching import Way, batched
 from rammer.tile.siblings import SideBySide
 from rammer.tile.worth import batch_where_it_pays
@@ -70,13 +71,14 @@ def problem(graph: ComputeGraph, after: ComputeGraph, rng: np.random.Generator) 
 
 
 def trial(graph: ComputeGraph, rng: np.random.Generator) -> str:
-    """What is wrong after batching all that may be, in either way; copies only where they are looked for."""
-    for way in ("stacked", "joined"):
+    """What is wrong after batching all that may be, in either way, windows padded or not; copies only where looked for."""
+    for way, pad in (("stacked", False), ("joined", False), ("joined", True)):
         ways: dict[str, Way] = {c.name: way for c in products(graph)}  # type: ignore[misc]
-        found = problem(graph, batched(graph, ways).graph, rng)
+        found = problem(graph, batched(graph, ways, wide=pad).graph, rng)
         if found and not found.endswith("are copied"):
-            return f"{way}: {found}"
-    return problem(graph, batch_where_it_pays(graph, Priced(), always=True)[0], rng)
+            return f"{way}, {pad}: {found}"
+    chosen = (batch_where_it_pays(graph, Priced(), always=True, pad=pad)[0] for pad in (False, True))
+    return next(filter(None, (problem(graph, after, rng) for after in chosen)), "")
 
 
 def test_random_siblings(seed: int, rng: np.random.Generator) -> None:
@@ -92,7 +94,11 @@ def _shifted(self: SideBySide, own: Any, number: int) -> Any:
     return _SLICE(self, own, (number + 1) % len(self.starts))
 
 
-_SLICE, _OF, _MADE = SideBySide.slice, batching.Joins.of, siblings.places
+_SLICE, _OF, _MADE, _PAD = SideBySide.slice, batching.Joins.of, siblings.places, windows.Padding.of
+
+
+def _ends(padding: windows.Padding, known: Any) -> tuple[int, ...]:
+    return tuple(n - (end - begin) for n, (begin, end) in zip(padding.shape, padding.read, strict=True))
 
 
 def _reversed(self: batching.Joins, key: Any, known: Any) -> Any:
@@ -109,6 +115,11 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
     ),
     "whatever is read may be shared": (siblings.Union, "_load", lambda self, loads, roots, layout, column: roots[0]),
     "copies do not matter": (worth.Deciding, "_without_copies", lambda self, ways: batched(self.graph, ways, self.joins)),
+    "weights are padded at their end": (
+        windows.Padding,
+        "of",
+        lambda self, known: _PAD(replace(self, starts=_ends(self, known)), known),
+    ),
     "any maps are carried along": (batching.Batcher, "_likeness", lambda self, form, number: len(form.loads)),
 }
 
@@ -161,6 +172,57 @@ def test_concatenated_siblings_lie_where_they_are_wanted(rng: np.random.Generato
     graph = lowered(model(nodes, [tensor("x", (1, 3, 4, 4))], ["y"], constants=constants))
     after, _ = batch_where_it_pays(graph, Priced())
     assert len(products(after)) == 1 and not problem(graph, after, rng)
+
+
+def test_biases_before_the_sum_of_products_go_along(rng: np.random.Generator) -> None:
+    """A cell whose inputs' products have the bias: steps that became one are followed by one map, not by one a step."""
+    graph = lowered(cell(rng, steps=5, width=4, biased=True))
+    for way in ("stacked", "joined"):
+        found = batched(graph, dict.fromkeys((c.name for c in products(graph)), way))  # type: ignore[arg-type]
+        biases = [c for c in found.graph.computes if c.combiner is None and "bi" in str(c.reads) and not isinstance(c.body, Load)]
+        assert len(products(found.graph)) == 6 and len(biases) == 1 and not problem(graph, found.graph, rng)
+
+
+@pytest.mark.parametrize("way", ["stacked", "joined"])
+@pytest.mark.parametrize("plain", ["m0", "m1", "m2"])
+def test_who_has_no_bias_gets_one_of_zeros(plain: str, way: Way, rng: np.random.Generator) -> None:
+    """As the keys of some attentions: one product and one map behind it are left, and one behind that."""
+    graph = lowered(widths(rng, 4, 4, *((4,) if way == "stacked" else (7,)), plain=plain))
+    found = batched(graph, {c.name: way for c in products(graph)})
+    maps = [c for c in found.graph.computes if c.combiner is None and not isinstance(c.body, Load)]
+    assert len(products(found.graph)) == 1 and len(maps) == 2 and not problem(graph, found.graph, rng)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("case", range(24))
+def test_windows_that_differ_become_one(case: int, seed: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever leaves outputs of one size, by one stride; IOS' operator merge."""
+    monkeypatch.setattr(windows, "MOST_WORK", 1000)
+    odd = case % 4 == 0
+    graph = lowered(window_siblings(seed + case, odd))
+    after, _ = batch_where_it_pays(graph, Priced(), always=True, pad=True)
+    assert len(products(after)) <= len(products(graph)) - (not odd) and not problem(graph, after, rng)
+    assert not odd or len(products(after)) > 1
+
+
+def test_what_would_be_mostly_padding_stays_apart(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 by 1 and 3 by 3 are 10 products an element, padded 18."""
+    graph = lowered(fire(rng))
+    ways: dict[str, Way] = {c.name: "joined" for c in products(graph)}
+    for most, left in ((1.8, 1), (1.7, 2)):
+        monkeypatch.setattr(windows, "MOST_WORK", most)
+        assert len(products(batched(graph, ways, wide=True).graph)) == left
+
+
+def test_windows_are_padded_where_it_is_asked_for_and_pays(rng: np.random.Generator) -> None:
+    """SqueezeNet's two convolutions of one image, which a concatenation ends."""
+    graph = lowered(fire(rng))
+    rule = Priced(lambda g: float(len(products(g))))
+    assert batch_where_it_pays(graph, rule) == (graph, ())
+    after, trials = batch_where_it_pays(graph, rule, pad=True)
+    assert len(products(after)) == 1 and "windows padded" in str(trials[0]) and not problem(graph, after, rng)
+    apart, trials = batch_where_it_pays(graph, Priced(lambda g: -float(len(products(g)))), pad=True)
+    assert apart.computes == graph.computes and "slower" in str(trials[0])
 
 
 def test_a_dependence_keeps_products_apart(rng: np.random.Generator) -> None:

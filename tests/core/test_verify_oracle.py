@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from task_oracle import dropped_waits, is_legal, moved_buffers, swapped_neighbours
+from task_oracle import dropped_waits, is_legal, lost_and_doubled, moved_buffers, narrowed_counters, swapped_neighbours
 
 from rammer.ir.program import RProgram
 from rammer.ir.verify import VerifyError, verify
@@ -58,3 +58,20 @@ def test_whatever_the_oracle_rejects_the_verifier_rejects(edit) -> None:  # type
     assert wrong > 20, f"only {wrong} of {tried} edits were mistakes"
     # The verifier looks at whole operators and buffers where that suffices, so it may refuse a little more.
     assert caught <= wrong + 0.35 * tried
+
+
+EDITS = (dropped_waits, swapped_neighbours, moved_buffers, lost_and_doubled, narrowed_counters)
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("case", range(500))
+def test_no_illegal_program_passes_on_any_device(case: int, seed: int) -> None:
+    """500 random graphs, each on a random device by a random policy: its program is legal, and no edit that is not passes."""
+    random = Random(f"{seed} {case}")
+    net = random_net(random, random.randint(1, 8), length=random.choice([5, 12, 16]))
+    policy, veus = random.choice(sorted(policies())), random.randint(1, 9)
+    program = net.program(parse_policy(policy), veus)
+    assert is_legal(program)
+    for edit in EDITS:
+        for wrong in edit(program):
+            assert rejected(wrong) or is_legal(wrong), f"{edit.__name__} for {veus} vEUs by {policy}\n{wrong}"

@@ -74,6 +74,7 @@ def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...],
             return
         exe = opened(model, device, request, sink)
         compiled = exe.compile_only(given := parse_shapes(shapes))
+        compiled = exe.with_needs(compiled) if printed.stage == "kernels" else compiled
     if compiled.ranged is not None:
         spans = exe.lengths.spans_of(exe.head.inputs, exe.lengths.greatest(exe.head.inputs, given))
         symbols = ", ".join(f"{tensor} is {dim}" for dim, tensor in compiled.ranged.lengths.items())

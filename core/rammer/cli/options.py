@@ -68,7 +68,8 @@ def compile_options(fn: F) -> F:
             type=click.Choice(BATCHING),
             default="auto",
             show_default=True,
-            help="Independent products become one: where it is predicted to be no slower, never, or wherever nothing is copied.",
+            help="Independent products become one: where it is predicted to be no slower, never, wherever nothing is copied, or "
+            "as auto, of windows that differ, too.",
         ),
         click.option(
             "--precision",

@@ -14,8 +14,9 @@ from rammer.ir.parts import PRECISIONS as PRECISIONS  # where commands look for 
 #: is faster; channels last; or by tensor what is faster.
 LAYOUTS: Final = ("keep", "nhwc", "auto")
 
-#: Independent products become one: where that is predicted to be no slower; never; wherever it copies nothing.
-BATCHING: Final = ("auto", "off", "all")
+#: Independent products become one: where that is predicted to be no slower; never; wherever it copies nothing; as the first, also
+#: convolutions of windows that differ, padded with zeros.
+BATCHING: Final = ("auto", "off", "all", "pad")
 
 #: Sets of input shapes whose programs stay on the device, where nothing is said.
 RESIDENT: Final = 8

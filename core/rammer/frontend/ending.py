@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rammer.frontend.beyond import Ends
 from rammer.ir import expr as ex
-from rammer.ir.compute import Axis, Compute, ComputeGraph
+from rammer.ir.compute import Axis, Compute, ComputeGraph, identity_load
 from rammer.ir.expr import Expr, Load, Number, Op, Ref
 from rammer.ir.extent import AffineExtent, Beside, Dim, Ending, Stop
 from rammer.ir.operator import ROperator
@@ -94,14 +94,29 @@ def _places(e: Expr, graph: ComputeGraph, within: bool) -> Iterator[str]:
 
 
 def with_batches(ended: Ended, graph: ComputeGraph) -> Ended:
-    """``ended``, and the products of ``graph`` that were several: each ends where all of its slices do."""
+    """``ended``, and the products of ``graph`` that were several: each ends where all of its slices do, and a slice that only a
+    bias was put behind where that does."""
     slices = dict[str, list[tuple[Load, EndedTensor | None, Compute]]]()
+    ended = replace(ended, tensors={**ended.tensors, **_before_biases(ended, graph)})
     for c in graph.computes:
         if isinstance(c.body, Load) and c.body.tensor in graph.producers and c.body.tensor not in ended.tensors:
             slices.setdefault(c.body.tensor, []).append((c.body, ended.tensors.get(c.name), c))
     return replace(
         ended, tensors={**ended.tensors, **{n: t for n, found in slices.items() if (t := _whole(found, graph.types[n].shape))}}
     )
+
+
+def _before_biases(ended: Ended, graph: ComputeGraph) -> dict[str, EndedTensor]:
+    """Slices of batches, without an end of their own, that one map alone reads, element by element: nobody asks for more."""
+    readers, found = graph.consumers(), dict[str, EndedTensor]()
+    for c in graph.computes:
+        known = [r for r in readers[c.name] if r.name in ended.tensors]
+        if c.name in ended.tensors or not isinstance(c.body, Load) or len(known) != len(readers[c.name]) or len(known) != 1:
+            continue
+        end, reader = ended.tensors[known[0].name], known[0]
+        if reader.combiner is None and all(identity_load(ld, reader) for ld in reader.loads if ld.tensor == c.name):
+            found[c.name] = EndedTensor(end.shape, end.extents, (None,) * len(end.fills))
+    return found
 
 
 def _whole(slices: Sequence[tuple[Load, EndedTensor | None, Compute]], shape: tuple[int, ...]) -> EndedTensor | None:

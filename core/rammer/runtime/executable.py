@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from rammer.compiled.artifact import Artifact
+from rammer.compiled.needs import with_needs
 from rammer.compiled.options import RESIDENT, CompileOptions, Progress, quiet
 from rammer.compiled.segments import Compiled, ProgramSegment, with_contents
 from rammer.compiled.unpack import as_refusal
@@ -335,6 +336,11 @@ class Executable:
         """The chosen kernel of every operator with the resources that the device's compiler reports."""
         with compiling(self.backend):
             return self.compiler.resources(compiled)
+
+    def with_needs(self, compiled: Compiled) -> Compiled:
+        """``compiled``, every candidate kernel with the resources that the device's compiler reports."""
+        with compiling(self.backend):
+            return with_needs(compiled, self.backend)
 
     def artifact(self, compiled: Compiled) -> Artifact:
         """``compiled`` with what a later process needs to run it. BadInput where a part of it waits for values of a run."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, ComputeGraph, identity_load
-from rammer.ir.expr import Expr, Load, Ref
+from rammer.ir.expr import Expr, Load, Op, Ref
 from rammer.ir.joined import side_by_side
 from rammer.ir.names import Names, identifier
 from rammer.ir.types import TensorType
@@ -30,6 +30,7 @@ from rammer.tile.siblings import (
     SideBySide,
     Union,
     bare,
+    filled,
     form_of,
     joined,
     looked_through,
@@ -37,6 +38,7 @@ from rammer.tile.siblings import (
     rearranges,
     stacked,
 )
+from rammer.tile.windows import Padding, widened, windowed
 
 #: How products of one tensor lie: stacked where their shapes are equal, or joined along the weights' columns.
 Way: TypeAlias = Literal["stacked", "joined"]
@@ -55,26 +57,36 @@ class Batched:
     originals: Mapping[str, Compute]
 
 
-def batched(graph: ComputeGraph, ways: Ways, joins: Joins | None = None) -> Batched:
-    """``graph`` with all siblings batched that ``ways`` allow; its own Computes stay, as slices, where they were."""
+def batched(graph: ComputeGraph, ways: Ways, joins: Joins | None = None, wide: bool = False) -> Batched:
+    """``graph`` with all siblings batched that ``ways`` allow, or, if ``wide``, those that are siblings but for their windows;
+    its own Computes stay, as slices, where they were."""
     state = Batcher(graph, ways, joins or Joins())
-    while any(state.round(kind) for kind in (_shared, _repeated, _differing)):
+    while any(state.round(kind) for kind in ((_wide,) if wide else (_shared, _repeated, _differing))):
         pass
     return state.result()
 
 
 @dataclass
 class Joins:
-    """Constants put together once for all who ask, of one graph."""
+    """Constants put together, or padded, once for all who ask. They are known by identity: what was made of others goes by one
+    name in many graphs."""
 
-    made: dict[tuple[tuple[str, ...], int, bool], np.ndarray] = field(default_factory=dict)
+    made: dict[Hashable, tuple[tuple[np.ndarray, ...], np.ndarray]] = field(default_factory=dict)
 
     def of(self, key: tuple[tuple[str, ...], int, bool], known: Mapping[str, np.ndarray]) -> np.ndarray:
         """The constants ``key[0]`` along dimension ``key[1]``, a new one if ``key[2]``."""
+        arrays = tuple(known[n] for n in key[0])
+        return self._once((*map(id, arrays), key[1:]), arrays, lambda: side_by_side(arrays, key[1], key[2]))
+
+    def padded(self, padding: Padding, known: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Weights with zeros around them."""
+        array = known[padding.tensor]
+        return self._once((id(array), replace(padding, tensor="")), (array,), lambda: padding.of(known))
+
+    def _once(self, key: Hashable, arrays: tuple[np.ndarray, ...], make: Callable[[], np.ndarray]) -> np.ndarray:
         if key not in self.made:
-            arrays = [known[n] for n in key[0]]
-            self.made[key] = side_by_side(arrays, key[1], key[2])
-        return self.made[key]
+            self.made[key] = arrays, make()
+        return self.made[key][1]
 
 
 #: Of a product: what siblings have in common, and in which order they come.
@@ -96,6 +108,7 @@ class Batcher:
         self.carried: set[str] = set()
         self.named: dict[Hashable, str] = {}
         self.made: dict[str, Merged] = {}
+        self.bare: dict[str, Compute] = {}  # products as they were, by the names that they have with a bias behind them
         self.places = {c.name: i for i, c in enumerate(graph.computes)}
         self.open = [c.name for c in graph.computes if _product(c) and c.name in ways]
         self.forms: dict[str, Sibling | None] = {}
@@ -112,7 +125,7 @@ class Batcher:
         new = [b for b in made if b is not None]
         for batch in new:  # grows: what is carried may itself be followed
             new += self._behind(batch)
-        gone = {m for b in new for m in b.members}
+        gone = {m for b in new for m in b.members} | {c.name for c in self.bare.values()}
         self.open = [n for n in self.open if n not in gone]
         self.open += [b.name for b in new if b.name not in self.carried]
         if new:
@@ -125,27 +138,98 @@ class Batcher:
             self.forms[name] = form_of(self.computes[name], lambda ld: looked_through(ld, self.computes))
         return self.forms[name]
 
-    def way(self, name: str) -> Way:
-        """How a product is to lie: as was chosen for the first of which it was made."""
-        while name in self.made:
-            name = self.made[name].members[0]
-        return self.ways[name]
+    def first(self, name: str) -> str:
+        """The model's product that came first in what a product was made of; what is chosen for that, goes for the whole."""
+        while name in self.made or name in self.bare:
+            name = self.bare[name].name if name in self.bare else self.made[name].members[0]
+        return name
 
     def _group(self, found: list[tuple[tuple[int, ...], Sibling]], kind: Kind) -> Merged | None:
         """One Compute of siblings."""
-        forms = [f for _, f in sorted(found, key=lambda f: f[0])] if kind is not _shared else [f for _, f in found]
+        forms: Sequence[Sibling] | None = [f for _, f in sorted(found, key=lambda f: f[0])]
+        if kind in (_shared, _wide):
+            forms = [f for _, f in found] if kind is _shared else self._widened([f for _, f in found])
+        if forms is None:
+            return None
         first = forms[0]
         d = first.column(self.constants)
         extents = [f.compute.shape[d] for f in forms] if d is not None else []
-        if kind is not _shared:
+        if kind not in (_shared, _wide):
             layout = stacked(0, len(forms))
         elif d is None:
             return None
-        elif self.way(first.compute.name) == "stacked" and len(set(extents)) == 1:
+        elif self.ways[self.first(first.compute.name)] == "stacked" and kind is not _wide and len(set(extents)) == 1:
             layout = stacked(d, len(forms))
         else:
             layout = joined(d, extents)
-        return self._made(forms, layout, None if d is None else f"i{d}")
+        return self._made(self._with_biases(forms, d), layout, None if d is None else f"i{d}")
+
+    def _widened(self, forms: Sequence[Sibling]) -> list[Sibling] | None:
+        """``forms`` through one window."""
+        found = [w for w in (windowed(f, self.constants) for f in forms) if w is not None]
+        made = widened(found, self.constants, self.types)
+        if made is None:
+            return None
+        result = list[Sibling]()
+        for form, padding in made:
+            if padding not in self.named:
+                value = self.joins.padded(padding, self.constants)
+                self.named[padding] = self._constant(f"{padding.tensor}_padded", value, self.types[padding.tensor].dtype)
+            names = {padding.tensor: self.named[padding]}
+            body = ex.rename_tensors(form.compute.body, names)
+            compute = replace(form.compute, body=body, used=None)
+            result.append(form_of(compute, lambda ld: ld) or form)
+        return result
+
+    def _constant(self, name: str, value: np.ndarray, dtype: str) -> str:
+        made = identifier(name, self.taken)
+        self.constants[made], self.types[made] = value, TensorType(dtype, value.shape)
+        return made
+
+    def _with_biases(self, forms: Sequence[Sibling], column: int | None) -> list[Sibling]:
+        """``forms``, those without a bias of floats under another name, with a bias of zeros behind them, where others have one:
+        the keys of some attentions would else keep the biases of all out of the product's kernel."""
+        known = [None if column is None else self._bias(f, column) for f in forms]
+        given = next((b for b in known if b is not None), None)
+        if given is None or column is None or not forms[0].compute.dtype.startswith("float"):
+            return list(forms)
+        return [f if b is not None else self._biased(f, given, column) for f, b in zip(forms, known, strict=True)]
+
+    def _bias(self, form: Sibling, column: int) -> Sibling | None:
+        """The map behind a product that adds one number for each of its columns and is all that reads it."""
+        name = form.compute.name
+        readers = self.consumers.get(name, ())
+        maps = self._maps(name)
+        made = self.form(maps[0].name) if len(maps) == len(readers) == 1 else None
+        if made is None or not isinstance(made.body, Op) or made.body.fn != "add" or made.body.args != made.loads:
+            return None
+        bias = next((ld for ld in made.loads if ld.tensor in self.constants and ld.fill is None), None)
+        if bias is None:
+            return None
+        return made if all(i == Ref(f"i{column}") or not ex.axes_of(i) for i in bias.indices) else None
+
+    def _biased(self, form: Sibling, given: Sibling, column: int) -> Sibling:
+        """A product under another name, with a bias of zeros behind it as ``given`` is one, under its own."""
+        c = form.compute
+        raw = identifier(f"{c.name}_product", self.taken)
+        (bias,) = (ld for ld in given.loads if ld.tensor in self.constants)
+        shape = tuple(
+            c.shape[column] if i == Ref(f"i{column}") else n
+            for i, n in zip(bias.indices, self.types[bias.tensor].shape, strict=True)
+        )
+        nothing = np.zeros(shape, self.constants[bias.tensor].dtype)
+        zero = replace(bias, tensor=self._constant(f"{c.name}_bias", nothing, self.types[bias.tensor].dtype))
+        product = Load(raw, tuple(Ref(f"i{d}") for d in range(len(c.axes))))
+        body = filled(given.body, [zero if ld == bias else product for ld in given.loads])
+        own: dict[str, Expr] = {f"i{d}": Ref(a.name) for d, a in enumerate(c.axes)}
+        behind = Compute(c.name, c.dtype, c.axes, ex.substitute(body, own), origin=c.origin)
+        moved = replace(c, name=raw)
+        self.bare[raw] = c
+        self.computes |= {c.name: behind, raw: moved}
+        self.types[raw], self.places[raw], self.consumers[raw] = moved.type, self.places[c.name], [behind]
+        self.before.setdefault(c.name, []).append(moved)
+        self.forms.pop(c.name, None)
+        return replace(form, compute=moved)
 
     def _made(self, forms: Sequence[Sibling], layout: SideBySide, column: str | None) -> Merged | None:
         name = identifier(f"{forms[0].compute.name}_batch", self.taken)
@@ -159,6 +243,10 @@ class Batcher:
         self.places[name] = self.places[first]
         self.before.setdefault(first, []).append(whole)
         self.computes[name], self.types[name] = whole, whole.type
+        for read in (*whole.reads, name):
+            self.consumers.setdefault(read, [])
+        for read in whole.reads:  # a batch may be part of another one, with which its maps go along
+            self.consumers[read].append(whole)
         for number, form in enumerate(forms):
             c = form.compute
             own = layout.slice([Ref(a.name) for a in c.axes], number)
@@ -171,8 +259,7 @@ class Batcher:
         key = names, at, new
         if key not in self.named:
             value = self.joins.of(key, self.constants)
-            self.named[key] = name = identifier(f"{names[0]}_batch", self.taken)
-            self.constants[name], self.types[name] = value, TensorType(self.types[names[0]].dtype, value.shape)
+            self.named[key] = self._constant(f"{names[0]}_batch", value, self.types[names[0]].dtype)
         return self.named[key]
 
     def _behind(self, batch: Merged) -> Iterator[Merged]:
@@ -233,7 +320,7 @@ class Batcher:
         used = {n for c in computes for n in c.reads} | {*self.graph.outputs}
         constants = {n: v for n, v in self.constants.items() if n in used or (n in self.graph.constants and not self.made)}
         graph = replace(self.graph, computes=computes, types=self.types, constants=constants) if self.made else self.graph
-        originals = {c.name: c for c in self.graph.computes if c.name in self.slices}
+        originals = {c.name: c for c in self.graph.computes if c.name in self.slices} | self.bare
         return Batched(graph, tuple(self.made.values()), originals)
 
     def _direct(self, c: Compute) -> Compute:
@@ -270,6 +357,15 @@ def _shared(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] |
     same = form.pattern, form.compute.dtype, shape[:d], shape[d + 1 :], _reduced(form.compute), tuple(kinds)
     data = any(r.tensor not in state.constants for r in form.roots)
     return (same, ()) if data else None
+
+
+def _wide(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
+    """Products of one image through windows that differ."""
+    d, found = form.column(state.constants), windowed(form, state.constants)
+    if d is None or found is None:
+        return None
+    shape = form.compute.shape
+    return (found.likeness, shape[:d], shape[d + 1 :]), ()
 
 
 def _repeated(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:

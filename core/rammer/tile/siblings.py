@@ -40,7 +40,7 @@ class Sibling:
     @property
     def pattern(self) -> str:
         """The body, without what it reads."""
-        return str(_filled(self.body, [Load("t", ())] * len(self.loads)))
+        return str(filled(self.body, [Load("t", ())] * len(self.loads)))
 
     def column(self, constants: Mapping[str, np.ndarray]) -> int | None:
         """The first output axis that runs through constants alone, and through each whole: the weights' columns."""
@@ -100,7 +100,7 @@ def _whole(load: Load, axis: str, extent: int, constants: Mapping[str, np.ndarra
     return len(at) == 1 and load.indices[at[0]] == Ref(axis) and constants[load.tensor].shape[at[0]] == extent
 
 
-def _filled(body: Expr, loads: Sequence[Load]) -> Expr:
+def filled(body: Expr, loads: Sequence[Load]) -> Expr:
     """``body`` with other loads, in order."""
     rest = iter(loads)
     return ex.transform(body, lambda e: next(rest) if isinstance(e, Load) else None)
@@ -174,7 +174,7 @@ class Union:
             axes[layout.at] = (axes[layout.at][0], Axis(first.axes[layout.at].name, layout.extent))
         names: dict[str, Expr] = {known: Ref(a.name) for known, a in axes}
         names |= {f"r{d}": Ref(a.name) for d, a in enumerate(first.reduce)}
-        body = ex.substitute(_filled(forms[0].body, read), names)
+        body = ex.substitute(filled(forms[0].body, read), names)
         origin = " + ".join(dict.fromkeys(f.compute.origin for f in forms[:MOST_ORIGINS]))
         origin += f" and {len(forms) - MOST_ORIGINS} more" if len(forms) > MOST_ORIGINS else ""
         return Compute(name, first.dtype, tuple(a for _, a in axes), body, first.reduce, first.combiner, origin)

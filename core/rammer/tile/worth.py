@@ -67,23 +67,24 @@ class BatchTrial:
 
 
 def batch_where_it_pays(
-    graph: ComputeGraph, pricing: Pricing, always: bool = False
+    graph: ComputeGraph, pricing: Pricing, always: bool = False, pad: bool = False
 ) -> tuple[ComputeGraph, tuple[BatchTrial, ...]]:
     """``graph`` with siblings batched where that is predicted to be no slower (or ``always``) and copies nothing, and what
-    was tried; ``graph`` itself where nothing is batched."""
-    joins = Joins()
-    products = [c.name for c in graph.computes if c.kind == "contraction"]
-    if not batched(graph, dict.fromkeys(products, JOINED), joins).batches:
-        return graph, ()
-    state = Deciding(graph, pricing, joins, always)
-    return state.decided()
+    was tried; ``graph`` itself where nothing is batched. With ``pad``, what differs in its windows only is tried behind that."""
+    joins, trials = Joins(), list[BatchTrial]()
+    for wide in (False, True) if pad else (False,):
+        products = [c.name for c in graph.computes if c.kind == "contraction"]
+        if batched(graph, dict.fromkeys(products, JOINED), joins, wide).batches:
+            graph, tried = Deciding(graph, pricing, joins, always, wide).decided()
+            trials += tried
+    return graph, tuple(trials)
 
 
 class Deciding:
     """The decision for one graph: what was copied before, prices by region, and the log."""
 
-    def __init__(self, graph: ComputeGraph, pricing: Pricing, joins: Joins, always: bool) -> None:
-        self.graph, self.pricing, self.joins, self.always = graph, pricing, joins, always
+    def __init__(self, graph: ComputeGraph, pricing: Pricing, joins: Joins, always: bool, wide: bool) -> None:
+        self.graph, self.pricing, self.joins, self.always, self.wide = graph, pricing, joins, always, wide
         self.producers, self.consumers = graph.producers, graph.consumers()
         self.copied = {c.name for c in pricing.copies(graph)}
         self.prices: dict[str, tuple[float, float, Way]] = {}
@@ -111,7 +112,7 @@ class Deciding:
     def _without_copies(self, ways: dict[str, Way]) -> Batched:
         """Batched as ``ways`` say, which lose the products whose results would have to be copied."""
         for attempt in range(ATTEMPTS):
-            found = batched(self.graph, ways, self.joins)
+            found = batched(self.graph, ways, self.joins, self.wide)
             new = [c for c in self.pricing.copies(found.graph) if c.name not in self.copied] if found.batches else []
             if not new:
                 return found
@@ -167,7 +168,7 @@ class Deciding:
             self.prices[key] = self._priced(part, products)
         apart, together, way = self.prices[key]
         kept = together <= apart or (self.always and math.isfinite(together))
-        why = f"{way}, side by side" if kept else "as one they are slower"
+        why = f"{way}, {'windows padded' if self.wide else 'side by side'}" if kept else "as one they are slower"
         chosen = way if kept else None
         return chosen, BatchTrial(subject, chosen, apart, together, why)
 
@@ -176,7 +177,7 @@ class Deciding:
         best, way = math.inf, JOINED
         texts = set[str]()
         for each in (JOINED, STACKED):
-            found = batched(part, dict.fromkeys(products, each), self.joins)
+            found = batched(part, dict.fromkeys(products, each), self.joins, self.wide)
             outputs = tuple(dict.fromkeys(_outermost(o, found) for o in part.outputs))
             graph = replace(found.graph, outputs=outputs)
             if (text := str(graph)) in texts:
@@ -214,8 +215,10 @@ def _products_of(names: Collection[str], found: Batched) -> set[str]:
         if name in members:
             waiting += members[name]
         elif name in originals and name in of_batch:
-            if originals[name].kind == "contraction":
-                result.add(name)
+            if originals[name].name in members:  # a batch that got a bias, by its own name
+                waiting.append(originals[name].name)
+            elif originals[name].kind == "contraction":
+                result.add(originals[name].name)
             else:
                 waiting += [r for r in originals[name].reads if r in of_batch]
         elif rearranges(producers[name]):

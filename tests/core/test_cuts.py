@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rammer.schedule import ios as module
-from rammer.schedule.cuts import windows
+from rammer.schedule.clock import stage_latency
+from rammer.schedule.cuts import chains, windows
 from rammer.schedule.endings import Dag
 from rammer.schedule.ios import IOS
 from rammer.schedule.place import latency, side_by_side
@@ -76,3 +77,67 @@ def test_parts_of_a_cut_come_in_order_and_a_larger_r_is_not_worse(seed: int, mon
         monkeypatch.setattr(module, limit, 200)
     found = [IOS(r, 8).search(replace(graph, memory=Memory()), unit).seconds for r in (1, 2, 3)]
     assert found[2] <= found[1] * (1 + 1e-9) <= found[0] * (1 + 1e-9) ** 2
+
+
+def in_chains(seed: int, nodes: int = 8) -> OperatorGraph:
+    """A random graph of nodes, each of one to three operators one behind the other, of few tasks: as RandWire's."""
+    random = Random(seed)
+    after: dict[str, tuple[str, ...]] = {}
+    ends = list[str]()
+    for node in range(nodes):
+        reads = tuple(sorted({random.choice(ends[-5:]) for _ in range(random.randint(1, 3))})) if ends else ()
+        for i in range(random.randint(1, 3)):
+            after[f"o{node}_{i}"] = (f"o{node}_{i - 1}",) if i else reads
+        ends.append(next(reversed(after)))
+    kernels = {n: (kernel(adding(n, random.randint(1, 5), ["x"], 1), random.uniform(1e-6, 5e-6)),) for n in after}
+    return OperatorGraph(kernels, after)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**9), st.integers(1, 12))
+def test_chains_are_as_long_as_they_can_be_and_in_order(seed: int, nodes: int) -> None:
+    graph = in_chains(seed, nodes)
+    found, after = chains(graph.names, graph.after), graph.after
+    assert sorted(n for c in found for n in c) == sorted(graph.names)
+    readers = {n: [m for m in after if n in after[m]] for n in after}
+    inside = {(a, b) for c in found for a, b in pairwise(c)}
+    assert inside == {(a, b) for a in after for b in readers[a] if readers[a] == [b] and tuple(after[b]) == (a,)}
+    place = {n: i for i, c in enumerate(found) for n in c}
+    assert all(place[p] <= place[n] for n in graph.names for p in after[n])
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("case", range(12))
+def test_what_is_cut_is_searched_in_chains_too(case: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains that stay together leave few enough operators for all of a block; the better one is taken, for every ``r``."""
+    graph, unit = in_chains(seed + case), device(16)
+    monkeypatch.setattr(module, "MAX_OPERATORS", 8)
+    monkeypatch.setattr(module, "PART", 6)
+    found = [IOS(r, 4).search(replace(graph, memory=Memory()), unit) for r in (1, 2, 3)]
+    for result in some(found):
+        done: set[str] = set()
+        for stage in result.stages:
+            assert all(p in done or p in stage for n in stage for p in graph.after[n])
+            done |= {*stage}
+        assert done == {*graph.names}
+        assert result.seconds == pytest.approx(sum(stage_latency(graph, stage, unit) for stage in result.stages))
+    monkeypatch.setattr(module, "chains", lambda names, after: [(n,) for n in names])
+    apart = [IOS(r, 4).search(replace(graph, memory=Memory()), unit) for r in (1, 2, 3)]
+    assert all(a.seconds <= b.seconds * (1 + 1e-9) for a, b in some(list(zip(found, apart, strict=True))))
+    assert found[2].seconds <= found[1].seconds * (1 + 1e-9) <= found[0].seconds * (1 + 1e-9) ** 2
+
+
+def test_chains_gain_where_waves_wait_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chains of four operators, short ones beside long ones: apart they take turns in being waited for."""
+    after = {f"{c}{i}": (f"{c}{i - 1}",) if i else () for c in "ab" for i in range(4)}
+    times = {n: 3e-6 if (n[0] == "a") == (int(n[1]) % 2 == 0) else 1e-6 for n in after}
+    graph = OperatorGraph({n: (kernel(adding(n, 1, ["x"], 1), times[n]),) for n in after}, after)
+    monkeypatch.setattr(module, "MAX_OPERATORS", 3)
+    found = IOS(1, 2).search(graph, device(4))
+    assert (
+        not found.exact
+        and len(found.stages) == 1
+        and found.seconds == pytest.approx(stage_latency(graph, list(after), device(4)))
+    )
+    monkeypatch.setattr(module, "chains", lambda names, after: [(n,) for n in names])
+    assert found.seconds < IOS(1, 2).search(replace(graph, memory=Memory()), device(4)).seconds

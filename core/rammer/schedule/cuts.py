@@ -47,6 +47,24 @@ def _mark(marks: list[int], begin: int, over: int) -> None:
         marks[over] -= 1
 
 
+def chains(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+    """Operators of ``names``, in topological order, of which each but the last is read by the next alone, which reads it
+    alone, as in a separable convolution. By their first operators they are in topological order, too."""
+    inside = {*names}
+    reads = {n: {p for p in after.get(n, ()) if p in inside} for n in names}
+    readers: dict[str, int] = dict.fromkeys(names, 0)
+    for mine in reads.values():
+        for p in mine:
+            readers[p] += 1
+    found = dict[str, list[str]]()  # by the last operator so far
+    for n in names:
+        (only,) = reads[n] if len(reads[n]) == 1 else ("",)
+        begun = found.pop(only) if only and readers[only] == 1 else []
+        found[n] = [*begun, n]
+    place = {n: i for i, n in enumerate(names)}
+    return sorted((tuple(c) for c in found.values()), key=lambda c: place[c[0]])
+
+
 def windows(names: Sequence[str], after: Mapping[str, Sequence[str]], most: int) -> list[list[str]]:
     """Parts of at most ``most`` operators, none of which reads a later part's, of ``names`` in topological order.
 

@@ -12,7 +12,7 @@ from typing import cast
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 from rammer.schedule.clock import StageClock, stage_kernels
-from rammer.schedule.cuts import blocks, windows
+from rammer.schedule.cuts import blocks, chains, windows
 from rammer.schedule.effort import SearchTime
 from rammer.schedule.endings import Dag, Found, Latency, Least, TooLarge, bits, components, search
 from rammer.schedule.place import Row, levels_of, side_by_side
@@ -57,7 +57,8 @@ class IOS:
     Exact within blocks: no stage reaches across a place where all that follows waits for all before it, which costs nothing as
     long as the groups behind it number at most ``s``. A block of too many transitions is cut where that keeps the fewest
     operators apart (``cuts.windows``), until every part is searched; what time is left then goes into searching cut
-    blocks whole, smallest first.
+    blocks whole, smallest first, at last with chains of operators (``cuts.chains``) as one operator each, which ``r`` counts:
+    the paper's separable convolutions are such.
     The search of a model ends after MAX_TOTAL transitions or ``seconds`` of its own processor time, which all programs
     of the model share; what was not searched by then is put in stages greedily, and a warning says so.
     The latency of a stage comes from the kernel times through ``place.side_by_side``: its groups share the vEUs. It is
@@ -157,6 +158,8 @@ class _Search:
         found = [self._part(part, PART) for part in parts]
         for i in sorted((i for i, f in enumerate(found) if not f.exact), key=lambda i: len(parts[i])):
             found[i] = self._less(parts[i], r, MAX_TRANSITIONS, found[i])
+            if not found[i].exact:
+                found[i] = self._in_chains(parts[i], found[i])
         return _joined(found)
 
     def _part(self, names: Sequence[str], most: int) -> IOSResult:
@@ -164,7 +167,7 @@ class _Search:
         operators, whichever is better: so what takes longer with a larger ``r`` is not worse."""
         whole = self._whole(names, self.policy.r, FIRST_TRANSITIONS)
         if isinstance(whole, Found):
-            return _result(names, whole, exact=True)
+            return _result([(n,) for n in names], whole, exact=True)
         if whole is None:
             self.greedy += len(names)
             return self._waves(names)
@@ -180,20 +183,32 @@ class _Search:
             whole = self._whole(names, size, limit)
             if isinstance(whole, Found):
                 exact = size == self.policy.r
-                return _result(names, whole, exact) if exact or whole.cost < other.seconds else other
+                return _result([(n,) for n in names], whole, exact) if exact or whole.cost < other.seconds else other
         return other
 
-    def _whole(self, names: Sequence[str], r: int, limit: int) -> Found | TooLarge | None:
-        """None once the model's search has used up its transitions or time."""
-        if len(names) > MAX_OPERATORS:
-            return None if self._spent() else TooLarge(f"{len(names)} operators")
-        after, device = self.stages.graph.after, self.stages.device
-        key = r, self.policy.s, device.veus, device.launch, limit, self.stages.signature(names)
+    def _in_chains(self, names: Sequence[str], other: IOSResult) -> IOSResult:
+        """A whole block whose chains stay together and count as one operator each; or ``other``."""
+        units = chains(names, self.stages.graph.after)
+        for size in range(self.policy.r, 0, -1) if len(units) < len(names) else ():
+            whole = self._whole([n for unit in units for n in unit], size, MAX_TRANSITIONS, units)
+            if isinstance(whole, Found):
+                found = _result(units, whole, exact=False)
+                return found if found.seconds < other.seconds else other
+        return other
+
+    def _whole(self, names: Sequence[str], r: int, limit: int, units: Sequence[tuple[str, ...]] = ()) -> Found | TooLarge | None:
+        """None once the model's search has used up its transitions or time. ``units`` of operators, where they are given, stay
+        together."""
+        size = len(units or names)
+        if size > MAX_OPERATORS:
+            return None if self._spent() else TooLarge(f"{size} operators")
+        device = self.stages.device
+        key = r, self.policy.s, device.veus, device.launch, limit, tuple(map(len, units)), self.stages.signature(names)
         if key not in self.memory.known:
-            if len(names) > 1 and self._spent():
+            if size > 1 and self._spent():
                 return None
             try:
-                self.memory.known[key] = found = self._exact(names, Dag.of(names, after), r, limit)
+                self.memory.known[key] = found = self._exact(units or [(n,) for n in names], r, limit)
                 self.memory.transitions += found.transitions
             except TooLarge as problem:
                 self.memory.known[key] = problem
@@ -219,13 +234,17 @@ class _Search:
                 tried += 1
         return IOSResult(tuple(stages), seconds, tried, 1, False)
 
-    def _exact(self, names: Sequence[str], dag: Dag, r: int, limit: int) -> Found:
+    def _exact(self, units: Sequence[tuple[str, ...]], r: int, limit: int) -> Found:
+        unit_of = {n: u[0] for u in units for n in u}
+        after = self.stages.graph.after
+        dag = Dag.of([u[0] for u in units], {u[0]: [unit_of[p] for p in after.get(u[0], ()) if p in unit_of] for u in units})
+
         def tick() -> None:
-            if len(names) > 1 and self.time.over():
+            if len(units) > 1 and self.time.over():
                 raise _OutOfTime
 
         def of(part: int) -> list[str]:
-            return [names[i] for i in bits(part)]
+            return [n for i in bits(part) for n in units[i]]
 
         @cache
         def kind(group: int) -> int:
@@ -242,8 +261,8 @@ class _Search:
         return search(dag, Latency(latency, least, tick), r, self.policy.s, limit)
 
 
-def _result(names: Sequence[str], found: Found, exact: bool) -> IOSResult:
-    stages = tuple(tuple(names[i] for i in bits(mask)) for mask in found.stages)
+def _result(units: Sequence[tuple[str, ...]], found: Found, exact: bool) -> IOSResult:
+    stages = tuple(tuple(n for i in bits(mask) for n in units[i]) for mask in found.stages)
     return IOSResult(stages, found.cost, found.transitions, found.schedules, exact)
 
 

@@ -86,7 +86,20 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def install(home: Path, *paths: Path) -> None:
     python = home / "env" / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", *paths, cwd=home)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "-q",
+        "--no-compile",
+        "--no-deps",
+        "--no-index",
+        *paths,
+        cwd=home,
+    )
 
 
 def test_the_wheels_ship_types_device_code_and_nothing_else(wheels: dict[str, Path]) -> None:

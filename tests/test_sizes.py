@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
-from rammer.testing.some import some
+from reading import Parsed, Search
 
 ROOT = Path(__file__).parents[1]
 FILES = [p for folder in ("core", "plugins", "tests", "benchmarks", "docs") for p in sorted((ROOT / folder).rglob("*.py"))]
@@ -13,14 +14,22 @@ FILES = [p for folder in ("core", "plugins", "tests", "benchmarks", "docs") for 
 FILE, FUNCTION = 400, 60
 
 
+def too_long(file: Parsed) -> Iterator[str]:
+    """What in a file is."""
+    lines = file.text.count("\n")
+    if lines > FILE:
+        yield f"{file.path}: {lines} lines"
+    for node in file.nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+            size = node.end_lineno - node.lineno + 1
+            if size > FUNCTION:
+                yield f"{file.path}:{node.lineno}: {node.name} has {size}"
+
+
+LONG = Search(__file__, (p for p in FILES if not {"build", "_build"} & {*p.parts}), lambda file: [*too_long(file)])
+
+
 def test_files_and_functions_are_short() -> None:
-    assert len(FILES) > 500
-    long = list[str]()
-    for path in some(p for p in FILES if not {"build", "_build"} & {*p.parts}):
-        text = path.read_text()
-        long += [f"{path}: {text.count(chr(10))} lines"] if text.count("\n") > FILE else []
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-                size = node.end_lineno - node.lineno + 1
-                long += [f"{path}:{node.lineno}: {node.name} has {size}"] if size > FUNCTION else []
+    assert len(LONG.found()) > 500
+    long = [told for found in LONG.found().values() for told in found]
     assert not long, "\n".join(long)

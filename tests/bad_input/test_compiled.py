@@ -175,7 +175,7 @@ def spoiled_zip(case: str, members: Members, path: Path) -> None:
         raise AssertionError(case)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "case, said",
     [

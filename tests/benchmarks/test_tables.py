@@ -63,7 +63,7 @@ def test_every_script_has_the_options_that_it_is_given() -> None:
             assert f'"{word}"' in text, f"{table.name}: {table.where}.py has no option {word}"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", ["policies", "rammer-ablation", "ios-five-bars", "ios-pruning", "ios-batch", "stitching-kernels"]
 )

@@ -40,7 +40,7 @@ def difference(first: dict[str, Array], second: dict[str, Array]) -> float:
     return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_model_is_what_was_published_and_depends_on_its_input(entry: Entry, rng: np.random.Generator) -> None:
     model = entry.build(int(rng.integers(1 << 20)))

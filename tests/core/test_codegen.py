@@ -70,6 +70,7 @@ SOFTMAX = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layer", ["thread", "veu"])
 @pytest.mark.parametrize("tile", [(7, 13), (2, 13), (3, 5)])
 def test_softmax_as_one_operator(rng: np.random.Generator, layer: str, tile: tuple[int, ...]) -> None:

@@ -26,7 +26,7 @@ def registry() -> Registry:
     return Registry()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", CHECKED)
 def test_operations_grow_with_the_model(registry: Registry, shape: str) -> None:
     backend = registry.open("toy")

@@ -78,7 +78,7 @@ def test_random_programs_are_legal_print_and_compute(seed: int, operators: int, 
         np.testing.assert_allclose(played(program, seed, lazy), reference(net), rtol=1e-6)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("edit", [unheard, early, misheard, dropped, doubled, reused, crossed, elsewhere])
 def test_the_verifier_refuses_whatever_goes_wrong(edit: Callable[[RProgram], Iterator[RProgram]]) -> None:
     """Of each kind of fault: what the simulator shows the verifier refuses; and both find enough of them."""

@@ -295,7 +295,7 @@ WIDE: Mapping[str, Callable[[int], Sequence[int]]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", WIDE)
 def test_forty_operators_in_one_block_end_in_time(shape: str) -> None:
     graph, unit = plain_graph(40, WIDE[shape]), device(16)

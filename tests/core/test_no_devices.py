@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from reading import Search
 
 import rammer
 from rammer.device.loader import Registry
+from rammer.testing.some import some
 
 CORE = Path(rammer.__file__).parent
 #: Devices, their languages and vendors, and packages by which they are driven.
@@ -34,24 +36,23 @@ ALLOWED = {
 }
 
 
-def named(tree: ast.AST) -> Iterator[str]:
+def named(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Names, and words of texts, that name a device. Docstrings may give examples."""
-    explained = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
-    for node in ast.walk(tree):
+    explained = {id(n.value) for n in nodes if isinstance(n, ast.Expr)}
+    for node in nodes:
         said = [value for kind, value in ast.iter_fields(node) if kind != "value" and isinstance(value, str)]
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in explained:
             said += node.value.split()
         yield from (s for s in said if WORDS.search(s))
 
 
-def found(folder: Path) -> set[tuple[str, str]]:
-    """(file, word) of everything that is named below ``folder``."""
-    files = [f for f in sorted(folder.rglob("*.py")) if not {"plugin-template", OTHERS} & {*f.relative_to(folder).parts}]
-    return {(str(f.relative_to(folder)), word) for f in files for word in named(ast.parse(f.read_text()))}
+FILES = [f for f in sorted(CORE.rglob("*.py")) if not {"plugin-template", OTHERS} & {*f.relative_to(CORE).parts}]
+NAMED = Search(__file__, FILES, lambda file: {*named(file.nodes)})
 
 
 def test_the_core_names_no_device() -> None:
-    assert found(CORE) == {*ALLOWED}, "a device in the core, or an exception that nothing needs"
+    found = {(str(f.relative_to(CORE)), word) for f, words in NAMED.found().items() for word in words}
+    assert found == {*ALLOWED}, "a device in the core, or an exception that nothing needs"
 
 
 @pytest.mark.parametrize(
@@ -67,15 +68,15 @@ def test_the_core_names_no_device() -> None:
         "def on_gpu(): pass",
     ],
 )
-def test_the_search_finds(code: str, tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(f'"""An example for cuda."""\n# for cuda\n{code}\n')
-    assert len(found(tmp_path)) == 1
+def test_the_search_finds(code: str) -> None:
+    text = f'"""An example for cuda."""\n# for cuda\n{code}\n'
+    assert len({*named([*ast.walk(ast.parse(text))])}) == 1
 
 
-def used(tree: ast.AST) -> Iterator[str]:
+def used(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Plugins that a file of tests imports, in whatever way, or opens: a text that is a device's name."""
     names = "cuda|rocm|ipu_sim"
-    for node in ast.walk(tree):
+    for node in nodes:
         modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         texts = [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
@@ -83,15 +84,14 @@ def used(tree: ast.AST) -> Iterator[str]:
         yield from (t for t in texts if re.fullmatch(rf"rammer_({names})(\.\w+)*|({names})(:\d+)?", t))
 
 
-def users(folder: Path) -> set[tuple[str, str]]:
-    """(file, plugin) of everything below ``folder`` that a plugin is needed for. This file looks for their names."""
-    files = [f for f in sorted(folder.rglob("*.py")) if f.name != Path(__file__).name]
-    assert files
-    return {(f.name, plugin) for f in files for plugin in used(ast.parse(f.read_text()))}
+#: This file looks for their names.
+TESTS = [f for f in sorted(Path(__file__).parent.rglob("*.py")) if f.name != Path(__file__).name]
+USED = Search(__file__, TESTS, lambda file: {*used(file.nodes)})
 
 
 def test_the_cores_tests_use_no_plugin() -> None:
-    assert not users(Path(__file__).parent), "it belongs into that plugin's tests, or into tests/devices"
+    users = {f.name: plugins for f, plugins in some(USED.found().items()) if plugins}
+    assert not users, "it belongs into that plugin's tests, or into tests/devices"
     assert {s.name for s in Registry().statuses() if s.state != "disabled"} == {"toy"}
 
 
@@ -106,6 +106,5 @@ def test_the_cores_tests_use_no_plugin() -> None:
         "Registry().open('cuda:1', target='sm_90a')",
     ],
 )
-def test_the_search_for_plugins_finds(code: str, tmp_path: Path) -> None:
-    (tmp_path / "test_a.py").write_text(f'"""Not of rocm."""\n{code}\n')
-    assert len(users(tmp_path)) == 1
+def test_the_search_for_plugins_finds(code: str) -> None:
+    assert len({*used(ast.walk(ast.parse(f'"""Not of rocm."""\n{code}\n')))}) == 1

@@ -73,6 +73,7 @@ def test_maps_with_other_readers_stay(more: str, out: str, rng: np.random.Genera
     assert contraction_of(groups(graph_of(rng, block(1, more, out)))).prologue == ()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("tile", [(1, 3, 2, 5), (1, 8, 7, 5), (1, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("target", [C99, THREADED], ids=lambda t: t.name)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from reading import Search
 
 ROOT = Path(__file__).parents[2]
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -42,9 +43,9 @@ def module_of(file: Path) -> str:
     return ".".join(file.relative_to(ROOT / "core").with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
+def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Modules that a file imports: at its head, in functions, for types only, and by name."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -53,9 +54,9 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield node.value
 
 
-def upwards(module: str, tree: ast.AST) -> Iterator[tuple[str, str]]:
+def upwards(module: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
     """Imports of ``module`` from a higher row than its own."""
-    for target in imported(tree):
+    for target in imported(nodes):
         for package, rows in ROWS.items():
             if module.startswith(f"{package}.") and target.startswith(f"{package}."):
                 here, there = (name.removeprefix(f"{package}.").split(".")[0] for name in (module, target))
@@ -63,11 +64,13 @@ def upwards(module: str, tree: ast.AST) -> Iterator[tuple[str, str]]:
                     yield module, target
 
 
+CORE = [f for f in (ROOT / "core/rammer").rglob("*.py") if "plugin-template" not in f.parts]
+UPWARDS = Search(__file__, CORE, lambda file: {*upwards(module_of(file.path), file.nodes)})
+
+
 def test_no_import_runs_back_up() -> None:
-    files = [f for f in (ROOT / "core/rammer").rglob("*.py") if "plugin-template" not in f.parts]
-    assert len(files) > 200 and len(ROWS) > 3
-    found = {up for f in files for up in upwards(module_of(f), ast.parse(f.read_text()))}
-    assert found == TYPED | WARMED
+    assert len(CORE) > 200 and len(ROWS) > 3
+    assert set().union(*UPWARDS.found().values()) == TYPED | WARMED
 
 
 @pytest.mark.parametrize(
@@ -80,7 +83,7 @@ def test_no_import_runs_back_up() -> None:
     ],
 )
 def test_the_search_finds_imports(code: str) -> None:
-    assert [*upwards("rammer.ir.compute", ast.parse(code))]
+    assert [*upwards("rammer.ir.compute", ast.walk(ast.parse(code)))]
 
 
 def private(name: str) -> bool:
@@ -101,9 +104,8 @@ def owned(nodes: Iterable[ast.AST]) -> set[str]:
     return names
 
 
-def borrowed(tree: ast.AST) -> Iterator[str]:
+def borrowed(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Private names of other files that a file imports or asks objects for."""
-    nodes = [*ast.walk(tree)]
     mine = owned(nodes)
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", "_typeshed"):
@@ -114,7 +116,7 @@ def borrowed(tree: ast.AST) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Class:
-    """What is asked of a class. All trees at once would be a million objects, and half the time of this test."""
+    """What is asked of a class."""
 
     name: str
     file: Path
@@ -122,9 +124,9 @@ class Class:
     bases: tuple[str, ...]
 
 
-def classes(file: Path, tree: ast.AST) -> Iterator[Class]:
+def classes(file: Path, nodes: Iterable[ast.AST]) -> Iterator[Class]:
     """The classes of a file."""
-    for c in ast.walk(tree):
+    for c in nodes:
         if isinstance(c, ast.ClassDef):
             methods = frozenset(m.name for m in c.body if isinstance(m, ast.FunctionDef))
             yield Class(c.name, file, methods, tuple(ast.unparse(b).split(".")[-1] for b in c.bases))
@@ -140,28 +142,27 @@ def inherited(known: Iterable[Class]) -> Iterator[tuple[str, str]]:
             yield from ((f"{c.name}({base})", method) for method in both if other.file != c.file)
 
 
+ALL = [f for folder in ("core", "plugins", "tests", "benchmarks", "docs") for f in (ROOT / folder).rglob("*.py")]
+BORROWED = Search(__file__, ALL, lambda file: {*borrowed(file.nodes)} - {*ALLOWED})
+CLASSES = Search(__file__, ALL, lambda file: [*classes(file.path, file.nodes)])
+
+
 def test_no_file_needs_anothers_private_names() -> None:
-    files = [f for folder in ("core", "plugins", "tests", "benchmarks", "docs") for f in (ROOT / folder).rglob("*.py")]
-    assert len(files) > 500
-    found, known = set[tuple[str, str]](), list[Class]()
-    for file in files:
-        tree = ast.parse(file.read_text())
-        found |= {(str(file.relative_to(ROOT)), name) for name in borrowed(tree) if name not in ALLOWED}
-        known += classes(file, tree)
-    assert found == WHITE_BOX
-    assert not {*inherited(known)}
+    assert len(ALL) > 500
+    assert {(str(f.relative_to(ROOT)), name) for f, names in BORROWED.found().items() for name in names} == WHITE_BOX
+    assert not {*inherited(c for found in CLASSES.found().values() for c in found)}
 
 
 @pytest.mark.parametrize(
     "code", ["from a import _b", "x._rates = 1", "x._db", "class A(B):\n    def f(self):\n        self._over()", "a._b().c()"]
 )
 def test_the_search_finds_private_names(code: str) -> None:
-    assert [*borrowed(ast.parse(code))]
+    assert [*borrowed([*ast.walk(ast.parse(code))])]
 
 
 def test_the_search_finds_what_is_inherited() -> None:
     one, two = "class A:\n    def _f(self): ...", "class B(a.A):\n    def _f(self): ..."
-    known = [*classes(Path("a"), ast.parse(one)), *classes(Path("b"), ast.parse(two))]
+    known = [c for file, text in (("a", one), ("b", two)) for c in classes(Path(file), ast.walk(ast.parse(text)))]
     assert [*inherited(known)] == [("B(A)", "_f")]
 
 
@@ -171,9 +172,9 @@ MOST = 6
 DOORS = {("core/rammer/__init__.py", "compile")}
 
 
-def crowded(tree: ast.AST) -> Iterator[str]:
+def crowded(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Functions with more parameters than anybody can keep in mind."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             a = node.args
             names = [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg)))]
@@ -181,14 +182,16 @@ def crowded(tree: ast.AST) -> Iterator[str]:
                 yield node.name
 
 
+FOLDERS = ("core/rammer", "plugins/rocm/rammer_rocm", "plugins/ipu_sim/rammer_ipu_sim")
+CROWDED = Search(__file__, [f for folder in FOLDERS for f in (ROOT / folder).rglob("*.py")], lambda file: [*crowded(file.nodes)])
+
+
 def test_no_function_takes_more_than_six_parameters() -> None:
-    folders = ("core/rammer", "plugins/rocm/rammer_rocm", "plugins/ipu_sim/rammer_ipu_sim")
-    files = [f for folder in folders for f in (ROOT / folder).rglob("*.py")]
-    assert len(files) > 240
-    found = {(str(f.relative_to(ROOT)), name) for f in files for name in crowded(ast.parse(f.read_text()))}
-    assert found == DOORS
+    found = CROWDED.found()
+    assert len(found) > 240
+    assert {(str(f.relative_to(ROOT)), name) for f, names in found.items() for name in names} == DOORS
 
 
 @pytest.mark.parametrize("parameters", ["a, b, c, d, e, f, g", "a, /, b, c, *, d, e, f, g=1", "a, b, c, d, e, f, **others"])
 def test_the_search_finds_crowds(parameters: str) -> None:
-    assert [*crowded(ast.parse(f"class A:\n    def f(self, {parameters}): ..."))] == ["f"]
+    assert [*crowded(ast.walk(ast.parse(f"class A:\n    def f(self, {parameters}): ...")))] == ["f"]

@@ -63,6 +63,7 @@ def counting(how: str) -> onnx.ModelProto:
     return model([loop], [tensor("limit", [], INT64), tensor("x", [], INT64)], ["y", "all"], constants=constants)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("long")
 @pytest.mark.parametrize("how", ["same", "data"])
 def test_many_turns_ask_the_host_seldom(how: str, asked: list[str]) -> None:
@@ -188,6 +189,7 @@ def test_a_loop_without_end_is_stopped_between_programs(monkeypatch: pytest.Monk
     exe.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("long")
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_loop_without_end_in_another_is_told_with_the_turns_of_both(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:

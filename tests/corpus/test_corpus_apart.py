@@ -28,7 +28,7 @@ OPTIONS = {"ipu_sim": {"tiles": "32"}}
 REFUSED = r"shapes that are known before it runs|com\.microsoft\.nchwc"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("entry", corpus().values(), ids=corpus())
 def test_a_model_over_two_devices(entry: Entry, rng: np.random.Generator) -> None:
     check(entry, "rocm,rocm", rng)

@@ -51,6 +51,7 @@ def test_a_cell_of_products_becomes_what_a_cell_becomes(rng: np.random.Generator
     assert not copies(together) and together.program.predicted < apart.program.predicted
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", COUNT)
 @pytest.mark.parametrize(
     ("make", "fewer"), [(attention, 2), (branches, 1), (lambda rng: widths(rng, 16, 16, 16, last=("Relu", "Relu", "Neg")), None)]
@@ -64,6 +65,7 @@ def test_no_slower_and_nothing_is_copied(make: Maker, fewer: int | None, device:
     assert products[0] - products[1] == (2 if fewer is None else fewer)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", COUNT)
 def test_random_siblings_agree_with_onnxruntime(device: str, seed: int) -> None:
     backend = opened(device)

@@ -34,7 +34,7 @@ def _whole(model: RangedModel, inputs: dict[str, np.ndarray]) -> dict[str, np.nd
     return high
 
 
-@pytest.mark.sampled(3, of="device")
+@pytest.mark.sampled(2, of="device")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", RANGED)
 def test_bound_calls_take_every_length(device: str, name: str, rng: np.random.Generator) -> None:
@@ -100,7 +100,7 @@ def test_a_step_writes_one_row(rng: np.random.Generator) -> None:
     exe.close()
 
 
-@pytest.mark.sampled(2, of="device")
+@pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("batch", "tokens", "mode"), [(1, 1, "linear"), (1, 3, "linear"), (2, 1, "circular"), (3, 2, "linear")])
 def test_tensor_scatter_and_attention_stay(device: str, batch: int, tokens: int, mode: str, rng: np.random.Generator) -> None:
@@ -198,6 +198,7 @@ def _reopened(exe: Executable, path: Path, device: str) -> Executable:
     return rammer.compile(path, device, options=OPTIONS.get(device))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_states_of_a_compiled_file_are_copied(device: str, rng: np.random.Generator, tmp_path: Path) -> None:
     """As those of a model in every number; two calls have states of their own, and plain runs go on."""

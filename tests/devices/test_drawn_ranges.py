@@ -37,7 +37,7 @@ def accepted(rng: np.random.Generator) -> tuple[DrawnModel, onnx.ModelProto, ort
         return net, model, session
 
 
-@pytest.mark.sampled(4, of="device")
+@pytest.mark.sampled(2, of="device")
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_models_are_right_at_random_lengths(device: str, number: int, rng: np.random.Generator) -> None:
@@ -74,6 +74,7 @@ def test_columns_that_end_within_others_lie_apart(rng: np.random.Generator) -> N
     exe.close()
 
 
+@pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize(("kernel", "pads"), [(3, [1, 1]), (5, [2, 2]), (5, [3, 1])])
 @pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
 def test_poolings_count_what_lies_inside_at_every_length(

@@ -77,7 +77,7 @@ def wrong_at(name: str, device: str, program: RProgram, rng: np.random.Generator
     return found
 
 
-@pytest.mark.sampled(2, of="device")
+@pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", RANGED)
 def test_every_value_of_a_range_is_right(device: str, name: str, rng: np.random.Generator) -> None:

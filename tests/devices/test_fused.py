@@ -9,6 +9,7 @@ from rammer.testing.conformance import Subject, check_model
 from rammer.testing.small_models import SmallModel
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", [mlp(4), attention(), attention(kept=True)], ids=["chain", "attention", "kept"])
 @pytest.mark.parametrize("name", ["rocm", "ipu_sim", "toy"])
 def test_devices_compute_models_with_chains(name: str, model: SmallModel) -> None:

@@ -137,7 +137,7 @@ class Drawing:
         return OpenLoopModel(proto, node.op_type == "Scan", self.ports, most)
 
 
-@pytest.mark.sampled(3, of="device")
+@pytest.mark.sampled(2, of="device")
 @pytest.mark.parametrize("number", range(200))
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_loops_at_every_length(
@@ -163,6 +163,7 @@ def test_random_loops_at_every_length(
     exe.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_thousands_of_steps_are_a_table_of_some(device: str, rng: np.random.Generator) -> None:
     """And none at all leave the states as they are."""

@@ -99,7 +99,7 @@ def check_same(found: Arrays, want: Arrays) -> None:
         np.testing.assert_allclose(found[name], want[name], 1e-4, 1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
 @pytest.mark.parametrize("name", RANGED)
@@ -147,6 +147,7 @@ def test_what_is_no_one_program_is_refused(name: str) -> None:
     assert refused.value.hint == "give a length, or one device"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [("ipu_sim", "ipu_sim"), ("rocm", "ipu_sim")])
 def test_a_range_takes_few_programs(devices: tuple[str, str], rng: np.random.Generator, tmp_path: Path) -> None:
     model, path = RANGED["causal"](rng), tmp_path / "causal.onnx"

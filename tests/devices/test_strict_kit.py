@@ -11,7 +11,7 @@ from rammer.testing import thread_checks
 from rammer.testing.conformance import CHECKS
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_kit_finds(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = MISTAKES[mistake]

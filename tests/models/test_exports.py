@@ -58,7 +58,7 @@ def marked(path: Path) -> list[pytest.MarkDecorator]:
     return [pytest.mark.large] if by_both or path.stem == "convnext_permuted_dynamo" else []
 
 
-@pytest.mark.sampled(3, of="device")
+@pytest.mark.sampled(2, of="device")
 @pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=marked(p)) for p in FILES])
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_an_export_agrees_with_onnxruntime(path: Path, device: str, rng: np.random.Generator) -> None:

@@ -161,7 +161,7 @@ def wrong(have: Array, want: Array) -> bool:
     return bool(off.any()) if want.dtype == np.int32 else bool(off.max() > 1 or np.mean(off) > 0.01)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_warps_multiply_bytes_exactly(case: str, rng: np.random.Generator) -> None:
@@ -176,7 +176,7 @@ def test_warps_multiply_bytes_exactly(case: str, rng: np.random.Generator) -> No
     assert not wrong(have, want), tiled.head()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", ["linear", "signed", "unsigned", "pointwise", "image", "strided", "bare"])
 def test_warpgroups_multiply_bytes_exactly(case: str, rng: np.random.Generator) -> None:
@@ -191,6 +191,7 @@ def test_warpgroups_multiply_bytes_exactly(case: str, rng: np.random.Generator) 
         assert not wrong(have, want), tiled.head()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "case, target", [("fours", "sm_80"), ("first layer", "sm_80"), ("signed", "sm_90a"), ("image", "sm_90a")]
 )

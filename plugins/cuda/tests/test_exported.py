@@ -72,6 +72,7 @@ def test_attention_as_torch_exports_it_is_one_kernel(masked: bool, rng: np.rando
     assert programs["auto"].predicted < programs["off"].predicted
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(COMPILER is None, reason="kernels run on the host through g++")
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_of_slices_agrees_with_float64(masked: bool, rng: np.random.Generator) -> None:

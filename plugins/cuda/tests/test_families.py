@@ -140,7 +140,7 @@ def _reference(tiled: ROperator, given: Mapping[str, np.ndarray]) -> np.ndarray:
     return values[tiled.anchor.name]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.Generator) -> None:

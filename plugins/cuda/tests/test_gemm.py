@@ -25,7 +25,7 @@ from rammer_cuda.contraction.depth import depth_of
 from rammer_cuda.contraction.packing import Arrangement, Blocks, Cores, Rows, common_order, pack, pack_common
 
 
-@pytest.mark.sampled(2, of="target")
+@pytest.mark.sampled(1, of="target")
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("case", ["three by three", "grouped", "matmul"])
 def test_machine_code(case: str, target: str) -> None:

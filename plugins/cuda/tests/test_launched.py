@@ -94,7 +94,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_launches_of_a_range_are_right(case: str, rng: np.random.Generator) -> None:
     """At both ends of the range and within, as kernels come from the cache; there they are as they were written."""

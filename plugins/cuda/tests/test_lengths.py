@@ -70,7 +70,7 @@ def test_kernels_end_at_every_length_that_is_an_edge(case: str, rng: np.random.G
         assert [p for _, p in search.problems(point, 6) if p] == []
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", STOPPED)
 def test_every_family_that_reduces_stops(case: str, rng: np.random.Generator) -> None:
     """Each candidate of each family asks for the length (which ``candidates`` asserts), and a static one asks for none."""

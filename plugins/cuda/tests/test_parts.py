@@ -107,7 +107,7 @@ def small_rows() -> tuple[list[ROperator], Binding]:
     return list(kinds.values()), binding
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(25))
 def test_tasks_of_a_row_share_a_blocks_memory_without_a_race(number: int) -> None:
     """By ThreadSanitizer: one task after the other, each waiting by its own threads' barrier and the block's behind it."""
@@ -305,7 +305,7 @@ def alone(operator: ROperator, binding: Binding) -> str:
     return kernel_text([body], EntryForm(2, 1, len(kernel.arguments)), 512)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sample_of_every_kind_compiles_as_called(kind: str, seed: int) -> None:
     """A fresh case, one candidate of each family: what is called is what NVRTC takes."""

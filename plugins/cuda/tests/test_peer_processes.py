@@ -37,6 +37,7 @@ def launched(count: int, folder: Path, **asked: object) -> subprocess.CompletedP
 TRANSPORTS = ["cuda-peer", "nvshmem"]
 
 
+@pytest.mark.sampled(1)
 @needs_mpi
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_processes_write_into_each_others_memory(transport: str, tmp_path: Path, rng: np.random.Generator) -> None:

@@ -55,7 +55,7 @@ def chosen(backend: CudaBackend, case: str, precision: str, count: int = 80) -> 
     return [c.operator for c in choices(backend, operator, binding, new, count)], binding
 
 
-@pytest.mark.sampled(2, of="target")
+@pytest.mark.sampled(1, of="target")
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("precision", sorted(NEW))
 @pytest.mark.parametrize("case", ["three by three", "grouped", "matmul", "long rows", "wide"])

@@ -127,7 +127,7 @@ def test_other_maps_are_declined(old: str, new: str, why: str) -> None:
         roles_of(changed, replace(binding, types=types), prologue=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("case", ["pointwise", "three by three", "first layer"])
 def test_machine_code(case: str, target: str) -> None:
@@ -142,7 +142,7 @@ def test_machine_code(case: str, target: str) -> None:
         assert resources.spills == 0, tiled.head()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
 def test_what_is_changed_is_what_was_copied(case: str) -> None:
     """Each thread applies the maps to exactly the words of shared memory that its own copies fill."""
@@ -168,7 +168,7 @@ def ffma_on_host(kernel: TaskKernel) -> str:
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
 def test_ffma_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.Generator) -> None:
     operator, binding = PROLOGUES[case]
@@ -183,7 +183,7 @@ def test_ffma_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.G
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("late_copies", "late_products"), [(False, True), (True, False)])
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 2e-6), ("tf32", 2e-3)])
 @pytest.mark.parametrize("case", ["strided", "three by three"])

@@ -55,7 +55,7 @@ def wide(precision: str, case: str) -> tuple[list[ROperator], Binding]:
 
 
 # Copies that arrive late, or products that do, in turns: `make test-all` takes them the other way round as well.
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("late_copies", [(False, True), pytest.param((True, False), marks=pytest.mark.large)])
 @pytest.mark.parametrize(
     "precision, case",
@@ -87,6 +87,7 @@ def without_wait(name: str) -> Callable[[str], str]:
     return lambda text: text.replace(f"rm_barrier_wait({name} +", f"if (0) rm_barrier_wait({name} +")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "edit", [without_last_barrier, without_wait("full"), without_wait("empty")], ids=["sums", "full", "empty"]
 )
@@ -102,7 +103,7 @@ def overlap(tiled: ROperator, binding: Binding) -> bool:
     return any(t % s for t, s in zip(tiled.tile, strips_of(matvec_of(tiled, binding)).sizes, strict=True))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", sorted({**VECTORS, **ROWS}))
 def test_families_that_reduce_across_threads(case: str, rng: np.random.Generator) -> None:
     """Windows and maps are left out, and of ``gemv`` the choices whose strips overlap."""
@@ -116,8 +117,7 @@ def test_families_that_reduce_across_threads(case: str, rng: np.random.Generator
     assert find_race(HostKernel.of(kernel, binding, values)) == "", tiled.head()
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", SMALL)
 def test_attention(case: str, rng: np.random.Generator) -> None:
     binding, options = ATTENTIONS[case][1], blocks(ATTENTIONS[case])
@@ -125,8 +125,7 @@ def test_attention(case: str, rng: np.random.Generator) -> None:
     assert race_of_warps(ATTENTION.kernel(option, binding), binding) == "", option.head()
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["row", "strided", "three by three"])
 def test_products_of_threads(case: str, rng: np.random.Generator) -> None:
     """``gemm``, without the maps before it and with them. Before sm_90 no sum is split over a cluster."""

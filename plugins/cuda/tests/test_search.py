@@ -76,6 +76,7 @@ PLANTS: dict[str, tuple[Kind, Callable[[str], str], str]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("fault", PLANTS)
 def test_planted_faults_are_found(fault: str) -> None:
     (text, family, partial, config), edit, says = PLANTS[fault]
@@ -87,6 +88,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     assert says in problem
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [GEMM, HALF, BFLOAT, FIXED, BYTE, PADDED, CELL], ids=lambda k: k[0].split()[0] + " " + k[1])
 def test_they_are_right_without_the_faults(kind: Kind) -> None:
     """Of ``FIXED``, the operand that is no constant is the one that is otherwise fetched before the wait; the cell is one bare

@@ -118,7 +118,7 @@ def reference(tiled: ROperator, values: dict[str, Array], precision: str) -> Arr
 TOLERANCE = {"float32": 5e-7, "tf32": 5e-7, "float16": 3.5e-4}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 # Late products with the first kernel and late copies with the second; `make test-all` takes them the other way round as well.
 @pytest.mark.parametrize("late_copies", [(False, True), pytest.param((True, False), marks=pytest.mark.large)])
@@ -210,7 +210,7 @@ def test_neighbouring_threads_write_one_core_matrix(deep: bool) -> None:
             assert sorted(w % 8 for w in turn) == list(range(8))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("precision, case", sorted(ALL))
 def test_machine_code(precision: str, case: str) -> None:
     operator, binding = ALL[precision, case]

@@ -64,8 +64,7 @@ def choices(target: str, family: KernelFamily[Gpu, TaskKernel, object], gpu: Gpu
         yield from ((c.operator, subject) for c in family.candidates(subject.operator, subject.binding, gpu))
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_family_is_offered_where_its_kernels_compile(target: str) -> None:
     """And only there: those that a GPU lacks instructions for are refused by the compiler, too."""
@@ -95,8 +94,7 @@ def writable(family: KernelFamily[Gpu, TaskKernel, object], subject: UntiledOper
     return next((o for o in whole if backend.fits(o, subject.binding)), tiled)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_offer_fits_its_gpu(target: str, seed: int) -> None:
     """Shared memory and threads of what is offered for a sample of operators; registers of one of each family, by ptxas."""

@@ -40,6 +40,7 @@ def segment_of(rng: np.random.Generator, name: str, target: str = "sm_90a") -> P
     return segment
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", ["convolution", "product", "branches"])
 def test_traced_kernels_compile_and_ordinary_ones_carry_nothing(name: str, target: str, rng: np.random.Generator) -> None:

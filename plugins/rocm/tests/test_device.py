@@ -152,6 +152,7 @@ def test_two_layers_wait_for_each_other(backend: Backend, rng: np.random.Generat
     check(rng, backend, chain([first, second], {"x": (1, 3, 14, 14)}, shapes), values(rng, shapes), runs=5)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize(
     ("m", "n", "k", "tile", "mr", "nv"),
@@ -247,6 +248,7 @@ def test_random_tiles_of_panels(backend: Backend, rng: np.random.Generator) -> N
         check(rng, backend, chain([o], {"x": (1, c, size, size)}, shapes), values(rng, shapes))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("c", "m", "size", "k", "tile", "mr", "nv"),
     [

@@ -147,7 +147,7 @@ def product(rng: np.random.Generator, kinds: tuple[str, str], least: int) -> Cas
     return case([line], {"x": x, "w": w}, {"x", "w"} if free else {"x"}, wanted)
 
 
-@pytest.mark.sampled(5, of="make")
+@pytest.mark.sampled(3, of="make")
 @pytest.mark.parametrize("kinds", PAIRS)
 @pytest.mark.parametrize("make", [convolution, product])
 def test_products_of_bytes_are_exact(backend: Any, kinds: tuple[str, str], make: Any, rng: np.random.Generator) -> None:
@@ -202,6 +202,7 @@ def depthwise(rng: np.random.Generator, kinds: tuple[str, str]) -> Case:
     return case(lines, values, {"x"}, np.maximum(codes.astype(np.int64) - int(values["zero"]), -7).astype(np.int8))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kinds", PAIRS)
 def test_channels_alone_are_computed_in_vectors_of_whole_numbers(
     backend: Any, kinds: tuple[str, str], rng: np.random.Generator

@@ -29,6 +29,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("tool", "case"), [(t, c) for t, cases in CASES.items() for c in cases])
 def test_a_case_is_clean(tool: str, case: str) -> None:
     events = list(oclgrind.child(LIBRARY, tool, "--case", case))

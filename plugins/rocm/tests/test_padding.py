@@ -81,7 +81,7 @@ def test_the_taps_left_are_those_that_read_the_image(rng: np.random.Generator) -
     assert min(seen.values()) > 30
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", [*DILATED, *DEEP])
 def test_candidates_that_leave_taps_out_or_go_in_chunks_compute_the_same(text: str, backend: Any, seed: int) -> None:
     subject = subject_of(text, backend)

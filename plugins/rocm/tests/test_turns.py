@@ -44,6 +44,7 @@ def inputs_of(rng: np.random.Generator, steps: int, lens: bool) -> dict[str, np.
     return {**found, "lens": rng.integers(1, steps + 1, BATCH).astype(np.int32)} if lens else found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("executor", ["single", "waves"])
 @pytest.mark.parametrize(("kind", "both", "lens"), [("LSTM", False, True), ("GRU", True, False), ("RNN", True, True)])
 def test_every_length_by_one_launch(

@@ -17,6 +17,7 @@ from rammer.compiled.cases import proved, with_cases
 from rammer.compiled.debug import DECISIONS, PROGRAMS, STEPS, debug
 from rammer.compiled.opened import OpenSteps, check_one, in_common, open_layers, open_programs, ports_of
 from rammer.compiled.options import DEFAULT, CompileOptions, Progress, quiet
+from rammer.compiled.proposals import OPEN_LENGTHS, Chooser, legal, proposed
 from rammer.compiled.repeated import TurnSteps, hosted
 from rammer.compiled.segments import Compiled, ProgramSegment, Segment
 from rammer.compiled.uses import Uses
@@ -49,10 +50,9 @@ from rammer.plan.storage import StoragePlan, assign_storage
 from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
 from rammer.profile.aside import task_timer
-from rammer.profile.choose import fastest_program
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED, Tuner
-from rammer.schedule.policy import Choosing, Memory, OperatorGraph, Policy, Schedule
+from rammer.schedule.policy import Memory, OperatorGraph, Policy, Schedule
 from rammer.schedule.registry import parse_policy
 from rammer.tile.conditions import inline_conditions
 from rammer.tile.connect import PriceTerms, Rate, connect, peak, whole
@@ -72,7 +72,8 @@ NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 class Compiler:
     """Compiles graphs for one backend. Keeps the tuner, so equal operators are tuned once.
 
-    ``device`` is the plugin's name, by which third parties offer kernels for it.
+    ``device`` is the plugin's name, by which third parties offer kernels for it. ``unmeasured`` says why no whole programs are
+    measured, where that is so.
     """
 
     backend: Backend
@@ -81,6 +82,7 @@ class Compiler:
     registry: Registry | None = None
     progress: Progress = quiet
     device: str = ""
+    unmeasured: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
 
@@ -239,7 +241,13 @@ class Compiler:
             tile = replace(tile, decisions=(*trials, *tile.decisions))
             tile = replace(tile, operators=ended_operators(tile.operators, ends)) if ends else tile
         first, *others = [self._planned(compute, p, tile, inputs, outputs, ranged) for p in self._layouts(plan, tile)]
-        return next((o for o in others if self._seconds(o) < self._seconds(first) * (1 - LEAST_GAIN)), first)
+        best = next((o for o in others if self._seconds(o[0]) < self._seconds(first[0]) * (1 - LEAST_GAIN)), first)
+        with self.step("policies"):
+            unmeasured = OPEN_LENGTHS if any(o.lengths for o in best[0].program.operators) else self.unmeasured
+            made = Chooser(self.policy, self.backend, self.store, unmeasured).chosen(best)
+        debug(DECISIONS, lambda: f"{tile.describe(self.backend.vdevice)}\npolicy {made.choice or made.program.policy}")
+        debug(PROGRAMS, lambda: str(made.program))
+        return made
 
     def _batched(self, compute: ComputeGraph) -> tuple[ComputeGraph, tuple[BatchTrial, ...]]:
         if self.options.batching == "off":
@@ -252,7 +260,7 @@ class Compiler:
         compute, plan = self._stored(compute)
         inputs, outputs = (tuple(Port(n, n) for n in names) for names in (compute.inputs, compute.outputs))
         try:
-            made = self._planned(compute, plan, self._connected(plan), inputs, outputs, ranged=False)
+            made, *_ = self._planned(compute, plan, self._connected(plan), inputs, outputs, ranged=False)
         except DeviceFailure:
             return math.inf
         # A schedule knows tasks; what side by side keeps more vEUs busy than there are takes turns.
@@ -279,9 +287,9 @@ class Compiler:
         inputs: tuple[Port, ...],
         outputs: tuple[Port, ...],
         ranged: bool,
-    ) -> ProgramSegment:
-        """From operators and their storages to a verified program."""
-        binding = self._binding(plan, tile.operators)
+    ) -> list[ProgramSegment]:
+        """From operators and their storages to verified programs: of each proposal of the policy, the best prediction first."""
+        binding, device = self._binding(plan, tile.operators), self.backend.vdevice
         with self.step("kernels"):
             self.tuner.prepare(tile.operators, binding)
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
@@ -289,40 +297,17 @@ class Compiler:
             after = dependences(tile.operators, plan.storages)
             timed = StageTimer(self.backend, self.store, binding) if MEASURED[self.options.tune] and not ranged else None
             asked = OperatorGraph(kernels, after, binding.constants, timed, self.memory)
-            schedules = self._schedules(asked)[: 1 if ranged else None]
+            schedules = proposed(self.policy, asked, device)
+        ports, precision = Interface(compute.name, inputs, outputs, plan.graph.constants), self.options.precision
+
+        def build(policy: Policy, schedule: Schedule) -> RProgram:
+            return build_program(ports, schedule, plan, policy=str(policy), vdevice=device, precision=precision)
+
         with self.step("plan"), blamed(self.policy):  # a schedule that cannot be is found here
-            programs = [
-                build_program(
-                    Interface(compute.name, inputs, outputs, plan.graph.constants),
-                    schedule,
-                    plan,
-                    policy=str(policy),
-                    vdevice=self.backend.vdevice,
-                    precision=self.options.precision,
-                )
-                for policy, schedule in schedules
-            ]
-        program, choice = self._chosen(programs, plan)
-        debug(DECISIONS, lambda: tile.describe(self.backend.vdevice))
-        debug(PROGRAMS, lambda: str(program))
-        values = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
-        return ProgramSegment(program, values, compute, tile, kernels, choice)
-
-    def _schedules(self, graph: OperatorGraph) -> Sequence[tuple[Policy, Schedule]]:
-        """The policy's schedule, or each that it proposes."""
-        if isinstance(self.policy, Choosing):
-            return self.policy.proposals(graph, self.backend.vdevice)
-        return [(self.policy, self.policy(graph, self.backend.vdevice))]
-
-    def _chosen(self, programs: Sequence[RProgram], plan: StoragePlan) -> tuple[RProgram, str]:
-        """Of the programs of a policy with several proposals the fastest, and why; else the only one."""
-        if not isinstance(self.policy, Choosing):
-            return programs[0], ""
-        with self.step("policies"):
-            values = plan.graph.constants
-            program, why = fastest_program(programs, lambda p, runs: self.backend.profiler.program_time(p, values, runs))
-        debug(DECISIONS, lambda: f"policy {why}")
-        return program, why
+            programs = legal(schedules, build, 1 if ranged else None)
+        constants = plan.graph.constants
+        values = [{n: v for n, v in constants.items() if n in p.storage} for p in programs]
+        return [ProgramSegment(p, v, compute, tile, kernels) for p, v in zip(programs, values, strict=True)]
 
     def _binding(self, plan: StoragePlan, operators: Sequence[ROperator] = ()) -> Binding:
         """What kernels may know of the tensors; without the operators, not which constants several of them read."""

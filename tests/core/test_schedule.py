@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rammer.errors import BadInput, DeviceUnavailable
+from rammer.errors import BadInput
 from rammer.ir.operator import RKernel
-from rammer.ir.program import RProgram
-from rammer.profile.choose import fastest_program
 from rammer.schedule.greedy import Greedy
 from rammer.schedule.ios import IOS
 from rammer.schedule.place import fastest, fill, leanest, side_by_side, spread
@@ -234,56 +232,6 @@ def test_auto_proposes_what_every_policy_would_do_best_prediction_first() -> Non
     shapes = [replace(schedule, predicted=0.0) for _, schedule in proposed]
     assert all(replace(s, predicted=0.0) in shapes for s in some(every))
     assert all(shapes.count(shape) == 1 for shape in some(shapes))
-
-
-def program_of(policy: str) -> RProgram:
-    return replace(random_net(Random(1), 3).program(Sequential(), 2), policy=policy)
-
-
-def test_the_fastest_whole_program_is_kept_and_those_close_to_it_are_timed_again() -> None:
-    times = {"a": [5.0], "b": [1.0, 1.2, 1.3, 1.1], "c": [1.4, 1.1, 0.9, 1.2], "d": [1.3, 1.3, 1.3]}  # seconds, by rounds
-    asked: list[tuple[str, int]] = []
-
-    def timed(program: RProgram, runs: int) -> float:
-        asked.append((program.policy, runs))
-        return times[program.policy].pop(0)
-
-    best, why = fastest_program([program_of(n) for n in times], timed)
-    assert best.policy == "c" and why == "c, by measurement: a 5000 ms, b 1000 ms, c 900 ms, d 1300 ms"
-    assert [name for name, _ in asked] == [*"abcd", *"bcd", *"bcd"]
-
-
-def test_a_clock_that_repeats_exactly_is_asked_twice_at_the_most() -> None:
-    asked: list[str] = []
-
-    def timed(program: RProgram, runs: int) -> float:
-        asked.append(program.policy)
-        return {"a": 3.0, "b": 1.0, "c": 1.2}[program.policy]
-
-    assert fastest_program([program_of(n) for n in "abc"], timed)[0].policy == "b" and asked == [*"abc", *"bc"]
-
-
-def test_what_else_a_machine_does_for_some_of_the_rounds_does_not_choose(rng: np.random.Generator) -> None:
-    """With at most two of the first three times of each program disturbed, by less than a half."""
-    for _ in range(200):
-        true = dict(zip("abcd", np.cumprod([1e-5, *rng.uniform(1.001, 1.3, 3)])[rng.permutation(4)], strict=True))
-        quiet = {n: int(rng.integers(3)) for n in true}
-        counts = dict.fromkeys(true, 0)
-
-        def timed(program: RProgram, runs: int, true: dict[str, float] = true, quiet: dict[str, int] = quiet) -> float:
-            name = program.policy
-            counts[name] += 1  # noqa: B023
-            return true[name] * (1.0 if counts[name] - 1 == quiet[name] else rng.uniform(1.0, 1.49))  # noqa: B023
-
-        assert fastest_program([program_of(n) for n in true], timed)[0].policy == min(true, key=true.__getitem__)
-
-
-def test_without_a_device_to_measure_the_first_prediction_is_kept_and_it_is_said() -> None:
-    def timed(program: RProgram, runs: int) -> float:
-        raise DeviceUnavailable("compiled without the card")
-
-    best, why = fastest_program([program_of("a"), program_of("b")], timed)
-    assert best.policy == "a" and why == "a, by prediction: compiled without the card"
 
 
 @pytest.mark.parametrize(

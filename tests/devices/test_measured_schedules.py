@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-from rammer.compiled.options import CompileOptions
+from rammer.compiled.options import CompileOptions, Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.loader import Registry
+from rammer.frontend.reader import read_model
 from rammer.ir.compute import Compute, ComputeGraph
+from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 from rammer.ir.program import Port, RProgram
 from rammer.ir.types import TensorType
-from rammer.ir.verify import verify
+from rammer.ir.verify import VerifyError, verify
+from rammer.place.spreading import compile_spread
 from rammer.plan.stages import StageTimer, stage_program
 from rammer.profile.store import KernelStore
+from rammer.runtime.spread_session import Joining, open_spread
+from rammer.schedule.policy import OperatorGraph, Policy, Schedule
+from rammer.schedule.registry import Auto
+from rammer.schedule.sequential import Sequential
+from rammer.testing.small_models import dense_layers
+from rammer.testing.some import some
 
 POLICIES = ("sequential", "wavefront", "wavefront{lean=0}", "ios")
 
@@ -73,7 +86,7 @@ def test_of_a_chip_that_is_not_here_it_is_the_best_prediction_and_says_so(rng: n
     compiler = Compiler(Registry().open("cuda", target="sm_90a"), CompileOptions("auto"), KernelStore(None))
     ports = tuple(Port(n, n) for n in graph.outputs)
     chosen = compiler.program(graph, (Port("x", "x"),), ports)
-    assert ", by prediction: " in chosen.choice or chosen.choice.endswith("every policy does the same")
+    assert ", by prediction: " in chosen.choice or chosen.choice.endswith("there is no other schedule")
 
 
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
@@ -101,3 +114,94 @@ def test_stages_are_run_once_for_all_models(device: str, rng: np.random.Generato
     assert len({str(p) for p in run}) >= measured >= 3 and max(len(p.operators) for p in run) >= 2
     again = Compiler(backend, CompileOptions("ios", tune="quick"), store).program(graph, (Port("x", "x"),), ports)
     assert [timer.measured for timer in timers.values()] == [measured, 0] and again.program == first.program
+
+
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim", "toy"])
+def test_what_was_measured_is_known_when_it_is_compiled_again(
+    device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, store = branches(rng), KernelStore(None)
+    ports, backend = tuple(Port(n, n) for n in graph.outputs), Registry().open(device)
+    first = Compiler(backend, CompileOptions("auto"), store).program(graph, (Port("x", "x"),), ports)
+
+    def unwanted(*given: Any) -> Any:
+        raise AssertionError("it was measured again")
+
+    monkeypatch.setattr(backend, "load", unwanted)
+    monkeypatch.setattr(backend.profiler.__class__, "program_time", unwanted)
+    again = Compiler(backend, CompileOptions("auto"), store).program(graph, (Port("x", "x"),), ports)
+    assert again.program == first.program and again.choice == first.choice.replace("measurement:", "measurement before:")
+
+
+@dataclass(frozen=True)
+class Spoilt:
+    """What ``auto`` proposes, of which those that ``spoils`` names by place lack a task."""
+
+    spoils: tuple[bool, ...]
+    name: str = "spoilt"
+
+    def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
+        return self.proposals(graph, device)[0][1]
+
+    def proposals(self, graph: OperatorGraph, device: VDevice) -> list[tuple[Policy, Schedule]]:
+        found = (Auto().proposals(graph, device) + [(Sequential(), Sequential()(graph, device))] * 4)[: len(self.spoils)]
+        return [(p, self._less(s) if bad else s) for (p, s), bad in zip(found, self.spoils, strict=True)]
+
+    def _less(self, schedule: Schedule) -> Schedule:
+        return replace(schedule, rows=(schedule.rows[0][1:], *schedule.rows[1:]))
+
+
+@pytest.mark.parametrize("spoils", [*product((False, True), repeat=3)])
+def test_what_is_not_legal_is_left_out(
+    spoils: tuple[bool, ...], rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = branches(rng)
+    compiler = Compiler(Registry().open("ipu_sim", options={"tiles": "8"}), CompileOptions(), KernelStore(None))
+    compiler.policy = Spoilt(spoils)
+    ports = tuple(Port(n, n) for n in graph.outputs)
+    made: Callable[[], ProgramSegment] = lambda: compiler.program(graph, (Port("x", "x"),), ports)  # noqa: E731
+    if all(spoils):
+        with pytest.raises(VerifyError):
+            made()
+        return
+    chosen = made()
+    verify(chosen.program, compiler.backend.vdevice)
+    assert (" ms" in chosen.choice) == (sum(spoils) < 2) and ("no other schedule" in chosen.choice) == (sum(spoils) == 2)
+    assert capsys.readouterr().err.count("is left out") == sum(spoils)
+
+
+def scaled(extent: int | str) -> onnx.ModelProto:
+    """Two branches over rows, of which there are ``extent``."""
+    text = f"""<ir_version: 9, opset_import: ["" : 21]>
+        rows (float[{extent}, 16] x) => (float[{extent}, 16] y) {{
+            a = Exp(x)
+            b = Softmax<axis = 1>(x)
+            y = Add(a, b)
+        }}"""
+    return onnx.parser.parse_model(text)
+
+
+def test_of_lengths_that_runs_tell_it_is_the_best_prediction_and_says_so() -> None:
+    compiler = Compiler(Registry().open("rocm"), CompileOptions("auto"), KernelStore(None))
+    compiled = compiler.compile_range(read_model(scaled("n")), {"x": (12, 16)}, {"n": (5, 12)})
+    segments = [s for s in compiled.segments if isinstance(s, ProgramSegment)]
+    assert all(s.choice.endswith(", by prediction: each run has its own lengths") for s in some(segments))
+
+
+def test_over_several_devices_nothing_is_measured(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process would choose otherwise, and they compile all devices' parts."""
+    path = tmp_path / "layers.onnx"
+    onnx.save(dense_layers(8), path)
+    found = open_spread(path, ("ipu_sim", "ipu_sim"), Request("auto", device_options={"tiles": "8"}), Joining(timeout=30))
+    try:
+        devices = found.compilers()
+        assert all(c.unmeasured for _, c in some(devices))
+
+        def unwanted(*given: Any) -> Any:
+            raise AssertionError("it was measured")
+
+        monkeypatch.setattr(devices[0][1].backend.profiler.__class__, "program_time", unwanted)
+        spread = compile_spread(devices, read_model(dense_layers(8)), {"x": (4, 32)})
+        assert all(step.program.policy != "auto" for part in some(spread.parts) for step in part.steps)
+    finally:
+        found.close()

@@ -20,7 +20,7 @@ from rammer.report.stages import STAGES, write_dump
 from rammer.runtime.checks import check_inputs
 from rammer.runtime.lengths import Lengths, scope
 from rammer.runtime.source import open_source
-from rammer.runtime.spread_session import check_spread, kind_of, open_shapes, options_for, placed, several
+from rammer.runtime.spread_session import SEVERAL, check_spread, kind_of, open_shapes, options_for, placed, several
 from rammer.transport.find import known_links
 from rammer.transport.protocol import Site
 
@@ -117,4 +117,4 @@ def _compiler(registry: Registry, name: str, request: Request, sink: Progress) -
     options = options_for(name, request.device_options)
     backend = registry.open(name, request.require, request.target, options)
     check_precision(request.chosen.precision, name, backend.vdevice)
-    return Compiler(backend, request.chosen, KernelStore.default(), registry, sink, name.partition(":")[0])
+    return Compiler(backend, request.chosen, KernelStore.default(), registry, sink, name.partition(":")[0], SEVERAL)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rammer.compiled.proposals import legal, proposed
 from rammer.compiled.segments import Cases, Compiled, ProgramSegment
 from rammer.device.casing import Cased
 from rammer.device.manifest import Backend, Binding
@@ -23,7 +24,7 @@ from rammer.ir.standing import states
 from rammer.ir.verify import verify
 from rammer.plan.build import Interface, build_program
 from rammer.plan.waits import dependences
-from rammer.schedule.policy import Choosing, OperatorGraph, Policy, Schedule
+from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 
 #: Lengths of a case at which its operators are priced.
 PRICED: Final = 4
@@ -110,16 +111,14 @@ class _Tables:
         kernels = {o.name: (self.backend.kernel(o, binding),) for o in operators}
         graph = OperatorGraph(kernels, dependences(operators, program.storage), binding.constants)
         ports = Interface(program.name, program.inputs, program.outputs, binding.constants)
-        with blamed(self.policy):
-            schedule = self.schedule(graph)
-            made = build_program(ports, schedule, PlacedTensors(program), policy=program.policy, vdevice=device)
-        return interleaved(replace(made, precision=program.precision))
+        tensors = PlacedTensors(program)
 
-    def schedule(self, graph: OperatorGraph) -> Schedule:
-        """The policy's, or the first that it proposes."""
-        if isinstance(self.policy, Choosing):
-            return self.policy.proposals(graph, self.backend.vdevice)[0][1]
-        return self.policy(graph, self.backend.vdevice)
+        def build(policy: Policy, schedule: Schedule) -> RProgram:
+            return build_program(ports, schedule, tensors, policy=str(policy), vdevice=device)
+
+        with blamed(self.policy):
+            (made,) = legal(proposed(self.policy, graph, device), build, 1)
+        return interleaved(replace(made, precision=program.precision))
 
 
 class PlacedTensors:

@@ -50,7 +50,7 @@ def _what(step: DeviceStep) -> str:
     if step.host is not None:
         return f"{step.host.title} on the host"
     turns = f" in {step.program.turns} turns" if step.program.repeat is not None else ""
-    return f"{len(step.program.operators)} operators{turns}"
+    return f"{len(step.program.operators)} operators by {step.program.policy}{turns}"
 
 
 def _transfers(spread: Spread) -> Iterator[str]:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: Units that one device's option may ask for, at most: more is what its plugin refuses.
 MOST = 64
+#: Why no programs are measured to choose among them: processes compile all devices' parts, and must choose alike.
+SEVERAL = "over several devices nothing is measured"
 #: Shapes of inputs, and ranges of open dimensions.
 SpreadKey: TypeAlias = "tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, Span], ...]]"
 
@@ -151,7 +153,7 @@ class SpreadModel:
         made = dict[int, Compiler]()
         for number in dict.fromkeys(self.alike):
             plain, store, chosen = self.names[number].partition(":")[0], KernelStore.default(), self.request.chosen
-            made[number] = Compiler(self.backend(number), chosen, store, self.registry, self.progress, plain)
+            made[number] = Compiler(self.backend(number), chosen, store, self.registry, self.progress, plain, SEVERAL)
         return [(name, made[n]) for name, n in zip(self.names, self.alike, strict=True)]
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:

@@ -203,8 +203,11 @@ class LoadedProgram:
         with np.errstate(all="ignore"):
             cycles = self._turns(steps)
         outputs = {p.external: self._tensor(p.tensor).copy() for p in self.program.outputs}
-        seconds = sum(c.total for c in cycles) / self.chip.clock
-        return RunResult(outputs, self.played(steps).whole if self.clock else seconds, tuple(self._notes(cycles)))
+        return RunResult(outputs, self.seconds(cycles, steps), tuple(self._notes(cycles)))
+
+    def seconds(self, cycles: Sequence[StepCycles], steps: Sequence[Superstep]) -> float:
+        """Of a run of ``steps`` that takes these cycles."""
+        return self.played(steps).whole if self.clock else sum(c.total for c in cycles) / self.chip.clock
 
     def played(self, steps: Sequence[Superstep] | None = None, runs: int = 1) -> Played:
         """When what happens, of a program over several chips, with ``runs`` in flight."""

@@ -96,9 +96,7 @@ class CudaProgram(GpuProgram):
 
     def _choose_pdl(self, switches: Switches, cached: Cached) -> None:
         """Choose which kernels let their dependents start early, as before or by measurement."""
-        known = cached.read()
-        if isinstance(known, list) and all(isinstance(e, str) and e in switches.address for e in known):
-            switches.set(known)
+        if switches.recall(cached.read()):
             return
         lengths = usual_lengths(self.program)
         for port in (p for p in self.program.inputs if p.external in lengths):
@@ -153,14 +151,16 @@ def build_graph(resident: Resident, recipe: Recipe, repeat: int = 1) -> Any:
     return instantiated(graph)
 
 
-def add_launches(graph: Any, resident: Resident, recipe: Recipe, ends: list[Any]) -> list[Any]:
-    """A program's launches as nodes of ``graph`` behind the kernel nodes ``ends``; those that no other one follows."""
+def add_launches(graph: Any, resident: Resident, recipe: Recipe, ends: list[Any], early: bool = True) -> list[Any]:
+    """A program's launches as nodes of ``graph`` behind the kernel nodes ``ends``, which may let them start ``early``; those that
+    no other one follows."""
     nodes: list[Any] = []
     for number, launch in enumerate(recipe.plan):
         last = [ctypes.c_void_p(recipe.records[number])] if recipe.records else []
         parameters, _keep = _node(resident, recipe, launch, last)
         made = check(driver().cuGraphAddKernelNode(graph, [], 0, parameters), f"adding {launch.operator}")
-        _depend(graph, [nodes[i] for i in launch.after] or ends, made, recipe.programmatic)
+        before = [nodes[i] for i in launch.after]
+        _depend(graph, before or ends, made, recipe.programmatic and (early or bool(before)))
         nodes.append(made)
     followed = {p for launch in recipe.plan for p in launch.after}
     return [n for i, n in enumerate(nodes) if i not in followed] or ends

@@ -43,6 +43,13 @@ class Switches:
             check(driver().cuMemcpyHtoD(self.address[entry], value.ctypes.data, 4), "setting a switch")
         self.on = wanted
 
+    def recall(self, known: object) -> bool:
+        """Set what an earlier process chose, if ``known`` is that; whether it was."""
+        if not isinstance(known, list) or not all(isinstance(e, str) and e in self.address for e in known):
+            return False
+        self.set(known)
+        return True
+
     def choose(self, launched: Iterable[str], replay: Callable[[], float]) -> float:
         """Leave on what makes ``replay`` (seconds of one run) fastest: none or all, then kernel by kernel.
 

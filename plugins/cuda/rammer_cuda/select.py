@@ -1,9 +1,9 @@
-"""Which executor runs a program: a CUDA graph of launches, or one persistent kernel.
+"""Which executor runs a program: a CUDA graph of launches, one persistent kernel, or both, one behind the other.
 
 A kernel boundary inside a CUDA graph costs no more than a barrier inside a kernel, so a persistent kernel wins by what it keeps
-on chip, and where independent operators have few tasks each. Where rows run one task again and again with the same constants, or
-the program is predicted to take little more than the graph was measured to, both are built and measured, and the faster one
-stays. The outcome is cached for the next process.
+on chip, and where independent operators have few tasks each. Where rows run one task again and again with the same constants
+(what does not lie between such tasks is launched then), or the program is predicted to take little more than the graph was
+measured to, both are built and measured, and the faster one stays. The outcome is cached for the next process.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rammer_cuda.executor import CudaProgram, Room
 from rammer_cuda.families import CALLED, family_of
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
-from rammer_cuda.persistent.shape import fitted
+from rammer_cuda.persistent.shape import fitted, parted
 from rammer_cuda.source import Writer
 
 #: Values of ``--option executor=``.
-CHOICES = ("auto", "graph", "persistent")
+CHOICES = ("auto", "graph", "persistent", "mixed")
 #: Runs of each executor that are timed, after as many to warm up.
 RUNS = 7
 #: Distinct kernels of such a program at most: NVRTC takes 0.2 s of a core for each.
@@ -53,7 +53,7 @@ class Execution:
 
     @staticmethod
     def of(options: Mapping[str, str]) -> Execution:
-        """From ``--option executor=auto|graph|persistent`` and ``--option watchdog=SECONDS``; BadInput for anything else."""
+        """From ``--option executor=auto|graph|persistent|mixed`` and ``--option watchdog=SECONDS``; else BadInput."""
         unknown = sorted(set(options) - {"executor", "watchdog"})
         if unknown:
             raise BadInput(
@@ -91,9 +91,24 @@ def open_executor(
         choice = "graph"
     if choice == "auto":
         return _measured(program, constants, gpu, index, how, writer)
+    if choice == "mixed":
+        return _mixed(program, constants, gpu, index, how, writer)
     if choice == "graph":
         return CudaProgram(program, constants, Room(gpu, index), 1, writer)
     return PersistentProgram(program, constants, gpu, index, how.limit)
+
+
+def _mixed(
+    program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, how: Execution, writer: Writer | None
+) -> Executor:
+    """One kernel for what holds constants between launches of the others; the executor of one kind where that is all or none."""
+    shape = parted(program, constants, gpu)
+    if shape is not None:
+        return PersistentProgram(program, constants, gpu, index, how.limit, True, shape)
+    choice = "persistent" if keeps_constants(program) else "graph"
+    loaded = open_executor(program, constants, gpu, index, replace(how, choice=choice), writer)
+    loaded.notes = (f"executor {choice}, since this program has no part for each", *loaded.notes)
+    return loaded
 
 
 def _measured(
@@ -106,8 +121,11 @@ def _measured(
         return open_executor(program, constants, gpu, index, replace(how, choice=known), writer)
     graph = CudaProgram(program, constants, Room(gpu, index), 1, writer)
     inputs = random_inputs(program, np.random.default_rng())
-    shape = None
-    if not keeps_constants(program):
+    kind = "persistent"
+    if keeps_constants(program):
+        shape = parted(program, constants, gpu)
+        kind = "mixed" if shape is not None else kind
+    else:
         shape = fitted(program, Binding.of(program, constants), gpu)
         if shape.program.predicted >= NEAR * _seconds(graph, inputs):
             cached.write("graph")
@@ -115,23 +133,24 @@ def _measured(
     persistent = None
     try:
         persistent = PersistentProgram(program, constants, gpu, index, how.limit, True, shape)
-        best = _faster(inputs, (graph, persistent))
+        best = _faster(inputs, {"graph": graph, kind: persistent})
     except DeviceFailure as problem:  # its blocks would not all run at once, its memory does not suffice, or a wait did not end
         if persistent is not None:
             persistent.close()
-        graph.notes = (f"executor graph, since the persistent one cannot: {problem.what}",)
+        graph.notes = (f"executor graph, since the {kind} one cannot: {problem.what}",)
         return graph
-    cached.write("graph" if best is graph else "persistent")
+    cached.write("graph" if best is graph else kind)
     return best
 
 
-def _faster(inputs: Mapping[str, Array], options: tuple[CudaProgram, PersistentProgram]) -> Executor:
-    """The executor with the lower median time on random inputs; the other one is closed."""
-    seconds = [_seconds(executor, inputs) for executor in options]
-    best = int(np.argmin(seconds))
-    options[1 - best].close()
-    note = " ".join(f"{name} {s * 1e3:.3g} ms" for name, s in zip(CHOICES[1:], seconds, strict=True))
-    options[best].notes = (f"executor {CHOICES[1 + best]}, by measurement: {note}",)
+def _faster(inputs: Mapping[str, Array], options: Mapping[str, Executor]) -> Executor:
+    """The executor with the lower median time on random inputs, of several by their kinds; the others are closed."""
+    seconds = {kind: _seconds(executor, inputs) for kind, executor in options.items()}
+    best = min(seconds, key=lambda kind: seconds[kind])
+    for kind in seconds.keys() - {best}:
+        options[kind].close()
+    note = " ".join(f"{kind} {s * 1e3:.3g} ms" for kind, s in seconds.items())
+    options[best].notes = (f"executor {best}, by measurement: {note}",)
     return options[best]
 
 

@@ -21,7 +21,6 @@ from rammer_cuda.bound import GpuProgram, Launchable
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
 from rammer_cuda.executor import CapturedGraph, CudaProgram, Recipe, build_graph
-from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent.executor import PersistentProgram, Walk
 from rammer_cuda.persistent.text import kernel_text
 from rammer_cuda.resident import Resident
@@ -47,32 +46,37 @@ class Trace:
 def trace(loaded: CudaProgram, inputs: Mapping[str, Array]) -> Trace:
     """Run the program on ``inputs`` with traced kernels and read the records back."""
     resident, recipe = loaded.resident, loaded.recipe
-    kernels = {name: replace(k, traced=True) for name, k in recipe.kernels.items()}
-    counts = [len(launch.tasks) * kernels[launch.operator].blocks for launch in recipe.plan]
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(int)
+    tasks = list(_tasks(recipe))
     with resident.device:
-        functions = resident.load(kernels.values())
-        records = resident.cp.zeros((int(starts[-1]), WORDS), np.uint64)
-        places = tuple(int(records.data.ptr) + int(s) * WORDS * 8 for s in starts[:-1])
-        graph = CapturedGraph(
-            build_graph(resident, Recipe(recipe.plan, kernels, functions, recipe.programmatic, places)), resident
-        )
-    return measured(loaded, inputs, graph, records, list(_tasks(recipe, kernels)))
+        records = resident.cp.zeros((len(tasks), WORDS), np.uint64)
+        graph = CapturedGraph(build_graph(resident, _traced(resident, recipe, int(records.data.ptr))), resident)
+    return measured(loaded, inputs, graph, records, tasks)
 
 
 def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array]) -> Trace:
-    """The same of a program that is one launch: its kernel built with records, an entry of the table each."""
-    resident, parts, rows = loaded.resident, loaded.parts, loaded.program.rows
+    """The same of a program that is one launch, perhaps with others around it: its kernel built with records, one for each entry
+    of the table."""
+    resident, parts, rows = loaded.resident, loaded.parts, loaded.walked.rows
+    listed = [[(t.operator, t.index) for row in rows for t in row], *(list(_tasks(r)) for r in loaded.around.recipes)]
     with resident.device:
-        table = loaded.table(resident)
-        text = kernel_text(parts.bodies, table.form, parts.threads, traced=True, blocks=loaded.blocks)
+        text = kernel_text(parts.bodies, loaded.table(resident).form, parts.threads, traced=True, blocks=loaded.blocks)
         function = resident.function(compile_cubin(text, resident.gpu.architecture).code, "rm_persistent", parts.shared)
-        records = resident.cp.zeros((loaded.program.task_count, WORDS), np.uint64)
-        begins = resident.table(np.cumsum([0, *map(len, rows)], dtype=np.uint32))
-        for name, address in (("rm_records", int(records.data.ptr)), ("rm_begins", begins)):
+        records = resident.cp.zeros((sum(map(len, listed)), WORDS), np.uint64)
+        first, begins = int(records.data.ptr), resident.table(np.cumsum([0, *map(len, rows)], dtype=np.uint32))
+        for name, address in (("rm_records", first), ("rm_begins", begins)):
             set_pointer(resident.modules[-1], name, address)
-        launch = Walk(loaded, table, function)
-    return measured(loaded, inputs, launch, records, [(t.operator, t.index) for row in rows for t in row])
+        places = iter(np.cumsum([len(tasks) for tasks in listed]).tolist())
+        around = loaded.around.made_anew(lambda recipe: _traced(resident, recipe, first + next(places) * WORDS * 8))
+        launch = Walk(loaded, resident, function, around)
+    return measured(loaded, inputs, launch, records, [task for tasks in listed for task in tasks])
+
+
+def _traced(resident: Resident, recipe: Recipe, first: int) -> Recipe:
+    """The recipe with kernels that record: the address of the first record of each launch, from ``first`` on."""
+    kernels = {name: replace(k, traced=True) for name, k in recipe.kernels.items()}
+    counts = [len(launch.tasks) * kernels[launch.operator].blocks for launch in recipe.plan]
+    places = tuple(first + int(n) * WORDS * 8 for n in np.cumsum([0, *counts])[:-1])
+    return replace(recipe, kernels=kernels, functions=resident.load(kernels.values()), records=places)
 
 
 def set_pointer(module: Any, name: str, address: int) -> None:
@@ -122,9 +126,9 @@ def _spans(program: RProgram, tasks: list[tuple[str, int]], records: Array) -> l
     ]
 
 
-def _tasks(recipe: Recipe, kernels: Mapping[str, TaskKernel]) -> Iterable[tuple[str, int]]:
+def _tasks(recipe: Recipe) -> Iterable[tuple[str, int]]:
     """Operator and task of every block, in the order of the records."""
     for launch in recipe.plan:
-        blocks = kernels[launch.operator].blocks
+        blocks = recipe.kernels[launch.operator].blocks
         for task in launch.tasks:
             yield from [(launch.operator, task)] * blocks

@@ -35,7 +35,7 @@ from rammer_cuda.contraction.cost import (
 from rammer_cuda.contraction.depth import Depth, depth_of
 from rammer_cuda.contraction.instruction import Instruction
 from rammer_cuda.contraction.kernel import contraction
-from rammer_cuda.contraction.tiles import alike_tiles, at_lengths, one_tile, task_count, tile_parts
+from rammer_cuda.contraction.tiles import alike_tiles, at_lengths, one_tile, patches, task_count, tile_parts
 from rammer_cuda.family import Family
 from rammer_cuda.gpu import Gpu
 
@@ -284,7 +284,9 @@ def _warpgroup_tiles(shape: tuple[int, ...], roles: Roles, down: bool) -> Iterat
     """Whole warpgroups of rows (``down``) or columns by up to ``MOST`` of the other side, of a result of this ``shape``."""
     through, fixed = (roles.rows, roles.columns) if down else (roles.columns, roles.rows)
     groups = frozenset() if down else roles.groups
-    for long in tile_parts([shape[d] for d in through], 8, MOST_GROUPS * GROUP, roles.groups if down else frozenset()):
+    whole, most = [shape[d] for d in through], MOST_GROUPS * GROUP
+    parts = tile_parts(whole, 8, most, roles.groups if down else frozenset())
+    for long in (*parts, *([] if down and roles.groups else patches(whole, GROUP, most, parts))):
         size = math.prod(long)
         if size < FILLED * -(-size // GROUP) * GROUP and size != math.prod(shape[d] for d in through):
             continue

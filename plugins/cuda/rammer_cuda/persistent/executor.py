@@ -1,9 +1,11 @@
-"""A program as one cooperative launch: blocks walk their rows, counters and words in memory order them."""
+"""A program, or the part of it that holds constants, as one cooperative launch: blocks walk their rows, counters and words in
+memory order them."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,11 @@ from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram
 
 from rammer_cuda.bound import GpuProgram
+from rammer_cuda.cache import Cached
 from rammer_cuda.cell.kernel import word_span
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
-from rammer_cuda.executor import CapturedGraph, instantiated
+from rammer_cuda.executor import CapturedGraph, Recipe, add_launches, instantiated, launched
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.bodies import operator_bodies
 from rammer_cuda.persistent.cache import cached_words
@@ -26,13 +29,38 @@ from rammer_cuda.persistent.shape import Fitted, fitted
 from rammer_cuda.persistent.table import RowTable, make_table
 from rammer_cuda.persistent.text import CONTROL, EMPTY, LINE, kernel_text
 from rammer_cuda.resident import Resident
+from rammer_cuda.source import Writer
 
 #: Nanoseconds that a block waits for a counter before it reports a hang: far beyond any program's run time.
 LIMIT = 2_000_000_000
 
 
+@dataclass(frozen=True)
+class Around:
+    """What is launched before a persistent kernel, and behind it."""
+
+    before: Recipe | None = None
+    after: Recipe | None = None
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """Those that there are."""
+        return tuple(r for r in (self.before, self.after) if r is not None)
+
+    def made_anew(self, build: Callable[[Recipe], Recipe]) -> Around:
+        """The same with other recipes, made one after the other."""
+        before = build(self.before) if self.before is not None else None
+        return Around(before, build(self.after) if self.after is not None else None)
+
+    @property
+    def kernels(self) -> list[str]:
+        """The entry point of every launch."""
+        return [r.kernels[launch.operator].entry for r in self.recipes for launch in r.plan]
+
+
 class PersistentProgram(GpuProgram):
-    """A program resident on a GPU, run by one cooperative launch of a block a vEU.
+    """A program resident on a GPU, run by one cooperative launch of a block a vEU; or by one of a part that was ``cut`` from it,
+    between launches of the others.
 
     Operators whose kernels its blocks cannot call get others, and all tasks are placed anew (``shape``, which may be known).
     DeviceFailure where the blocks could not all run at once. ``limit`` is how long a block waits before it reports a hang, in
@@ -50,32 +78,53 @@ class PersistentProgram(GpuProgram):
         shape: Fitted | None = None,
     ) -> None:
         shape = shape or fitted(program, Binding.of(program, constants), gpu)
-        program, binding = shape.program, Binding.of(shape.program, constants)
-        flow = cached_words(program, binding) if words else as_planned(program, binding)
-        super().__init__(Resident(flow.program, constants, gpu, index))
+        binding = Binding.of(shape.program, constants)
+        flow = cached_words(shape.program, binding) if words else as_planned(shape.program, binding)
+        self.walked = flow.program  #: What its blocks walk.
+        super().__init__(Resident(shape.cut.whole if shape.cut else flow.program, constants, gpu, index))
         self.limit = limit
         with self.resident.device:
             self.parts = operator_bodies(flow, binding, shape.threads)
             self.resident.pack((a for arguments in self.parts.arguments.values() for a in arguments), constants)
             self.words = self._words({t for tensors in flow.words.values() for t in tensors})
-            self.counters = self.resident.cp.zeros(max(len(self.program.counters), 1) * LINE, np.uint32)
-            self.control = self.resident.cp.zeros(len(CONTROL) + self.program.veus, np.uint32)
-            table = self.table(self.resident)
+            self.counters = self.resident.cp.zeros(max(len(self.walked.counters), 1) * LINE, np.uint32)
+            self.control = self.resident.cp.zeros(len(CONTROL) + self.walked.veus, np.uint32)
             self.blocks = shape.blocks
-            text = kernel_text(self.parts.bodies, table.form, self.parts.threads, blocks=self.blocks)
+            form = self.table(self.resident).form
+            text = kernel_text(self.parts.bodies, form, self.parts.threads, blocks=self.blocks)
             self.function = self.resident.function(compile_cubin(text, gpu.architecture).code, "rm_persistent", self.parts.shared)
             self._check_resident()
-            self.launchable = self.turning(Walk(self, table), self.resident)
+            before, after = (shape.cut.before, shape.cut.after) if shape.cut else (None, None)
+            self.around = Around(self._recipe(before, constants), self._recipe(after, constants))
+            self.launchable = self.turning(Walk(self, self.resident, self.function, self.around), self.resident)
         self.resident.ready()
+        if gpu.dependents and self.around.kernels:
+            self._choose_pdl(Cached(program, "pdl_around", gpu.architecture))
+
+    def _choose_pdl(self, cached: Cached) -> None:
+        """Choose which kernels around the persistent one let their dependents start early, as before or by measurement."""
+        switches = self.resident.switches({e: f for r in self.around.recipes for e, f in r.functions.items()})
+        if not switches.recall(cached.read()):
+            switches.choose(self.around.kernels, self.replay)
+            cached.write(sorted(switches.on))
+
+    def _recipe(self, part: RProgram | None, constants: Mapping[str, Array]) -> Recipe | None:
+        """The launches of a part."""
+        if part is None:
+            return None
+        gpu = self.resident.gpu
+        plan, kernels = launched(part, Binding.of(part, constants), gpu, Writer(), kept=True)
+        self.resident.pack((a for k in kernels.values() for a in k.arguments), constants)
+        return Recipe(plan, kernels, self.resident.load(kernels.values()), gpu.dependents)
 
     @property
     def kernels(self) -> int:
         """Kernel launches of one run."""
-        return 1 if self.program.repeat is None else 2 * self.program.turns + 1
+        return 1 + len(self.around.kernels) if self.program.repeat is None else 2 * self.program.turns + 1
 
     def _words(self, tensors: Collection[str]) -> dict[str, Any]:
         """Device memory for both sets of words of each tensor, empty."""
-        spans = {t: word_span(self.program.storage[t]) for t in sorted(tensors)}
+        spans = {t: word_span(self.walked.storage[t]) for t in sorted(tensors)}
         return {t: self.resident.cp.asarray(np.full(2 * span, EMPTY, np.uint32)) for t, span in spans.items()}
 
     def _check_resident(self) -> None:
@@ -83,9 +132,9 @@ class PersistentProgram(GpuProgram):
         api = driver()
         query = api.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, self.parts.threads, self.parts.shared)
         room = int(check(query, "asking for occupancy")) * self.resident.device.multiprocessors()
-        if room < self.program.veus:
+        if room < self.walked.veus:
             raise DeviceFailure(
-                f"{self.program.veus} rows need as many blocks at once, this GPU runs {room}",
+                f"{self.walked.veus} rows need as many blocks at once, this GPU runs {room}",
                 where=f"program {self.program.name}",
                 hint="--option executor=graph",
             )
@@ -96,11 +145,11 @@ class PersistentProgram(GpuProgram):
             name: [*map(resident.address, arguments), *(int(self.words[t].data.ptr) for t in self.parts.words[name])]
             for name, arguments in self.parts.arguments.items()
         }
-        return make_table(self.program, self.parts.number, pointers, self.parts.held())
+        return make_table(self.walked, self.parts.number, pointers, self.parts.held())
 
     def launchable_on(self, resident: Resident) -> Walk:
         """A table of its own on the addresses of ``resident``."""
-        return Walk(self, self.table(resident))
+        return Walk(self, resident, self.function, self.around)
 
     def check_finished(self) -> None:
         """DeviceFailure that names the vEU and the wait, if the last run gave up; the next one starts afresh."""
@@ -115,8 +164,8 @@ class PersistentProgram(GpuProgram):
             for memory in self.words.values():
                 memory.fill(EMPTY)
         self.resident.wait(self.resident.stream)  # the next run may be on another stream
-        seen = {c.name: n for c, n in zip(self.program.counters, counts, strict=False)}
-        hang = find_hang(self.program, stopped, seen, max(epoch - 1, 0), self.parts.words)
+        seen = {c.name: n for c, n in zip(self.walked.counters, counts, strict=False)}
+        hang = find_hang(self.walked, stopped, seen, max(epoch - 1, 0), self.parts.words)
         raise DeviceFailure(
             f"vEU {hang.veu} waited {self.limit / 1e9:.3g} s for {hang.awaited}",
             where=f"program {self.program.name}, task {hang.task.operator}[{hang.task.index}], entry {hang.order} of its row",
@@ -125,30 +174,41 @@ class PersistentProgram(GpuProgram):
 
 
 class Walk:
-    """One launch of a program's persistent kernel, or of another build of it, on the addresses of ``table``.
+    """One launch of a program's persistent kernel (``function``: this or another build of it) on the addresses of ``resident``,
+    with those ``around`` it.
 
-    A graph of that one launch: queueing it takes the host less than a cooperative launch of its own does.
+    A graph, also of that one launch alone: queueing it takes the host less than a cooperative launch of its own does. Nothing
+    starts early beside the persistent kernel, whose blocks need all SMs and let nobody begin before they end.
     """
 
-    def __init__(self, owner: PersistentProgram, table: RowTable, function: Any = None) -> None:
+    def __init__(self, owner: PersistentProgram, resident: Resident, function: Any, around: Around) -> None:
+        table = owner.table(resident)
         self.arrays = [owner.resident.cp.asarray(a) for a in (table.entries, table.rows)]
+        graph = check(driver().cuGraphCreate(0), "creating a graph")
+        ends = add_launches(graph, resident, around.before, []) if around.before else []
+        ends = [self._walk(graph, owner, function, ends)]
+        if around.after:
+            add_launches(graph, resident, around.after, ends, early=False)
+        self.graph = CapturedGraph(instantiated(graph), owner.resident)
+
+    def _walk(self, graph: Any, owner: PersistentProgram, function: Any, before: list[Any]) -> Any:
+        """The persistent kernel as a node of ``graph`` behind others."""
         pointers = [ctypes.c_void_p(a.data.ptr) for a in (*self.arrays, owner.counters, owner.control)]
         values: list[Any] = [*pointers, ctypes.c_uint64(owner.limit)]
         parameters = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
         api = driver()
         node = api.CUDA_KERNEL_NODE_PARAMS()
-        node.func = function or owner.function
-        node.gridDimX, node.gridDimY, node.gridDimZ = owner.program.veus, 1, 1
+        node.func = function
+        node.gridDimX, node.gridDimY, node.gridDimZ = owner.walked.veus, 1, 1
         node.blockDimX, node.blockDimY, node.blockDimZ = owner.parts.threads, 1, 1
         node.sharedMemBytes = owner.parts.shared
         node.kernelParams = ctypes.addressof(parameters)  # adding the node copies the values
-        graph = check(api.cuGraphCreate(0), "creating a graph")
-        made = check(api.cuGraphAddKernelNode(graph, [], 0, node), "adding a persistent kernel")
+        made = check(api.cuGraphAddKernelNode(graph, before, len(before), node), "adding a persistent kernel")
         together = api.CUkernelNodeAttrValue()
         together.cooperative = 1
         kind = api.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
         check(api.cuGraphKernelNodeSetAttribute(made, kind, together), "making a launch cooperative")
-        self.graph = CapturedGraph(instantiated(graph), owner.resident)
+        return made
 
     def launch(self, stream: int) -> None:
         """Queue it on the stream with this handle."""

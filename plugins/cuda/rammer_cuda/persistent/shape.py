@@ -8,7 +8,7 @@ is taken whose program is predicted to be the fastest.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -18,7 +18,7 @@ from rammer.errors import BadInput
 from rammer.ir.bodies import VerifyError
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator, Written
-from rammer.ir.program import RProgram, Storage
+from rammer.ir.program import RProgram
 from rammer.plan.build import Interface, build_program
 from rammer.plan.waits import dependences
 from rammer.schedule.place import fastest, leanest, side_by_side
@@ -31,6 +31,7 @@ from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.part import dynamic_bytes
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent.bodies import callable_part
+from rammer_cuda.persistent.cut import MixedParts, ProgramStorages, cut_around
 from rammer_cuda.source import Writer
 
 #: Blocks that are tried: threads, and blocks an SM, each with a row of its own. While one of an SM's rows waits another one
@@ -55,11 +56,12 @@ ENTRIES = 4 << 10
 
 @dataclass(frozen=True)
 class Fitted:
-    """A ``program`` for ``blocks`` an SM of at most so many ``threads``."""
+    """A ``program`` for ``blocks`` an SM of at most so many ``threads``; what it was ``cut`` from, if it is a part."""
 
     program: RProgram
     threads: int
     blocks: int
+    cut: MixedParts | None = None
 
 
 def fitted(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
@@ -73,10 +75,10 @@ def fitted(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
     return next(f for f in found if f.program.predicted <= NEAR * best)
 
 
-@dataclass(frozen=True)
-class _Storages:
-    storages: Mapping[str, Storage]
-    buffers: Mapping[str, tuple[str, int]]
+def parted(program: RProgram, constants: Collection[str], gpu: Gpu) -> Fitted | None:
+    """What of ``program`` one kernel is to run that holds constants, between launches; None where that is all or nothing."""
+    cut = cut_around(program)
+    return None if cut is None else replace(fitted(cut.rows, Binding.of(cut.rows, constants), gpu), cut=cut)
 
 
 @dataclass
@@ -172,7 +174,7 @@ class _Shape:
         graph = OperatorGraph(kernels, dependences(p.operators, p.storage), constants, memory=self.memory)
         policy = _policy(p)
         schedule = policy(together(graph, device) if policy == Wavefront() else graph, device)
-        held = _Storages(p.storage, {b.name: (b.dtype, b.size) for b in p.buffers})
+        held = ProgramStorages.of(p)
         interface = Interface(p.name, p.inputs, p.outputs, [s.tensor for s in p.storages if s.tensor in constants])
         try:
             made = build_program(interface, schedule, held, policy=p.policy, vdevice=device, precision=p.precision)

@@ -28,11 +28,14 @@ CACHED_FROM = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """``tasks`` of ``operator``, after the launches whose positions are in ``after``."""
+    """``tasks`` of ``operator``, after the launches whose positions are in ``after``.
+
+    One of several operators has a name of its own, and numbers for their tasks: ``parts`` are the operators with theirs."""
 
     operator: str
     tasks: tuple[int, ...]
     after: tuple[int, ...]
+    parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 def launches(program: RProgram) -> list[Launch]:

@@ -41,7 +41,8 @@ def packed(
             continue
         name = "__".join(plan[i].operator for i in group)
         made[name] = beside([(kernels[plan[i].operator], plan[i].tasks) for i in group])
-        result.append(Launch(name, tuple(range(sum(len(plan[i].tasks) for i in group))), after))
+        parts = tuple((plan[i].operator, plan[i].tasks) for i in group)
+        result.append(Launch(name, tuple(range(sum(len(tasks) for _, tasks in parts))), after, parts))
     return result, made
 
 

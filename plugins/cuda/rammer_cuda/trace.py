@@ -7,7 +7,7 @@ time. The persistent kernel has macros at the same places of its walk (``device/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,8 @@ from rammer_cuda.bound import GpuProgram, Launchable
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
 from rammer_cuda.executor import CapturedGraph, CudaProgram, Recipe, build_graph
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.launches import Launch
 from rammer_cuda.persistent.executor import PersistentProgram, Walk
 from rammer_cuda.persistent.text import kernel_text
 from rammer_cuda.resident import Resident
@@ -46,7 +48,7 @@ class Trace:
 def trace(loaded: CudaProgram, inputs: Mapping[str, Array]) -> Trace:
     """Run the program on ``inputs`` with traced kernels and read the records back."""
     resident, recipe = loaded.resident, loaded.recipe
-    tasks = list(_tasks(recipe))
+    tasks = list(traced_tasks(recipe.plan, recipe.kernels))
     with resident.device:
         records = resident.cp.zeros((len(tasks), WORDS), np.uint64)
         graph = CapturedGraph(build_graph(resident, _traced(resident, recipe, int(records.data.ptr))), resident)
@@ -57,7 +59,7 @@ def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array]) -> 
     """The same of a program that is one launch, perhaps with others around it: its kernel built with records, one for each entry
     of the table."""
     resident, parts, rows = loaded.resident, loaded.parts, loaded.walked.rows
-    listed = [[(t.operator, t.index) for row in rows for t in row], *(list(_tasks(r)) for r in loaded.around.recipes)]
+    listed = [[(t.operator, t.index) for row in rows for t in row], *(list(traced_tasks(r.plan, r.kernels)) for r in loaded.around.recipes)]
     with resident.device:
         text = kernel_text(parts.bodies, loaded.table(resident).form, parts.threads, traced=True, blocks=loaded.blocks)
         function = resident.function(compile_cubin(text, resident.gpu.architecture).code, "rm_persistent", parts.shared)
@@ -126,9 +128,10 @@ def _spans(program: RProgram, tasks: list[tuple[str, int]], records: Array) -> l
     ]
 
 
-def _tasks(recipe: Recipe) -> Iterable[tuple[str, int]]:
+def traced_tasks(plan: Sequence[Launch], kernels: Mapping[str, TaskKernel]) -> Iterable[tuple[str, int]]:
     """Operator and task of every block, in the order of the records."""
-    for launch in recipe.plan:
-        blocks = recipe.kernels[launch.operator].blocks
-        for task in launch.tasks:
-            yield from [(launch.operator, task)] * blocks
+    for launch in plan:
+        blocks = kernels[launch.operator].blocks
+        for operator, tasks in launch.parts or ((launch.operator, launch.tasks),):
+            for task in tasks:
+                yield from [(operator, task)] * blocks

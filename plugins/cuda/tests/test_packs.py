@@ -11,11 +11,12 @@ from onnx import TensorProto, helper
 
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler import Compiler
-from rammer.device.manifest import Binding, OpenOptions
+from rammer.device.manifest import Binding, OpenOptions, Span
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import read_model
 from rammer.ir.evaluate import run_graph
 from rammer.profile.store import KernelStore
+from rammer.report.measured import summarise
 from rammer.testing.some import some
 
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
@@ -28,6 +29,7 @@ from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, launches
 from rammer_cuda.packs import packed
 from rammer_cuda.source import translation_unit
+from rammer_cuda.trace import traced_tasks
 
 
 def target() -> CudaBackend:
@@ -93,6 +95,19 @@ def test_a_kernel_of_several_launches_leaves_records() -> None:
     traced = replace(kernels[launch.operator], traced=True)
     code = compile_cubin(translation_unit([traced]), "sm_90a")
     assert code.resources[traced.entry].registers > 0 and traced.text.count("RmPart{block}") >= 4
+
+
+def test_records_of_a_kernel_of_several_launches_are_their_operators(rng: np.random.Generator) -> None:
+    """Whoever reads a trace asks for the operators that a program has: every task of each, once."""
+    count = int(rng.integers(3, 9))
+    operators = [str(rng.choice(["Relu", "Exp", "Tanh", "Softmax", "Neg"])) for _ in range(count)]
+    compiled = unrelated([(int(rng.integers(1, 9)), int(rng.choice([3, 17, 33, 64]))) for _ in range(count)], operators)
+    segment, _, plan, kernels = kernels_of(compiled)
+    program, tasks = segment.program, list(traced_tasks(plan, kernels))
+    assert len(plan) == 1 and len(plan[0].parts) == count
+    assert sorted(tasks) == sorted((o.name, k) for o in program.operators for k in range(o.task_count))
+    spans = [Span(0, name, task, float(n), n + 1.0) for n, (name, task) in enumerate(tasks)]
+    assert [o.tasks for o in some(summarise(program, spans, 132).operators)] == [o.task_count for o in program.operators]
 
 
 def test_launches_keep_their_order() -> None:

@@ -24,8 +24,9 @@ from rammer.peers.to_torch import load_torch, to_torch
 
 Precision: TypeAlias = Literal["float32", "tf32", "float16"]
 
-#: Clock cycles of the delay that hides queueing: about 0.1 ms, several times what queueing one graph takes.
-DELAY_CYCLES: Final = 200_000
+#: Clock cycles of the delay that hides queueing: about 1 ms. A graph of 479 kernels takes up to 0.4 ms of it where the host is
+#: busy: with a delay of 0.1 ms NASNet-A was told to take 757 us, its kernels 463.
+DELAY_CYCLES: Final = 2_000_000
 
 
 @dataclass(frozen=True)

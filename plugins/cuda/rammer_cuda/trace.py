@@ -59,7 +59,10 @@ def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array]) -> 
     """The same of a program that is one launch, perhaps with others around it: its kernel built with records, one for each entry
     of the table."""
     resident, parts, rows = loaded.resident, loaded.parts, loaded.walked.rows
-    listed = [[(t.operator, t.index) for row in rows for t in row], *(list(traced_tasks(r.plan, r.kernels)) for r in loaded.around.recipes)]
+    listed = [
+        [(t.operator, t.index) for row in rows for t in row],
+        *(list(traced_tasks(r.plan, r.kernels)) for r in loaded.around.recipes),
+    ]
     with resident.device:
         text = kernel_text(parts.bodies, loaded.table(resident).form, parts.threads, traced=True, blocks=loaded.blocks)
         function = resident.function(compile_cubin(text, resident.gpu.architecture).code, "rm_persistent", parts.shared)

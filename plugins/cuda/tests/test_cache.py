@@ -50,7 +50,7 @@ def compiled(model: onnx.ModelProto) -> tuple[RProgram, Binding]:
 
 
 def test_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
     made = told(Writer().all(program.operators, binding))
     assert told(cache.cached_kernels(program, binding, Writer())) == made
@@ -75,7 +75,7 @@ def test_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_other_constants_are_another_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
     cache.cached_kernels(program, binding, Writer())
     fewer = fewer_constants(program, binding)
@@ -101,7 +101,7 @@ def packed(kernels: Mapping[str, TaskKernel]) -> set[str]:
 
 
 def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
     made = told(cache.cached_kernels(program, binding, Writer()))
     (file,) = (tmp_path / "binaries" / "cuda").iterdir()
@@ -122,7 +122,7 @@ def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_plan_of_words_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int) -> None:
-    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
     program, binding = compiled(lstm_tc(0, batch=batch, layers=3, steps=5))
     plan = plan_words(program, binding)
     assert plan.words and any(t.waits for row in plan.program.rows for t in row)
@@ -132,7 +132,7 @@ def test_the_plan_of_words_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
     plan = cached_plan.cached_words(program, binding)
     assert plan.program is program and not plan.words
@@ -141,7 +141,7 @@ def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch
 
 def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Under a good checksum: kernels of other tensors, names that are none, sizes and counts without end."""
-    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
     monkeypatch.setattr(launches, "CACHED_FROM", 1)
     program, binding = small_nasnet()
     made, plan = told(cache.cached_kernels(program, binding, Writer())), launches.cached_launches(program)

@@ -108,7 +108,7 @@ def _binding(segment: ProgramSegment):  # type: ignore[no-untyped-def]
 
 
 def test_launches_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
     monkeypatch.setattr(planning, "CACHED_FROM", 1)
     _, segment = compiled("sm_90a", "sequential")
     plan = planning.cached_launches(segment.program)
@@ -118,7 +118,7 @@ def test_launches_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert planning.cached_launches(again) == plan
     monkeypatch.undo()
     gaps = [planning.Launch("o", (1, 2, 5), (0,)), planning.Launch("p", (3, 4), ())]
-    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path / "other")
+    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path / "other")
     monkeypatch.setattr(planning, "CACHED_FROM", 1)
     monkeypatch.setattr(planning, "launches", lambda program: gaps)
     assert planning.cached_launches(again) == planning.cached_launches(again) == gaps

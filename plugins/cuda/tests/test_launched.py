@@ -90,7 +90,7 @@ class Restoring(Writer):
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache in which nothing is."""
-    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
 
 
 @pytest.mark.usefixtures("fresh")

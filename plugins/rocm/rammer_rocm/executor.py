@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rammer.codegen.task import Argument
+from rammer.compiled.written import CachedValue, KernelForm, of_generators
 from rammer.device.manifest import Array, Binding, Bound, RunResult
 from rammer.device.shared import WantedForm
 from rammer.errors import DeviceFailure
@@ -31,8 +32,23 @@ from rammer_rocm.source import LINE_WORDS, WalkShape, program_text
 from rammer_rocm.table import make_table
 from rammer_rocm.units import opencl
 
+#: What is cached of functions: not of those that call another. Operators from which on they are: fewer are quickly written, and
+#: whoever measures kernels loads thousands of programs of one.
+FORM, CACHED_FROM = KernelForm(TaskFunction, "types", lambda function: function.inner is None), 8
 #: What the printed rows do not promise.
 PLACEMENT = "the OpenCL runtime places rows on compute units"
+
+
+def task_functions(kernels: OpenClKernels, program: RProgram, binding: Binding) -> dict[str, TaskFunction]:
+    """The function of every operator that has a task, by name; of a model's many cached for the next process."""
+    used = {task.operator for row in program.rows for task in row}
+    operators = [o for o in program.operators if o.name in used]
+    if len(operators) < CACHED_FROM:
+        return kernels.writer.all(operators, binding)
+    versions = of_generators("rammer_rocm", binding)
+    return FORM.cached(
+        CachedValue("rocm", program, "kernels", *versions, repr(kernels.vdevice)), operators, binding, kernels.writer
+    )
 
 
 class OpenClProgram:
@@ -55,8 +71,7 @@ class OpenClProgram:
         self.program, self.queue, self.single, self.closed = program, queue, single, False
         self.views = dict[str, Array]()
         binding = Binding.of(program, constants)
-        used = {task.operator for row in program.rows for task in row}
-        functions = kernels.writer.all((o for o in program.operators if o.name in used), binding)
+        functions = task_functions(kernels, program, binding)
         dialect, operator = dialect_of(device), program.operator
         functions = {o: ended(operator[o], f, binding, dialect) for o, f in functions.items()}
         if program.repeat is not None:  # the last turn has fewer steps

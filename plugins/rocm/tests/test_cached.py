@@ -1,0 +1,68 @@
+"""A model's functions are written once for all processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from zoo import find
+
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
+from rammer.compiler import Compiler
+from rammer.device.manifest import Binding, OpenOptions
+from rammer.frontend.reader import read_model
+from rammer.ir.operator import ROperator
+from rammer.ir.program import RProgram
+from rammer.profile.store import KernelStore
+
+pytest.importorskip("pyopencl")
+
+from rammer_rocm import kernels
+from rammer_rocm.executor import task_functions
+from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.plugin import DEVICE
+
+if not DEVICE.probe():
+    pytest.skip("no OpenCL device", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def program() -> tuple[OpenClKernels, RProgram, Binding]:
+    backend = DEVICE.open(OpenOptions())
+    assert isinstance(backend, OpenClKernels)
+    compiler = Compiler(backend, CompileOptions(), KernelStore(None))
+    (segment,) = compiler.compile_model(read_model(find("alexnet:small").build(3)), {}).segments
+    assert isinstance(segment, ProgramSegment)
+    return backend, segment.program, Binding.of(segment.program, segment.constants)
+
+
+def told(functions: dict[str, TaskFunction]) -> dict[str, object]:
+    """Everything but how constants are packed, which is a function."""
+    arguments = {n: [(a.tensor, a.written, a.packing and a.packing.key) for a in f.arguments] for n, f in functions.items()}
+    return {n: (f.entry, f.text, f.types, f.scratch, f.helpers, f.stops, f.inner, arguments[n]) for n, f in functions.items()}
+
+
+def test_functions_are_cached_but_those_that_pack_constants(
+    program: tuple[OpenClKernels, RProgram, Binding], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend, table, binding = program
+    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    noted, real = list[str](), kernels.task_function
+
+    def noting(operator: ROperator, *more: object) -> TaskFunction:
+        noted.append(operator.name)
+        return real(operator, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kernels, "task_function", noting)
+    first = task_functions(OpenClKernels(backend.vdevice), table, binding)
+    assert {f.entry for f in first.values()} == {first[n].entry for n in noted}
+    (file,) = (tmp_path / "binaries" / "rocm").iterdir()
+    whole = file.read_text()
+    packed = {f.entry for f in first.values() if any(a.packing for a in f.arguments)}
+    noted.clear()
+    assert told(task_functions(OpenClKernels(backend.vdevice), table, binding)) == told(first)
+    assert {first[n].entry for n in noted} == packed != {f.entry for f in first.values()}
+    file.write_text(whole.replace('"types"', '"type"', 1))
+    assert told(task_functions(OpenClKernels(backend.vdevice), table, binding)) == told(first) and file.read_text() == whole

@@ -54,6 +54,7 @@ from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED, Tuner
 from rammer.schedule.policy import Memory, OperatorGraph, Policy, Schedule
 from rammer.schedule.registry import parse_policy
+from rammer.tile.behind import in_rows
 from rammer.tile.conditions import inline_conditions
 from rammer.tile.connect import PriceTerms, Rate, connect, peak, whole
 from rammer.tile.decodings import inline_decodings
@@ -229,6 +230,7 @@ class Compiler:
         compute, ranged = inline_decodings(inline_conditions(compute)), ended is not None
         kept = found.kept if found is not None else NOTHING
         ends = merged(ended, found.ended) if found is not None else ended
+        compute = compute if ranged or kept else in_rows(compute)
         with self.step("batch"):
             compute, trials = self._batched(compute)
             ends = with_batches(ends, compute) if ends else None

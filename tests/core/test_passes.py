@@ -326,7 +326,7 @@ def test_the_pass_that_breaks_a_graph_is_named() -> None:
 def test_spelling_reads_back() -> None:
     passes = (*default_passes(), Fold(limit=1024))
     text = str(Pipeline(passes))
-    assert text == "codes,integers,stored,fold,identity,turn,affine,factors,sink,cse,dce,roll,fold{limit=1024}"
+    assert text == "codes,integers,stored,fold,identity,turn,groups,affine,factors,sink,cse,dce,roll,fold{limit=1024}"
     assert parse_passes(text) == passes
     with pytest.raises(BadInput, match=r"unknown pass 'fuse'\n  at: pass fuse\n  hint: the passes are codes, integers, stored,"):
         parse_passes("fold,fuse")

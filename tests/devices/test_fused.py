@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from fused_models import attention, block, mlp
 
+import rammer
+from rammer.compiled.segments import ProgramSegment
 from rammer.testing.conformance import Subject, check_model
 from rammer.testing.small_models import SmallModel
 
@@ -20,3 +23,32 @@ def test_devices_compute_models_with_chains(name: str, model: SmallModel) -> Non
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_devices_compute_models_with_prologues(name: str, kernel: int) -> None:
     check_model(Subject(name), block(kernel))
+
+
+@pytest.mark.parametrize("groups", [1, 3, 6])
+@pytest.mark.parametrize("shape", [(2, 6, 5, 7), (3, 6, 40), (1, 6, 2, 3, 4)], ids=str)
+@pytest.mark.parametrize("name", ["rocm", "ipu_sim"])
+def test_a_normalisation_of_groups_is_one_operator(
+    name: str, shape: tuple[int, ...], groups: int, rng: np.random.Generator
+) -> None:
+    """Its groups are rows of a view, and its result is a view of theirs."""
+    kind = f"float[{','.join(map(str, shape))}]"
+    text = f"({kind} x, float[6] w_s, float[6] w_b) => ({kind} y) {{ y = GroupNormalization<num_groups={groups}>(x, w_s, w_b) }}"
+    model = SmallModel("groups", text)
+    check_model(Subject(name), model)
+    exe = rammer.compile(model.build(rng), name)
+    (segment,) = exe.compile_only({}).segments
+    assert isinstance(segment, ProgramSegment) and len(segment.program.operators) == 1
+    exe.close()
+
+
+def test_statistics_of_a_normalisation_are_written_where_they_are_wanted(rng: np.random.Generator) -> None:
+    """Mean and InvStdDev are results of the kernel that computes them, not copies of what it wrote."""
+    rows, wide = "float[2,9,1]", "float[2,9,40]"
+    text = f"({wide} x, float[40] w) => ({wide} y, {rows} m, {rows} i) {{ y, m, i = LayerNormalization(x, w) }}"
+    model = SmallModel("statistics", text)
+    check_model(Subject("rocm"), model)
+    exe = rammer.compile(model.build(rng), "rocm")
+    (segment,) = exe.compile_only({}).segments
+    assert isinstance(segment, ProgramSegment) and len(segment.program.operators) == 2
+    exe.close()

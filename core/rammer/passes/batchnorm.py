@@ -20,7 +20,8 @@ Array: TypeAlias = np.ndarray
 #: y[c] = scale[c] * x[c] + shift[c], in float64.
 Affine: TypeAlias = "tuple[Array, Array]"
 
-_LAYERS: Final = ("Conv", "ConvTranspose", "Gemm", "BatchNormalization")
+_NORMS: Final = ("BatchNormalization", "InstanceNormalization", "GroupNormalization")
+_LAYERS: Final = ("Conv", "ConvTranspose", "Gemm", *_NORMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class FoldAffine:
     """``Affine(Layer(x, w, b))`` -> ``Layer(x, w', b')``, and ``Conv(Affine(x), w, b)`` where that is right.
 
     Affine: BatchNormalization in inference, or Add, Sub, Mul, Div with a constant per channel (axis 1)
-    or a scalar. Layer: Conv, ConvTranspose, Gemm or BatchNormalization, read by nobody else. An affine
+    or a scalar. Layer: Conv, ConvTranspose, Gemm or a norm with a scale per channel, read by nobody else. An affine
     map with a shift goes forward into a Conv only if the Conv does not pad: padding is zero after it.
     """
 
@@ -97,7 +98,7 @@ class _Folded:
     def _absorbed(self, layer: Node, affine: Affine) -> tuple[str, ...] | None:
         """The inputs of ``layer`` after absorbing an affine map of its result."""
         operands = [self.constants.get(n) for n in layer.inputs]
-        if layer.op == "BatchNormalization":
+        if layer.op in _NORMS:
             return self._absorbed_by_norm(layer, affine)
         weight = operands[1] if len(operands) > 1 else None
         biased = len(layer.inputs) > 2 and bool(layer.inputs[2])
@@ -123,6 +124,8 @@ class _Folded:
     def _absorbed_by_norm(self, layer: Node, affine: Affine) -> tuple[str, ...] | None:
         scale, bias = self.constants.get(layer.inputs[1]), self.constants.get(layer.inputs[2])
         if scale is None or bias is None or layer.attributes.get("training_mode", 0):
+            return None
+        if any(a.size not in (1, scale.size) for a in affine):  # a norm of groups may have a scale for each group
             return None
         new_scale = np.broadcast_to(affine[0] * scale.astype(np.float64), scale.shape)
         new_bias = np.broadcast_to(affine[0] * bias.astype(np.float64) + affine[1], bias.shape)

@@ -16,6 +16,7 @@ from rammer.passes.cse import CommonSubexpressions
 from rammer.passes.dce import DeadCode
 from rammer.passes.factors import FoldFactors
 from rammer.passes.fold import Fold
+from rammer.passes.groups import GroupNorms
 from rammer.passes.identity import RemoveIdentities
 from rammer.passes.integers import IntegerProducts
 from rammer.passes.roll import RollRecurrences
@@ -141,6 +142,7 @@ def default_passes() -> tuple[Pass, ...]:
         Fold(),
         RemoveIdentities(),
         CancelTranspositions(),
+        GroupNorms(),
         FoldAffine(),
         FoldFactors(),
         SinkReshapes(),
@@ -157,6 +159,7 @@ _KNOWN: Final[Mapping[str, Callable[..., Pass]]] = {
     Fold.name: Fold,
     RemoveIdentities.name: RemoveIdentities,
     CancelTranspositions.name: CancelTranspositions,
+    GroupNorms.name: GroupNorms,
     FoldAffine.name: FoldAffine,
     FoldFactors.name: FoldFactors,
     SinkReshapes.name: SinkReshapes,

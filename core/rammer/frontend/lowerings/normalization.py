@@ -129,11 +129,16 @@ def _widened(ctx: Lowering, x: Load) -> Expr:
 
 
 def _emit_scaled(ctx: Lowering, axes: Sequence[Axis], value: Expr, scale: Expr | None, shift: Expr | None) -> None:
-    """Output 0 from the normalised ``value``, which takes the output's type before it is scaled."""
+    """Output 0 from the normalised ``value``."""
+    ctx.emit(axes, _scaled(ctx, value, scale, shift), into=0)
+
+
+def _scaled(ctx: Lowering, value: Expr, scale: Expr | None, shift: Expr | None) -> Expr:
+    """The normalised ``value``, which takes output 0's type before it is scaled."""
     dtype = ctx.out().dtype
     if ctx.type(ctx.input(0)).dtype == "float16" or ctx.type(ctx.input(0)).dtype != dtype:
         value = Cast(dtype, value)
-    ctx.emit(axes, _affine(value, scale, shift), into=0)
+    return _affine(value, scale, shift)
 
 
 def _trailing(ctx: Lowering) -> tuple[tuple[Axis, ...], int]:
@@ -152,7 +157,8 @@ def layer_normalization(ctx: Lowering) -> None:
     ones = [Axis(a.name, 1) for a in axes[first:]]
     for index, value in ((1, mean), (2, rstd)):
         if ctx.wants(index):
-            ctx.emit((*axes[:first], *ones), Cast(ctx.out(index).dtype, value), into=index)
+            same = ctx.type(value.tensor).dtype == ctx.out(index).dtype
+            ctx.emit((*axes[:first], *ones), value if same else Cast(ctx.out(index).dtype, value), into=index)
 
 
 @lowering("RMSNormalization")
@@ -174,20 +180,19 @@ def group_normalization(ctx: Lowering) -> None:
             f"{channels} channels in {groups} groups have scales {list(ctx.shape(ctx.input(1)))} and biases "
             f"{list(ctx.shape(ctx.input(2)))}"
         )
-    depth = axes[1].extent // groups
-    kept = (axes[0], Axis("g", groups))
-    over = (Axis("c", depth), *axes[2:])
-    member = ex.add(ex.mul("g", depth), ex.as_index("c" if depth > 1 else 0))
-    x = _widened(ctx, ctx.load(ctx.input(0), "n", member, *refs(axes[2:])))
-    mean = mean_over(ctx, x, kept, over, "mean")
-    epsilon = float(ctx.attr("epsilon", 1e-5))
-    rstd = _inverse_deviation(ctx, Op("sub", (x, mean)), kept, over, epsilon)
-    group = ex.floordiv("c", depth)
-    centred = Op("sub", (_widened(ctx, ctx.load(ctx.input(0), *refs(axes))), ctx.load(mean.tensor, "n", group)))
-    value = Op("mul", (centred, ctx.load(rstd.tensor, "n", group)))
-    per_group = ctx.shape(ctx.input(1)) == (groups,) != (axes[1].extent,)
-    place = group if per_group else ex.as_index("c")
-    _emit_scaled(ctx, axes, value, ctx.load(ctx.input(1), place), ctx.load(ctx.input(2), place))
+    depth = channels // groups
+    # A view in which a group has an axis of its own: statistics, and the map behind them, then walk along the same axes.
+    split = (axes[0], Axis("g", groups), Axis("c", depth), *axes[2:])
+    member = ex.add(ex.mul("g", depth), "c")
+    view = ctx.emit(split, ctx.load(ctx.input(0), "n", member, *refs(axes[2:])), into="groups")
+    x = _widened(ctx, ctx.load(view, *refs(split)))
+    centred = Op("sub", (x, mean_over(ctx, x, split[:2], split[2:], "mean")))
+    rstd = _inverse_deviation(ctx, centred, split[:2], split[2:], float(ctx.attr("epsilon", 1e-5)))
+    place = ex.as_index("g") if ctx.shape(ctx.input(1)) == (groups,) != (channels,) else member
+    value = _scaled(ctx, Op("mul", (centred, rstd)), ctx.load(ctx.input(1), place), ctx.load(ctx.input(2), place))
+    whole = ctx.emit(split, value, into="whole")
+    places = (ex.floordiv("c", depth), ex.mod("c", depth)) if groups > 1 else (ex.integer(0), ex.as_index("c"))
+    ctx.emit(axes, ctx.load(whole, "n", *places, *refs(axes[2:])), into=0)
 
 
 @lowering("MeanVarianceNormalization")

@@ -1,0 +1,68 @@
+"""Normalisations of groups as exporters wrote them before ONNX had an operator for them.
+
+Channels are reshaped into groups, each group is normalised as a channel of its own, and the result gets its axes again; a factor
+and an offset for each channel follow, which then fold into the operator's own (``FoldAffine``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rammer.ir.graph import Graph, Node
+from rammer.ir.names import identifier
+from rammer.passes.rewrite import producers, readers, rebuilt
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNorms:
+    """``Reshape(InstanceNormalization(Reshape(x)))`` -> ``GroupNormalization(x)`` where channels become groups and the result has
+    the shape of ``x``. Scale and bias must be constants."""
+
+    name: ClassVar[str] = "groups"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, graph: Graph) -> Graph:
+        made, counts, constants = producers(graph), readers(graph), dict(graph.constants)
+        nodes = [_as_groups(node, graph, (made, counts), constants) or node for node in graph.nodes]
+        return rebuilt(graph, nodes, constants) if len(constants) > len(graph.constants) else graph
+
+
+def _as_groups(
+    node: Node, graph: Graph, known: tuple[Mapping[str, Node], Counter[str]], constants: dict[str, np.ndarray]
+) -> Node | None:
+    """What takes the place of ``node``, the last of the three; its scale and bias for each channel are put into ``constants``."""
+    made, counts = known
+    norm = _before(node, "Reshape", "InstanceNormalization", made)
+    first = _before(norm, "InstanceNormalization", "Reshape", made)
+    if norm is None or first is None or counts[norm.outputs[0]] != 1:
+        return None
+    source, between, result = (graph.types[n].shape for n in (first.inputs[0], norm.outputs[0], node.outputs[0]))
+    operands = [graph.constants.get(n) for n in norm.inputs[1:3]]
+    if result != source or len(source) < 3 or len(between) < 3 or between[0] != source[0] or not math.prod(source):
+        return None
+    if source[1] % between[1] or any(o is None for o in operands):
+        return None
+    taken, names = {*graph.types, *constants}, list[str]()
+    for near, value in zip(norm.inputs[1:3], operands, strict=True):
+        assert value is not None
+        names.append(identifier(f"{near}_channels", taken))
+        taken.add(names[-1])
+        constants[names[-1]] = np.repeat(value, source[1] // between[1])
+    attributes = {"num_groups": between[1], "epsilon": norm.attributes.get("epsilon", 1e-5)}
+    return Node("GroupNormalization", (first.inputs[0], *names), node.outputs, attributes, norm.name, version=21)
+
+
+def _before(node: Node | None, op: str, wanted: str, made: Mapping[str, Node]) -> Node | None:
+    """The node of type ``wanted`` whose result ``node``, of type ``op``, reads first."""
+    if node is None or node.op != op or node.domain:
+        return None
+    found = made.get(node.inputs[0])
+    return found if found is not None and found.op == wanted and not found.domain else None

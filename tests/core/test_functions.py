@@ -94,3 +94,18 @@ def test_a_constant_of_two_values_is_bad_input(opset: int) -> None:
     model.graph.node.insert(0, node)
     with pytest.raises(BadInput, match="Constant"):
         _run(model, x=X)
+
+
+@pytest.mark.parametrize(("domain", "version"), [("", 13), ("", 22), ("ai.onnx.ml", 2)])
+def test_a_function_of_another_opset_is_refused_and_told_apart_from_one_that_calls_itself(domain: str, version: int) -> None:
+    imports = {"": 21, "ai.onnx.ml": 5, "my": 1}
+    opsets = ", ".join(f'"{d}": {v}' for d, v in (imports | {domain: version}).items())
+    text = f"""<ir_version: 9, opset_import: ["": 21, "ai.onnx.ml": 5, "my": 1]>
+        one (float[2] x) => (float[2] y) {{ y = my.Of(x) }}
+        <domain: "my", opset_import: [{opsets}]> Of (x) => (y) {{ y = Relu(x) }}"""
+    with pytest.raises(BadInput) as error:
+        read_model(parser.parse_model(text))
+    assert error.value.what.startswith(f"function Of is of opset {version}") and f"opset {imports[domain]}" in error.value.what
+    calling = text.replace(f"[{opsets}]", '["": 21, "my": 1]').replace("Relu", "my.Of")
+    with pytest.raises(BadInput, match=r"recursive|calls itself"):
+        read_model(parser.parse_model(calling))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, ValueInfoProto, inliner
+from onnx import FunctionProto, ModelProto, ValueInfoProto, inliner
 
 from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
@@ -93,7 +93,7 @@ def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators
         limits.check_nesting(proto.graph.node, where)
         checks.check_operators(proto, plugins)
     for function in proto.functions:
-        raise BadInput(f"function {function.name} calls itself", where, "export the model without functions")
+        raise BadInput(_left(function, proto), where, "export the model without functions")
     proto = dense_model(_ordered(proto))
     _ports(proto)  # ONNX's converter does not survive an input without a type
     proto = counted(proto)
@@ -102,6 +102,16 @@ def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators
     proto = open_extents(proto)
     proto, notes = upgraded(proto)
     return replace(_model(proto, path, notes, external, mine), weights=weights, files=apart.sources)
+
+
+def _left(function: FunctionProto, model: ModelProto) -> str:
+    """Why ONNX's inliner has left a function."""
+    known = checks.opset_versions(model.opset_import)
+    for domain, version in checks.opset_versions(function.opset_import).items():
+        if known.get(domain, version) != version:
+            of = f" of {domain}" if domain else ""
+            return f"function {function.name} is of opset {version}{of}, the model of opset {known[domain]}"
+    return f"function {function.name} calls itself"
 
 
 def _parsed(source: str | Path | bytes, where: str, apart: Apart) -> ModelProto:

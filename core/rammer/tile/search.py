@@ -18,7 +18,7 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator, inner_box
 from rammer.ir.shorter import PARTS
 from rammer.ir.types import TensorType
-from rammer.tile.traffic import TaskCost, box_cost
+from rammer.tile.traffic import BoxPrices, TaskCost
 
 __all__ = ["candidates"]
 
@@ -62,10 +62,11 @@ def _ranked(
     shape = operator.anchor.shape
     steps = tuple(step.get(a.name, 1) for a in operator.anchor.axes)
     tried: dict[Tile, tuple[float, TaskCost] | None] = {}
+    prices = BoxPrices(operator, types, device)
 
     def measure(tile: Tile) -> float:
         if tile not in tried:
-            cost = box_cost(operator, inner_box(shape, tile), types, device)
+            cost = prices.cost(inner_box(shape, tile))
             fits = not capacity or cost.footprint <= capacity
             seconds = [cost.total(_tasks(s, tile), device) for s in shapes]
             tried[tile] = (sum(seconds) / len(seconds), cost) if fits else None

@@ -51,39 +51,59 @@ def box_bytes(box: Box, tensor: TensorType, transaction: int) -> int:
 
 def task_cost(operator: ROperator, types: Mapping[str, TensorType], device: VDevice) -> TaskCost:
     """Cost of a full tile in the middle of the operator, recomputation in overlapping tiles included."""
-    return box_cost(operator, operator.inner_box(), types, device)
+    return BoxPrices(operator, types, device).cost(operator.inner_box())
 
 
-def box_cost(operator: ROperator, output: Box, types: Mapping[str, TensorType], device: VDevice) -> TaskCost:
-    """Cost of a task that writes the box ``output``, whatever the operator's tile."""
-    boxes = operator.boxes(output, types)
-    inside = {c.name for c in operator.computes}
-    memory = device.layer("device")
-    traffic = work = 0
-    for name, box in boxes.items():
-        if name not in inside or name in operator.outputs:
-            traffic += box_bytes(box, types[name], memory.transaction)
-    for c in operator.computes:
-        own = boxes.get(c.name)
-        if own is not None:
-            points = math.prod([hi - lo for lo, hi in own]) * math.prod([r.extent for r in c.reduce])
-            work += points * max(1, c.flops_per_point)
-    kept, capacity = footprint(operator, boxes, types, device), device.layer("veu").capacity
-    traffic += 2 * max(0, kept - capacity) if device.spills and capacity else 0  # written, and read again
-    share = memory.bandwidth / device.veus
-    compute_time = work / device.flops
-    alone = device.dispatch + max(compute_time, traffic / (share * min(device.veus, LONE_BANDWIDTH_SHARE)))
-    crowded = device.dispatch + max(compute_time, traffic / share)
-    return TaskCost(traffic, kept, work, alone, crowded)
+class BoxPrices:
+    """What tasks of one operator cost, whatever its tile. What does not depend on a task's box is worked out once: a search asks
+    about dozens of tiles."""
+
+    def __init__(self, operator: ROperator, types: Mapping[str, TensorType], device: VDevice) -> None:
+        self.operator, self.types, self.device = operator, types, device
+        self.memory, self.capacity = device.layer("device"), device.layer("veu").capacity
+        self.stored = _stored(operator)
+        self.kept = _kept(operator, types, device, self.stored)
+        self.work = [(c.name, math.prod([r.extent for r in c.reduce]) * max(1, c.flops_per_point)) for c in operator.computes]
+
+    def cost(self, output: Box) -> TaskCost:
+        """Cost of a task that writes the box ``output``."""
+        boxes, device, memory = self.operator.boxes(output, self.types), self.device, self.memory
+        traffic = work = 0
+        for name, box in boxes.items():
+            if name in self.stored:
+                traffic += box_bytes(box, self.types[name], memory.transaction)
+        for name, each in self.work:
+            if name in boxes:
+                work += _points(boxes[name]) * each
+        kept = sum([_points(box) * self.kept[name] for name, box in boxes.items() if name in self.kept])
+        # Written, and read again.
+        traffic += 2 * max(0, kept - self.capacity) if device.spills and self.capacity else 0
+        share = memory.bandwidth / device.veus
+        compute_time = work / device.flops
+        alone = device.dispatch + max(compute_time, traffic / (share * min(device.veus, LONE_BANDWIDTH_SHARE)))
+        crowded = device.dispatch + max(compute_time, traffic / share)
+        return TaskCost(traffic, kept, work, alone, crowded)
+
+
+def _points(box: Box) -> int:
+    points = 1
+    for low, high in box:
+        points *= high - low
+    return points
+
+
+def _stored(operator: ROperator) -> set[str]:
+    """What an operator reads from memory and writes there."""
+    return {*operator.inputs, *operator.outputs}
+
+
+def _kept(operator: ROperator, types: Mapping[str, TensorType], device: VDevice, stored: set[str]) -> dict[str, int]:
+    """Bytes of an element, of the tensors that a task keeps in its vEU's memory."""
+    held = {c.producer for c in operator.connections if c.layer == "veu"}
+    return {name: itemsize(types[name].dtype) for name in (held | stored if device.staged else held)}
 
 
 def footprint(operator: ROperator, boxes: Mapping[str, Box], types: Mapping[str, TensorType], device: VDevice) -> int:
     """Bytes of vEU memory one task needs: tiles connected there, and all it reads where the device stages."""
-    inside = {c.name: c for c in operator.computes}
-    held = {c.producer for c in operator.connections if c.layer == "veu"}
-    total = 0
-    for name, box in boxes.items():
-        staged = device.staged and (name not in inside or name in operator.outputs)
-        if name in held or staged:
-            total += math.prod([hi - lo for lo, hi in box]) * itemsize(types[name].dtype)
-    return total
+    kept = _kept(operator, types, device, _stored(operator))
+    return sum([_points(box) * kept[name] for name, box in boxes.items() if name in kept])

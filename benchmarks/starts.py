@@ -174,6 +174,7 @@ def main(
     from zoo import ZOO
 
     facts, rows = environment_of(device.partition(":")[0] == "cuda"), list[list[str]]()
+    kept = markdown_file.read_text() if keep and markdown_file is not None and markdown_file.is_file() else ""
     for key in models.split(",") if models else ZOO:
         rows.append(measure(key, device, tune, repeats, seed, profile))
         click.echo("  ".join(rows[-1]))
@@ -181,8 +182,8 @@ def main(
         command = f"python benchmarks/starts.py --device {device} --models {','.join(r[0] for r in rows)} --tune {tune}"
         if markdown_file is None:
             continue
-        if keep and markdown_file.is_file():
-            result, command = joined(result, command, markdown_file.read_text(), facts)
+        if kept:
+            result, command = joined(result, command, kept, facts)
         write(markdown_file, result.document(command, facts))
     click.echo(markdown(rows, HEADERS))
 

@@ -172,8 +172,9 @@ def _measure(chosen: Table, settings: Settings, out: Path | None, keep: bool) ->
     prefix = "_".join(dict.fromkeys(short(d) for d in settings.devices))
     facts = environment_of(any(d.partition(":")[0] == "cuda" for d in settings.devices))
     path = (out or Path()) / f"{prefix}_{chosen.name.replace('-', '_')}.md"
-    if keep and path.is_file():
-        check_kept(path.read_text(), facts)
+    kept = path.read_text() if keep and path.is_file() else ""
+    if kept:
+        check_kept(kept, facts)
     result: Result | None = None
     for key in settings.models:
         more = chosen.call(replace(settings, models=(key,)))
@@ -181,8 +182,8 @@ def _measure(chosen: Table, settings: Settings, out: Path | None, keep: bool) ->
         if out is None:
             continue
         told, command = _told(result, settings), _command(chosen, settings, result)
-        if keep and path.is_file():
-            told, command = joined(told, command, path.read_text(), facts)
+        if kept:
+            told, command = joined(told, command, kept, facts)
         write(path, told.document(command, facts))
         settings.say(f"wrote {path}")
     assert result is not None

@@ -158,40 +158,6 @@ def test_no_list_hides_a_third_partys_best(backend: Backend) -> None:
     assert [o.tile for o in options[1:]] == [o.tile for o in own[:3]]
 
 
-class Offering(Simulated):
-    """Names one of its candidates as the leanest, which takes a tenth of what is predicted, and counts how often."""
-
-    def __init__(self, place: int) -> None:
-        super().__init__()
-        self.place, self.searches = place, 0
-        self.tile: tuple[int, ...] = ()
-
-    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        return [replace(o, family="rows") for o in super().candidates(operator, binding)]
-
-    def lean(self, operator: ROperator, binding: Binding) -> ROperator | None:
-        self.searches += 1
-        found = self.candidates(replace(operator, tile=(), family="", config=()), binding)[self.place]
-        self.tile = found.tile
-        return found
-
-    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
-        kernel = super().kernel(operator, binding)
-        return replace(kernel, alone=kernel.alone / 10, crowded=kernel.crowded / 10) if operator.tile == self.tile else kernel
-
-
-@pytest.mark.parametrize("place", [1, 12])
-def test_the_leanest_is_searched_for_again_only_where_the_store_has_more_than_the_first(place: int) -> None:
-    backend = Offering(place)
-    tuner, operator, binding = asked(backend, "quick", lambda o, b: ())
-    found = tuner.kernels(operator, binding)
-    assert tuner.measured == 4 + (place >= 4) and found[0].operator.tile == backend.tile
-    backend.searches = 0
-    again = Tuner(backend, tuner.store, "quick")
-    assert again.kernels(operator, binding) == found and again.measured == 0
-    assert backend.searches == (place >= 4)
-
-
 def test_what_was_tuned_with_other_plugins_is_not_used(backend: Backend) -> None:
     tuner, operator, binding = asked(backend, "quick", lambda o, b: ())
     tuner.kernels(operator, binding)

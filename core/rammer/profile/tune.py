@@ -8,7 +8,7 @@ operators are tuned once, in this model and the next.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -117,8 +117,9 @@ class Tuner:
         key = self._key(sign)
         cached = self.store.get(key)
         options = self._options.pop(sign, None) or self.offered(operator, binding)
+        known = {(o.tile, o.family, o.config) for o in self._tried(options, binding)} if cached else {}
         # A store only says which candidate is the best; what is none was never measured here, whatever the store says.
-        if cached is not None and self._candidates(cached, options, binding):
+        if cached is not None and all((t.tile, t.family, t.config) in known for t in cached):
             return tuple(self._rebuilt(operator, binding, t) for t in cached)
         if not options:
             layer = self.backend.vdevice.layer("veu")
@@ -149,20 +150,10 @@ class Tuner:
         found = self.backend.lean(best, binding)
         return [found] if found is not None else []
 
-    def _tried(self, options: Sequence[ROperator], binding: Binding) -> Iterator[ROperator]:
-        """What is measured of what is offered, the leanest last: it is searched for when it is asked for."""
+    def _tried(self, options: Sequence[ROperator], binding: Binding) -> list[ROperator]:
+        """What is measured of what is offered."""
         first = [*options[: MEASURED[self.level]]]
-        yield from first
-        yield from (o for best in first[:1] for o in self._lean(best, binding) if o not in first)
-
-    def _candidates(self, kept: Sequence[TunedKernel], options: Sequence[ROperator], binding: Binding) -> bool:
-        """Whether all that a store has kept is among what would be measured."""
-        left = {(t.tile, t.family, t.config) for t in kept}
-        for option in self._tried(options, binding):
-            left.discard((option.tile, option.family, option.config))
-            if not left:
-                break
-        return not left
+        return first + [o for o in self._lean(first[0], binding) if o not in first] if first else []
 
     def _measure(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
         profiler, timed, lost = self.backend.profiler, list[RKernel](), list[tuple[ROperator, DeviceFailure]]()

@@ -137,7 +137,7 @@ def test_launches_keep_their_order() -> None:
 
 #: Rows by their number and length, operators, and the scheme that these are worth: what of the text shows it.
 SCHEMES = {
-    "thread": ([(1000000, 8)], ["Softmax"], lambda text: "__shfl" not in text and "__syncthreads" not in text),
+    "thread": ([(1000000, 4)], ["Softmax"], lambda text: "__shfl" not in text and "__syncthreads" not in text),
     "warp": ([(4096, 100)], ["Softmax"], lambda text: "__shfl" in text and "__syncthreads" not in text),
     "block": ([(16, 4000)], ["Softmax"], lambda text: "__shfl" in text and "__syncthreads" in text),
     "cluster": ([(4, 262144)], ["Softmax"], lambda text: "rm_cluster_meet" in text),

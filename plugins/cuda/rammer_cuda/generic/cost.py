@@ -39,6 +39,10 @@ UNROLLED = 4
 SHARED, LEAST = 256, 4
 #: Share of the peak that kernels which stage tiles on chip reach (measured on an H200: 0.03 to 0.1).
 SHARE = 0.06
+#: Cycles of one element of a stage, or of one that a reduction reads there, for a thread of a kernel that stages maps and
+#: reductions on chip, one block an SM: the slower one of two such kernels on an H200 (the other takes 55). A wrong fusion costs
+#: many times what a missed one does.
+STAGED = 190
 #: Warps of an SM that hide each other's latency.
 WARPS = 48
 
@@ -111,7 +115,15 @@ def times(operator: ROperator, binding: Binding, gpu: Gpu) -> tuple[float, float
         return (plain_seconds(operator, binding, gpu) / -(-operator.task_count // gpu.sms),) * 2
     cost = task_cost(operator, binding.types, gpu.vdevice)
     slow = operator.main.flops / max(operator.task_count, 1) / gpu.flops / SHARE
+    if {c.kind for c in operator.computes} <= {"map", "reduction"}:
+        slow = max(slow, _staged(operator) / gpu.model_clock)
     return max(cost.alone, slow), max(cost.crowded, slow)
+
+
+def _staged(operator: ROperator) -> float:
+    """Cycles of one task, whose threads take turns with every element of a stage and wait for each."""
+    elements = sum(c.points for c in operator.computes)
+    return STAGED * elements / max(operator.task_count, 1) / dict(operator.config).get("threads", BLOCK_THREADS)
 
 
 GENERIC: Final = Family("", {"threads": range(32, 1025)}, plain_candidates, plain_seconds, generic, times=times, beside=True)

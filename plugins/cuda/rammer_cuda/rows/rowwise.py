@@ -3,16 +3,15 @@
 ``lanes`` neighbouring threads share one row and keep their elements of it in registers from the first load to the last
 store; a reduction is a sum (or maximum ...) of a thread's own elements in order, then a butterfly of warp shuffles, and
 where a row takes several warps their results meet in shared memory in the order of the warps: results repeat bit for bit.
+Rows that are neighbours in memory, their elements apart, may have their threads side by side as well.
 A row that is too long for a block is a cluster's of up to 8, whose results meet in the order of the blocks.
 Every expression, maps before and after the reductions included, is the core's emitter's.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from rammer.codegen import operations as ops
@@ -20,84 +19,28 @@ from rammer.codegen.bounds import tidy
 from rammer.codegen.family import Forms
 from rammer.codegen.operations import Val
 from rammer.codegen.preload import preload, stored_loads
-from rammer.codegen.rowform import Accesses, RowForm, accesses, joinable, map_form, row_form, step
 from rammer.codegen.task import Unsuited
-from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Load, Ref, add, integer
-from rammer.ir.operator import ROperator
 
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.family import sizes
-from rammer_cuda.gpu import Gpu
-from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, aligned, coordinates, join_blocks, join_lanes, moved_bytes
+from rammer_cuda.kernels.frame import VECTOR, Frame, aligned, coordinates, join_blocks, join_lanes
 from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.rows.rowcost import row_seconds
+from rammer_cuda.rows.rowshape import LANES, MOST_ELEMENTS, MOST_THREADS, SIDES, PlacedRows, rows_of, shape_of
+from rammer_cuda.rows.rowtiles import CLUSTERS, tilings
+from rammer_cuda.rows.sides import join_sides
 
-#: Threads that share a row, most elements a thread keeps, and threads of a block.
-LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-MOST_ELEMENTS, MOST_THREADS = 32, 1024
-#: Most elements of a row of an operator without reductions, whose rows are as long as one likes.
-MAP_ELEMENTS = 2048
 #: Registers that constants loaded ahead may take.
 AHEAD = 48
-#: Blocks that may share a row (the largest cluster that every GPU with clusters can schedule), and from which length on.
-CLUSTERS, LONG = (1, 2, 4, 8), 8192
-#: Types that a reduction may have here: those that warp shuffles move.
-SHUFFLED = frozenset(("float32", "float64", "int32", "int64", "uint32", "uint64"))
-
-
-@dataclass(frozen=True, slots=True)
-class RowShape:
-    """``lanes`` threads a row and block, ``vector`` neighbouring elements a load, ``chunks`` loads a thread, ``rows`` a block;
-    ``blocks`` share a row."""
-
-    lanes: int
-    vector: int
-    chunks: int
-    rows: int
-    blocks: int = 1
-
-    @property
-    def across(self) -> int:
-        """Threads that share a row, over all blocks."""
-        return self.lanes * self.blocks
-
-    @property
-    def threads(self) -> int:
-        """Threads of the block: whole warps."""
-        return -(-self.rows * self.lanes // WARP) * WARP
-
-
-def shape_of(form: RowForm) -> RowShape:
-    """The block of a tiled operator under its config."""
-    operator, config = form.operator, dict(form.operator.config)
-    lanes, vector, blocks = config.get("lanes", WARP), config.get("vector", 1), config.get("blocks", 1)
-    rows = math.prod(t for t, r in zip(operator.tile, form.row_of, strict=True) if r is not None)
-    return RowShape(lanes, vector, -(-form.length // (lanes * blocks * vector)), rows, blocks)
-
-
-def strides_of(operator: ROperator, binding: Binding) -> dict[str, tuple[int, ...]]:
-    """Strides of the stored tensors."""
-    return {n: binding.storages[n].strides for n in (*operator.inputs, *operator.outputs)}
-
-
-def form_of(operator: ROperator, binding: Binding) -> RowForm:
-    """The rows of an operator; Unsuited says why it has none."""
-    form = row_form(operator) or map_form(operator, strides_of(operator, binding), MAP_ELEMENTS)
-    if form is None:
-        raise Unsuited("no operator on rows")
-    if any(c.kind != "reduction" for c in form.reductions):
-        raise Unsuited("sums of products and windows read their operands many times")
-    if any(ops.compute_type(c.dtype) not in SHUFFLED for c in form.reductions):
-        raise Unsuited("a reduction of a type that warps do not shuffle")
-    return form
 
 
 class _Rowwise:
-    def __init__(self, form: RowForm, binding: Binding) -> None:
-        self.form, self.binding = form, binding
+    def __init__(self, placed: PlacedRows) -> None:
+        self.form, self.binding = form, binding = placed.form, placed.binding
         self.s = shape = shape_of(form)
         operator = form.operator
         whole = all(
@@ -109,7 +52,9 @@ class _Rowwise:
             raise Unsuited(f"{shape.chunks} x {shape.vector} elements a thread for rows of {form.length}")
         if shape.blocks not in CLUSTERS or (shape.blocks > 1 and (shape.rows > 1 or not form.reductions)):
             raise Unsuited(f"{shape.blocks} blocks for {shape.rows} rows")
-        self.joined = joinable(form, strides_of(operator, binding))
+        if shape.side and (shape.side not in SIDES or shape.blocks * shape.vector > 1 or not shape.sided):
+            raise Unsuited(f"{shape.lanes} lanes for {shape.rows} of {shape.side} rows side by side")
+        self.joined = placed.joined
         # Reductions are not computed in place: where one is not yet known at a point, the emitter finds no such tensor.
         maps = {c.name: c for c in operator.computes if not c.reduce}
         device = source("cluster_rows") if shape.blocks > 1 else ""
@@ -139,7 +84,10 @@ class _Rowwise:
         f.line("// This thread's row and its elements.")
         rank = f" + rank * {s.lanes}" if s.blocks > 1 else ""
         self.deep = self._stop()
-        f.line(f"const int lane = tid % {s.lanes}{rank}, local = tid / {s.lanes};")
+        if s.side:
+            f.line(f"const int lane = tid / {s.side}, local = tid % {s.side};")
+        else:
+            f.line(f"const int lane = tid % {s.lanes}{rank}, local = tid / {s.lanes};")
         tiles = [operator.tile[self.form.row_of.index(k)] for k in range(len(self.form.rows))]
         tests = [f"local < {s.rows}"] if s.rows * s.lanes < s.threads else []
         f.line(f"const int own = {f'min(local, {s.rows - 1})' if tests else 'local'};")
@@ -258,7 +206,10 @@ class _Rowwise:
                 value = self.block.value(ex.substitute(c.body, self.form.reduced(c, self.rows, element)))
                 statement = self.block.combine(c, total.text, value)
                 self.block.line(f"if (m{chunk}) {statement}" if self._partial(chunk) else statement)
-        join_lanes(self.frame, c, [total], self.s.lanes, number)
+        if self.s.side:
+            join_sides(self.frame, c, total, self.s, number)
+        else:
+            join_lanes(self.frame, c, [total], self.s.lanes, number)
         if self.s.blocks > 1:
             join_blocks(self.frame, c, total, number)
         row = tuple(self.form.reduced(c, self.rows, self.elements[0][0])[a.name] for a in c.axes)
@@ -307,76 +258,9 @@ class _Rowwise:
                 self.block.line(ops.put(CUDA, place.pointer, at, place.dtype, ops.literal(CUDA, value, place.dtype)))
 
 
-# --- choice -------------------------------------------------------------------------------------
-
-#: Cycles from a launch to the last store of a row with nothing to do, of launching one more block, of one butterfly step, of
-#: reading one warp's result in shared memory, of an operation of a thread, of each 128 bytes that a warp loads or stores on
-#: its scheduler, and of working out an element's several coordinates. Fitted to 278 kernels of the zoo's models on an H200:
-#: the measured time over the predicted has a standard deviation of 0.11.
-START, BLOCK, BUTTERFLY, WARP_READ, CHAIN, LINE, PLACE = 612, 1.23, 20, 36, 6.7, 1.88, 7.3
-#: Cycles of a cluster's barrier, and of reading one value of another block of it.
-MEET, PEER = 600, 30
-#: Bytes of a cache line.
-LINE_BYTES = 128
-#: Threads of a block that are aimed at.
-BLOCKS = (64, 128, 256)
-
-
-def _tilings(form: RowForm, gpu: Gpu) -> Iterator[RowForm]:
-    """Lanes and vectors that leave every thread at most ``MOST_ELEMENTS`` and no lane without any, in all blocks."""
-    long = gpu.clusters and form.reductions and form.length >= LONG
-    for lanes, vector, blocks in product(LANES, (VECTOR, 1), CLUSTERS if long else (1,)):
-        fits = form.length % vector == 0 and -(-form.length // (lanes * blocks * vector)) * vector <= MOST_ELEMENTS
-        if fits and lanes * blocks * vector < 2 * max(form.length, 2) and (blocks == 1 or lanes >= BLOCKS[-1]):
-            for tile in sorted({_tile(form, max(1, threads // lanes)) for threads in BLOCKS}):
-                config = (("lanes", lanes), ("vector", vector), *([("blocks", blocks)] * (blocks > 1)))
-                yield replace(form, operator=replace(form.operator, tile=tile, family="rowwise", config=config))
-
-
-def _tile(form: RowForm, rows: int) -> tuple[int, ...]:
-    """About ``rows`` neighbouring rows: inner row axes whole, one split evenly, the outer ones 1."""
-    tile = [a.extent for a in form.operator.anchor.axes]
-    for d in range(len(tile) - 1, -1, -1):
-        if form.row_of[d] is None:
-            continue
-        part = max(1, min(rows, tile[d]))
-        tile[d] = -(-tile[d] // -(-tile[d] // part))
-        rows //= tile[d]
-    return tuple(tile)
-
-
-def _seconds(form: RowForm, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks, without the launch."""
-    operator, s, clock = form.operator, shape_of(form), gpu.model_clock
-    each, narrow = s.chunks * s.vector, min(s.lanes, WARP)
-    found, strides = accesses(form), strides_of(operator, binding)
-    lines = sum(_lines(ld, strides.get(ld.tensor, ()), found, s) for ld in found.loads)
-    join = BUTTERFLY * (narrow.bit_length() - 1) + (WARP_READ * s.lanes // WARP if s.lanes > WARP else 0)
-    join += (MEET + PEER * s.blocks) if s.blocks > 1 else 0
-    busy = s.threads / WARP * -(-operator.task_count * s.blocks // gpu.sms) / 4
-    cycles = START + BLOCK * operator.task_count * s.blocks + len(form.reductions) * join
-    cycles += CHAIN * each * sum(ex.flops(c.body) + 1 for c in operator.computes) + busy * LINE * s.chunks * lines
-    if not joinable(form, strides):
-        cycles += PLACE * each
-    return max(cycles / clock, moved_bytes(operator, binding) / gpu.bandwidth)
-
-
-def _lines(load: Load, strides: tuple[int, ...], found: Accesses, s: RowShape) -> int:
-    """Lines of 128 bytes that one access of a warp touches, for each chunk of a thread."""
-    lanes, rows = min(s.lanes, WARP), WARP // min(s.lanes, WARP)
-    along = step(load, strides, found.elements[-1]) if found.elements else 0
-    across = step(load, strides, found.rows[-1]) if found.rows else 0
-    if along is None or across is None:
-        return WARP * s.vector
-    if along == 0:
-        return 1 if across <= 1 else min(rows, rows * across * 4 // LINE_BYTES + 1)
-    if abs(along) == 1:
-        return rows * max(1, lanes * s.vector * 4 // LINE_BYTES)
-    apart = lanes * s.vector * min(LINE_BYTES, abs(along) * 4) // LINE_BYTES
-    return max(1, apart) * (1 if abs(across) == 1 else rows)
-
-
-_ROWS: Final = Forms(form_of, _tilings, _seconds, lambda form, binding: _Rowwise(form, binding).kernel())
+_ROWS: Final = Forms(rows_of, tilings, row_seconds, lambda placed, binding: _Rowwise(placed).kernel())
 ROWWISE: Final = replace(
-    _ROWS.family("rowwise", sizes("lanes", "vector", "blocks")), beside=True, spread=lambda o: dict(o.config).get("blocks", 1)
+    _ROWS.family("rowwise", sizes("lanes", "vector", "blocks", "side")),
+    beside=True,
+    spread=lambda o: dict(o.config).get("blocks", 1),
 )

@@ -1,0 +1,61 @@
+"""Tiles for rows: how many threads share one, and how many rows a block has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from rammer.codegen.rowform import RowForm
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.gpu import Gpu
+from rammer_cuda.kernels.frame import VECTOR, WARP
+from rammer_cuda.rows.rowshape import LANES, MOST_ELEMENTS, MOST_THREADS, SIDES, PlacedRows
+
+#: Blocks that may share a row (the largest cluster that every GPU with clusters can schedule), and from which length on.
+CLUSTERS, LONG = (1, 2, 4, 8), 8192
+#: Threads of a block that are aimed at.
+BLOCKS = (64, 128, 256)
+
+
+def tilings(placed: PlacedRows, gpu: Gpu) -> Iterator[PlacedRows]:
+    """Lanes and vectors that leave every thread at most ``MOST_ELEMENTS`` and no lane without any, in all blocks. Of rows
+    that are neighbours in memory whole sectors where there are as many."""
+    form, unit = placed.form, placed.unit
+    long = gpu.clusters and form.reductions and form.length >= LONG
+    for lanes, vector, blocks in product(LANES, (VECTOR, 1), CLUSTERS if long else (1,)):
+        fits = form.length % vector == 0 and -(-form.length // (lanes * blocks * vector)) * vector <= MOST_ELEMENTS
+        if fits and lanes * blocks * vector < 2 * max(form.length, 2) and (blocks == 1 or lanes >= BLOCKS[-1]):
+            least = unit if unit * lanes <= BLOCKS[-1] else 1
+            for tile in sorted({tile_of(form, max(least, threads // lanes), unit) for threads in BLOCKS}):
+                config = (("lanes", lanes), ("vector", vector), *([("blocks", blocks)] * (blocks > 1)))
+                yield placed.tiled(_with(form.operator, tile, config))
+    for lanes, side in product(LANES[1:], SIDES if unit > 1 and form.reductions else ()):
+        fits = -(-form.length // lanes) <= MOST_ELEMENTS and lanes < 2 * form.length
+        if fits and WARP <= lanes * side <= MOST_THREADS:
+            yield placed.tiled(_with(form.operator, tile_of(form, side, min(unit, side)), (("lanes", lanes), ("side", side))))
+
+
+def _with(operator: ROperator, tile: tuple[int, ...], config: tuple[tuple[str, int], ...]) -> ROperator:
+    return replace(operator, tile=tile, family="rowwise", config=config)
+
+
+def tile_of(form: RowForm, rows: int, unit: int = 1) -> tuple[int, ...]:
+    """About ``rows`` neighbouring rows: inner row axes whole, one split evenly, in multiples of ``unit`` where there are as many,
+    the outer ones 1."""
+    tile = [a.extent for a in form.operator.anchor.axes]
+    for d in range(len(tile) - 1, -1, -1):
+        if form.row_of[d] is None:
+            continue
+        extent, part = tile[d], max(1, min(rows, tile[d]))
+        if unit <= part < extent:
+            part -= part % unit
+            even = -(-extent // -(-extent // part))
+            tile[d] = -(-even // unit) * unit
+        else:
+            tile[d] = -(-extent // -(-extent // part))
+        rows //= tile[d]
+        unit //= math.gcd(unit, tile[d])
+    return tuple(tile)

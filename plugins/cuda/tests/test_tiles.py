@@ -11,11 +11,15 @@ from families import operator as from_text
 
 pytest.importorskip("cuda.bindings")
 
+from rammer.ir.compute import Axis
 from rammer.testing.some import some
 
 from .cuda_choices import WARPGROUPS, choices
 from .host_wgmma import run_warpgroups
 from .test_single import TOLERANCE, alone, backend, given, reference
+from rammer_cuda.contraction.block import warpgroup_shape
+from rammer_cuda.contraction.cost import WGMMA_TF32X3_COST
+from rammer_cuda.contraction.depth import taps_of
 from rammer_cuda.contraction.tiles import FULLER, LEAST_WIDE, filled, patches, task_count, tile_parts
 from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.source import task_kernel
@@ -42,13 +46,23 @@ def test_patches_are_offered_where_rows_leave_groups_empty(rng: np.random.Genera
     assert patches([75, 86], 64, 256, tile_parts([75, 86], 8, 256, frozenset()))
 
 
+@pytest.mark.parametrize("channels, halos", [(8, 1), (32, 1), (33, 2), (96, 2)])
+def test_a_second_halo_is_for_channels_that_are_copied_meanwhile(channels: int, halos: int) -> None:
+    """Of a convolution with taps; the tiles above have one, which is half of the shared memory."""
+    depth = taps_of((Axis("c", channels), Axis("kh", 5)), 32)
+    assert depth.halos == halos
+    block = warpgroup_shape(16, 60, {"bk": 32, "stages": 3, "halo": 1}, down=False)
+    one, two = (WGMMA_TF32X3_COST.shared(block, 300, n) for n in (1, 2))
+    assert two - one == 4 * 32 * (300 + 16)
+
+
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 def test_kernels_of_patches_on_host_threads(precision: str, rng: np.random.Generator) -> None:
     operator, binding = CASE[0], replace(CASE[1], precision=precision)
     offered = choices(backend(), operator, binding, WARPGROUPS, 60)
     found = [c for c in offered if c.operator.tile[1] > 1 and c.operator.tile[2] < 66]
-    drawn = [found[0], found[int(rng.integers(len(found)))]]
+    drawn = [next(c for c in found if dict(c.operator.config)["halo"]), found[int(rng.integers(len(found)))]]
     for tiled in some([alone(c).operator for c in drawn]):
         values = given(rng, tiled, binding)
         late = [bool(n) for n in rng.integers(2, size=2)]

@@ -306,7 +306,7 @@ def _configs(
             shape = block({"bk": bk, "stages": stages, "halo": haloed, "producers": producers})
             if haloed and math.prod(a.extent for a in depths[bk].outer) < shape.ahead * producers:
                 continue
-            if cost.shared(shape, halo) <= gpu.shared:
+            if cost.shared(shape, halo, depths[bk].halos) <= gpu.shared:
                 break
         else:
             continue

@@ -189,9 +189,9 @@ class WarpgroupCost:
         """Registers of a thread: sums (on the tensor cores and, of products in parts, outside), operands, addresses."""
         return (s.fixed if self.instruction.parts > 1 else s.fixed // 2 + 10) + int(self.held * s.bk) + 30
 
-    def shared(self, s: WarpgroupShape, halo: int) -> Any:
+    def shared(self, s: WarpgroupShape, halo: int, halos: int = 2) -> Any:
         """Bytes of shared memory: buffers of both operands with the constant's other halves, or the results in their place."""
-        read = 2 * (halo + 16) if s.halo else s.stages * (s.through + 8)
+        read = halos * (halo + 16) if s.halo else s.stages * (s.through + 8)
         return max(self.item * s.bk * (read + self.instruction.parts * s.stages * s.fixed), 4 * s.bm * s.bn)
 
 
@@ -296,7 +296,7 @@ def warpgroup_seconds(cost: WarpgroupCost, s: WarpgroupShape, depth: Depth, work
     groups, instructions, cells = s.through // GROUP, s.bk / cost.instruction.form.k, work.cells
     per_sm = -(-work.tasks * s.split_k // usable(s.split_k, gpu.sms))
     registers = s.threads * cost.registers(s)
-    resident = max(1, min(gpu.shared // (cost.shared(s, work.halo) + 1024), gpu.registers // registers, per_sm))
+    resident = max(1, min(gpu.shared // (cost.shared(s, work.halo, depth.halos) + 1024), gpu.registers // registers, per_sm))
     tensor = MATRIX * cost.products * instructions * s.fixed / 8
     read = (work.halo if s.halo else s.through) * s.bk / (math.prod(a.extent for a in depth.outer) if s.halo else 1)
     ready = cost.ready * s.fixed * s.bk * cost.item / (16 * THREADS)

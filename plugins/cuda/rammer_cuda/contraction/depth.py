@@ -47,6 +47,11 @@ class Depth:
         return -(-self.inner.extent // self.block)
 
     @property
+    def halos(self) -> int:
+        """Halos in shared memory: of the channels that are multiplied, and of those copied meanwhile, where there are more."""
+        return min(2, self.per_tap)
+
+    @property
     def blocks(self) -> int:
         """Blocks in all."""
         if self.flat:

@@ -100,7 +100,7 @@ class Producers:
                 # A copying warpgroup would wait for a halo to be left whose last products it still has to complete.
                 raise Unsuited(f"{self.halo.taps} taps for {s.stages} buffers")
         self.whole = s.bk * self.matrix.pitch
-        self.readable = 2 * s.bk * self.halo.pitch if self.halo else s.stages * s.bk * self.read.pitch
+        self.readable = kernel.depth.halos * s.bk * self.halo.pitch if self.halo else s.stages * s.bk * self.read.pitch
         elements = self.readable + self.i.parts * s.stages * self.whole
         self.barriers = max(self.read.staging.item * elements, 4 * s.bm * kernel.line)
         self.dynamic = self.barriers + 16 * (s.stages + 2)

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings")
 
-from rammer.codegen.rowform import RowForm, accesses, joinable
+from rammer.codegen.rowform import RowForm, accesses, joinable, step
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir import expr as ex
 from rammer.ir.evaluate import evaluate
@@ -126,8 +126,10 @@ def access(
             digits = np.unravel_index(start + v, [a.extent for a in form.elements])
             place = at(load, values | dict(zip((e.axis for e in element_axes), digits, strict=True)), storage.strides)
             found.append((storage.offset + place) * 4)
-        quad = s.vector == 4 and joined and not by_row and all((f == found[0] + 4 * v).all() for v, f in enumerate(found))
-        wide = quad and (found[0] % 16 == 0).all()
+        steps = [step(load, storage.strides, r) for r in row_axes]
+        first = storage.offset + at(load, dict.fromkeys(values | dict.fromkeys(axes), np.zeros(1, np.int64)), storage.strides)[0]
+        even = all(n is not None and n % 4 == 0 for n in (*steps, int(first)))
+        wide = s.vector == 4 and joined and not by_row and even and step(load, storage.strides, element_axes[-1]) == 1
         for group in [np.stack(found, 1)] if wide else [f[:, None] for f in found]:
             for w in range(0, s.threads, WARP):
                 there_too = np.repeat(there[w : w + WARP], group.shape[1])

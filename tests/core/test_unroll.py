@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnx_models import BOOL, INT64, model, tensor
 from test_control import graph, node
 from test_later import agree, fed
@@ -50,6 +50,35 @@ def loop(trips: int, go: onnx.NodeProto) -> onnx.ModelProto:
 @pytest.mark.parametrize("trips", [1, 4])
 def test_a_loop_of_known_steps(trips: int, rng: np.random.Generator) -> None:
     one_program(loop(trips, node("Identity", ["c"], ["go"])), {"x": fed(rng, 2, 3), "w": fed(rng, 3)})
+
+
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("known", [True, False])
+def test_numbers_of_any_rank(known: bool, rank: int, rng: np.random.Generator) -> None:
+    """A trip count, a condition and what a branch asks may be tensors of one element, as PaddlePaddle's exporter gives them."""
+    shape = [1] * rank
+    ends = [tensor("go", shape, BOOL), tensor("t", [2, 3])]
+    body = graph(
+        [node("Identity", ["c"], ["go"]), node("Add", ["s", "s"], ["t"])],
+        [tensor("i", [], INT64), tensor("c", shape, BOOL), tensor("s", [2, 3])],
+        ends,
+    )
+    branches = [graph([node(op, ["last"], [f"{op}_last"])], [], [tensor(f"{op}_last", [2, 3])]) for op in ("Neg", "Abs")]
+    nodes = [
+        node("Loop", ["trips", "going", "x"], ["last"], body=body),
+        node("If", ["asked"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+    ]
+    numbers = {"trips": np.full(shape, 3), "going": np.full(shape, True), "asked": np.full(shape, bool(rng.integers(2)))}
+    x = {"x": fed(rng, 2, 3)}
+    ports = [tensor("x", [2, 3]), tensor("trips", shape, INT64), tensor("going", shape, BOOL), tensor("asked", shape, BOOL)]
+    if known:
+        nodes[:0] = [node("Constant", [], [n], value=numpy_helper.from_array(v)) for n, v in numbers.items()]
+        one_program(model(nodes, ports[:1], ["y"]), x)
+        return
+    proto = model(nodes, ports, ["y"])
+    exe = rammer.compile(proto, "toy")
+    agree(proto, exe, x | numbers)
+    exe.close()
 
 
 def test_a_condition_that_the_step_decides(rng: np.random.Generator) -> None:

@@ -134,12 +134,12 @@ class _Steps:
     def loop(self) -> bool:
         """ "for (int i=0; i < max_trip_count && cond; ++i)", where both are known."""
         trips, condition = self._known(0), self._known(1) if self.proto.input[1] else np.array(True)
-        if trips is None or condition is None or int(trips) > self.most:
+        if trips is None or condition is None or (turns := int(trips.item())) > self.most:  # one number, of any rank
             return False
         state = [self.scope.values[n] for n in self.proto.input[2:]]
         scanned: list[list[str]] = [[] for _ in self.body.output[1 + len(state) :]]
-        going, step = bool(condition), 0
-        while going and step < int(trips):
+        going, step = bool(condition.all()), 0
+        while going and step < turns:
             inner = self.base.inner()
             self.walk.constant(self.body.input[0].name, np.array(step, np.int64), inner)
             self.walk.constant(self.body.input[1].name, np.array(True), inner)

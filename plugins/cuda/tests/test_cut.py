@@ -257,3 +257,31 @@ def test_the_persistent_kernel_begins_behind_all_before_it_and_ends_before_all_b
     for before in reversed(range(walk)):
         assert any((before, after) in {e[:2] for e in api.edges} for after in led), "may go on when the walk begins"
         led.add(before)
+
+
+def test_auto_warms_a_gpu_that_had_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first a GPU is slow, and a persistent kernel slower there than launches, which it is faster than later."""
+    spent = [0.0]
+
+    class Cold:
+        notes: tuple[str, ...] = ()
+
+        def __init__(self, name: str, cold: float, warm: float) -> None:
+            self.name, self.cold, self.warm = name, cold, warm
+
+        def run(self, inputs: object) -> None: ...
+
+        def replay(self) -> float:
+            seconds = self.cold if spent[0] < 0.06 else self.warm
+            spent[0] += seconds
+            return seconds
+
+        def close(self) -> None: ...
+
+    program = compiled(lstm_tc(0, layers=2, steps=4)).program
+    monkeypatch.setattr(select, "CudaProgram", lambda *arguments: Cold("graph", 9e-4, 7e-4))
+    monkeypatch.setattr(select, "PersistentProgram", lambda *arguments: Cold("persistent", 2e-3, 5e-4))
+    monkeypatch.setattr(select.Cached, "read", lambda self: None)
+    monkeypatch.setattr(select.Cached, "write", lambda self, value: None)
+    chosen = select.open_executor(program, {}, TARGETS["sm_90a"], 0)
+    assert isinstance(chosen, Cold) and chosen.name == "persistent"

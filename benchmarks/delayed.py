@@ -48,8 +48,9 @@ class Hosts:
 
     def inside(self, number: int, line: Sequence[str]) -> list[str]:
         """A command line that runs ``line`` on a host, where the machine has another name: MPI tells hosts by that."""
-        named = f'hostname rammer-far-{number}; exec "$@"'
-        return ["nsenter", f"--net={self.places[number]}", "unshare", "-u", "sh", "-c", named, "sh", *line]
+        place = self.places[number]
+        named = f'{still_there(place)}hostname rammer-far-{number}; exec "$@"'
+        return ["nsenter", f"--net={place}", "unshare", "-u", "sh", "-c", named, "sh", *line]
 
     def mpirun(self, line: Sequence[str], settings: dict[str, str] | None = None) -> list[str]:
         """A command line that runs ``line`` in a process of MPI on every host. Messages and windows go over TCP; ``settings`` are
@@ -60,7 +61,7 @@ class Hosts:
         )
         agent.write_text(
             f'#!/bin/sh\ncase "$1" in\n{cases}*) exit 1;;\nesac\nshift\n'
-            'exec nsenter --net="$place" unshare -u sh -c "hostname $name; $*"\n'
+            f'exec nsenter --net="$place" unshare -u sh -c "{still_there("$place")}hostname $name; $*"\n'
         )
         agent.chmod(0o755)
         given = {
@@ -75,6 +76,12 @@ class Hosts:
         mca = [word for name, value in (given | (settings or {})).items() for word in ("--mca", name, value)]
         start = ["mpirun", "-n", str(len(self.places)), "-x", "PYTHONPATH", "--host", ",".join(self.addresses)]
         return self.inside(0, [*start, *mca, *line])
+
+
+def still_there(place: str) -> str:
+    """Shell words that end a process which came in when nobody looks for it any more: it may have opened ``place`` before
+    ``end_all`` and be in the namespace after."""
+    return f"[ -e {place} ] || exit 1; "
 
 
 def lacking() -> str:
@@ -144,8 +151,11 @@ def forward(seconds: float, ends: Sequence[int]) -> None:
 
 
 def end_all(namespaces: Sequence[int]) -> None:
-    """What runs in these namespaces, which are ours, ends with them."""
+    """What runs in these namespaces, which are ours, ends with them. They have no place any more before what runs there is
+    looked for; tunnels' ends keep them."""
     own = {os.fstat(n).st_ino for n in namespaces}
+    for number in namespaces:
+        os.close(number)
     for _ in range(100):
         left = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid != os.getpid() and _in(pid) in own]
         if not left:

@@ -41,6 +41,15 @@ with far_apart(1.0) as hosts:
     print(sleeper.pid, hosts.places[0].split("/")[2], flush=True)
     sleeper.wait()
 """
+#: An ``nsenter`` that opens the host's file and goes there later.
+ENTERS_LATE = """
+import ctypes, os, sys, time
+place = os.open(sys.argv[1].split("=", 1)[1], os.O_RDONLY)
+time.sleep(0.5)
+if ctypes.CDLL(None).setns(place, 0):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 def output(line: list[str]) -> str:
@@ -74,11 +83,18 @@ def test_a_model_over_two_hosts_is_what_one_device_makes(tmp_path: Path, rng: np
     assert total["allocations"] == total["serialisations"] == total["copies"] == total["host_copies"] == total["reads"] == 0
 
 
-def test_hosts_end_with_who_asked_for_them() -> None:
-    with subprocess.Popen([sys.executable, "-c", ASKS], stdout=subprocess.PIPE, text=True) as asker:
+@pytest.mark.parametrize("late", [False, True])
+def test_hosts_end_with_who_asked_for_them(late: bool, tmp_path: Path) -> None:
+    """Also where what was started is not on its host yet when those who look for it do."""
+    if late:
+        (tmp_path / "nsenter").write_text(f"#!{sys.executable}\n{ENTERS_LATE}")
+        (tmp_path / "nsenter").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    with subprocess.Popen([sys.executable, "-c", ASKS], stdout=subprocess.PIPE, text=True, env=environment) as asker:
         assert asker.stdout is not None
         started = [int(number) for number in asker.stdout.readline().split()]
         assert len(started) == 2 and all(alive(pid) for pid in started)
+        time.sleep(0.15 if late else 0.0)
         asker.send_signal(signal.SIGKILL)
     until = time.monotonic() + PATIENCE
     while any(alive(pid) for pid in started) and time.monotonic() < until:

@@ -84,7 +84,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def install(home: Path, *paths: Path) -> None:
+def install(home: Path, *what: Path | str) -> None:
+    """What pip is asked for, from wheels and folders alone."""
     python = home / "env" / "bin" / "python"
     run(
         sys.executable,
@@ -97,7 +98,7 @@ def install(home: Path, *paths: Path) -> None:
         "--no-compile",
         "--no-deps",
         "--no-index",
-        *paths,
+        *what,
         cwd=home,
     )
 
@@ -159,21 +160,7 @@ def test_a_new_plugin(wheels: dict[str, Path], home: Path, checks: int, rng: np.
     python = home / "env" / "bin" / "python"
     run(home / "env" / "bin" / "rammer", "plugins", "new", "my_chip", cwd=home)
     folder = home / "rammer-my-chip"
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-        "-e",
-        folder,
-        cwd=home,
-    )
+    install(home, "--no-build-isolation", "-e", folder)
     rest = rng.permutation(sorted(CHECKS))[checks:]
     left = [f"--deselect=tests/test_device.py::test_conformance[{name}]" for name in rest]
     said = run(python, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={folder}", folder, *left, cwd=home)

@@ -36,21 +36,16 @@ from measuring import exported
 from zoo import SEED, find
 
 import rammer
-from rammer.compiled.segments import ProgramSegment
-from rammer.device.manifest import Loaded
 from rammer.errors import DeviceUnavailable, Mismatch
 from rammer.report.table import markdown
 from rammer.testing.cases import Sampler
 from rammer.testing.search import Search, again, partial_tiles
 
-from rammer_cuda.hardware import gpu_of, probe_gpus
-from rammer_cuda.persistent.executor import PersistentProgram
-
-#: Nanoseconds that a block of a checked persistent kernel waits before it reports a hang.
-WAIT = 300_000_000_000
+#: Seconds that a block of a checked persistent kernel waits before it reports a hang: a checked kernel is far slower.
+WAIT = 300
 TOOLS = ("memcheck", "racecheck", "initcheck")
-#: What a key ends in that is run by the persistent executor.
-PERSISTENT = ":persistent"
+#: What a key ends in after a colon that is run by another executor than the graph's.
+EXECUTORS = ("persistent", "mixed")
 #: Stands for kernels of every family instead of a model: sampled cases, products of one, and of each family and precision.
 FAMILIES, CASES, LARGEST, EACH = "families", 60, 200_000, 2
 #: For every tool a kernel with the fault that it looks for, run from a CUDA graph as models are: it must be found.
@@ -89,21 +84,17 @@ def knows_barriers(version: str) -> bool:
 
 
 def run_model(key: str, tune: str, seed: int, path: Path) -> None:
-    """Run the model (``key``, by the graph executor, or ``key:persistent``); keep its outputs in ``path``, or compare them
-    with those kept there."""
+    """Run the model (``key``, by the graph executor, or ``key:persistent``, ``key:mixed``); keep its outputs in ``path``, or
+    compare them with those kept there."""
     if key == FAMILIES:
         return run_families(seed, path)
-    key, executor = (key.removesuffix(PERSISTENT), "persistent") if key.endswith(PERSISTENT) else (key, "graph")
+    name, _, last = key.rpartition(":")
+    key, executor = (name, last) if last in EXECUTORS else (key, "graph")
     model = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", SEED)
-    exe = rammer.compile(model, device="cuda", tune=tune, options={"executor": "graph"})
+    exe = rammer.compile(model, device="cuda", tune=tune, options={"executor": executor, "watchdog": str(WAIT)})
     outputs: dict[str, np.ndarray] = {}
     feeds = [find(key).feeds(seed + i) for i in range(2)]
-    (segment,) = exe.prepare(exe.checked(feeds[0])).compiled.segments
-    assert isinstance(segment, ProgramSegment)
-    loaded: Loaded = exe.prepare(feeds[0]).loaded[0]
-    if executor == "persistent":
-        # A checked kernel is far slower than the wait after which an ordinary one reports a hang.
-        loaded = PersistentProgram(segment.program, segment.constants, gpu_of(probe_gpus()[0]), 0, limit=WAIT)
+    (loaded,) = exe.prepare(exe.checked(feeds[0])).loaded.values()
     for i, inputs in enumerate(feeds):
         outputs |= {f"{n}.{i}": a for n, a in loaded.run(inputs).outputs.items()}
     bound = loaded.bind(feeds[0], {})
@@ -111,7 +102,6 @@ def run_model(key: str, tune: str, seed: int, path: Path) -> None:
         bound.write(inputs)
         bound.run()
         outputs |= {f"{n}.bound{i}": a for n, a in bound.to_host().items()}
-    loaded.close()
     exe.close()
     if not path.is_file():
         with path.open("wb") as file:
@@ -193,7 +183,7 @@ def checked(sanitizer: str, tool: str, key: str, tune: str, seed: int, kept: Pat
     "--models",
     default="squeezenet,lstm_tc,lstm_tc:persistent,squeezenet:small:persistent",
     show_default=True,
-    help="Keys of the zoo, with commas; with :persistent by the persistent executor; families for kernels.",
+    help="Keys of the zoo, with commas; with :persistent or :mixed by that executor; families for kernels.",
 )
 @click.option("--tools", default="memcheck,racecheck", show_default=True, help=f"With commas: {', '.join(TOOLS)}.")
 @click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
+from rammer.compiler import Compiler
+from rammer.device.manifest import OpenOptions
+from rammer.frontend.reader import read_model
+from rammer.profile.store import KernelStore
+from rammer.testing.some import some
+
 pytest.importorskip("cuda.bindings")
 
-from sanitize import knows_barriers
+from sanitize import SHORT, entry_of, knows_barriers
+
+from rammer_cuda.backend import open_backend
+from rammer_cuda.persistent.shape import parted
 
 
 @pytest.mark.parametrize(
@@ -22,3 +33,14 @@ from sanitize import knows_barriers
 )
 def test_old_versions_report_races_across_barriers(version: str, known: bool) -> None:
     assert knows_barriers(version) is known
+
+
+def test_short_forms_are_cut_as_whole_models_are() -> None:
+    backend = open_backend(OpenOptions(target="sm_90a"))
+    compiler = Compiler(backend, CompileOptions(), KernelStore(None))
+    for key in some(SHORT):
+        (segment,) = compiler.compile_model(read_model(entry_of(f"{key}:short").build(1)), {}).segments
+        assert isinstance(segment, ProgramSegment)
+        shape = parted(segment.program, segment.constants, backend.gpu)
+        assert shape is not None
+        assert shape.cut is not None

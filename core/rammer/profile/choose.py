@@ -25,9 +25,11 @@ from rammer.profile.store import KernelStore, key_of, unit_key
 __all__ = ["KeptTimes", "Opener", "clocked", "fastest_program"]
 
 #: Turns of all programs, and how many times the best a program may take that has had so many and gets more: what else a machine
-#: does makes some runs longer, by up to a half.
+#: does makes some runs longer, by up to a half. None is left out in fewer seconds than ``SOON``: another process may have all of
+#: a GPU for some milliseconds, in which short programs have several turns.
 TURNS: Final = 20
 CLOSE: Final = ((8, 1.1), (3, 1.5))
+SOON: Final = 0.05
 #: It does so for some tenths of a second: in fewer seconds there are more turns, up to so many; and in more no others.
 BRIEF, MOST, LONG = 0.3, 400, 4.0
 #: What differs by less is the same: of such the better prediction is kept, so that the choice does not hang on chance.
@@ -116,9 +118,9 @@ class Race:
                         self.lost[place] = problem
                         del clocks[place]
                         best.pop(place, None)
-                margin = next((m for n, m in CLOSE if turn >= n), math.inf)
-                clocks = {i: c for i, c in clocks.items() if best[i] <= margin * min(best.values())}
                 spent = time.perf_counter() - begun
+                margin = next((m for n, m in CLOSE if turn >= n and spent > SOON), math.inf)
+                clocks = {i: c for i, c in clocks.items() if best[i] <= margin * min(best.values())}
                 if spent > LONG or (turn >= TURNS and spent > BRIEF) or (margin < math.inf and len(clocks) < 2):
                     break
         return best

@@ -8,6 +8,7 @@ depend on the choice: every kernel waits for its predecessors before it reads wh
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -15,11 +16,13 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from rammer_cuda.driver import check, driver
+from rammer_cuda.turns import STEADY, in_turns
 
 #: The device variable by which a kernel is told, in every module (``device/order.cuh``).
 SWITCH = b"rm_pdl"
-#: Replays of one measurement and before the first one; kernels tried singly, those with most launches first.
-REPLAYS, WARM, TRIED = 7, 10, 24
+#: Replays of one measurement, of which there are so many where it is disturbed; kernels tried singly, those with most launches
+#: first.
+REPLAYS, AGAIN, TRIED = 7, 3, 24
 #: Seconds after which no further kernel is tried: a large program should not wait for what little it may gain.
 LONGEST = 0.2
 #: A change stays if it saves more than this share: about what two measurements of one graph differ by.
@@ -55,10 +58,9 @@ class Switches:
 
         ``launched`` names the kernel of every launch. Returns the seconds measured at the end.
         """
+        least = in_turns({"": replay}).seconds[""]
         counts, begin = Counter(launched), time.perf_counter()
-        for _ in range(WARM):
-            replay()
-        best = self._measure(replay)
+        best = self._measure(least, replay)
         self.set(counts)
         best = self._keep(best, frozenset(), replay)
         for entry, _ in counts.most_common(TRIED):
@@ -71,14 +73,18 @@ class Switches:
 
     def _keep(self, best: float, before: frozenset[str], replay: Callable[[], float]) -> float:
         """Go back to ``before`` unless what is on now is faster than ``best``; returns the better time."""
-        seconds = self._measure(replay)
+        seconds = self._measure(best, replay)
         if seconds < best * (1 - NOISE):
             return seconds
         self.set(before)
         return best
 
     @staticmethod
-    def _measure(replay: Callable[[], float]) -> float:
-        from statistics import median  # imports much, and is not needed where the choice was made before
-
-        return median(replay() for _ in range(REPLAYS))
+    def _measure(best: float, replay: Callable[[], float]) -> float:
+        """The least of some replays; of more where all took clearly longer than ``best``, as beside another process."""
+        least = math.inf
+        for _ in range(AGAIN):
+            least = min(least, *(replay() for _ in range(REPLAYS)))
+            if least <= STEADY * best:
+                break
+        return least

@@ -2,14 +2,14 @@
 
 A kernel boundary inside a CUDA graph costs no more than a barrier inside a kernel, so a persistent kernel wins by what it keeps
 on chip, and where independent operators have few tasks each. Where rows run one task again and again with the same constants
-(what does not lie between such tasks is launched then), or the program is predicted to take little more than the graph was
-measured to, both are built and measured, and the faster one stays. The outcome is cached for the next process.
+(what does not lie between such tasks is launched then), both are built and measured, and the faster one stays. Any other program
+is built as rows where it is predicted to take little more than its graph was measured to; one of many kernels, which takes long
+to compile, where it is predicted to take clearly less. The outcome is cached for the next process.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,28 +18,23 @@ from rammer.codegen.writer import kinds_of
 from rammer.device.manifest import Array, Binding
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
-from rammer.ir.standing import states
-from rammer.runtime.host_memory import random_inputs
+from rammer.profile.probe import random_inputs
 
 from rammer_cuda.cache import Cached
 from rammer_cuda.executor import CudaProgram, Room
 from rammer_cuda.families import CALLED, family_of
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
-from rammer_cuda.persistent.shape import fitted, parted
+from rammer_cuda.persistent.shape import Fitted, fitted, parted
 from rammer_cuda.source import Writer
+from rammer_cuda.turns import TurnTimes, in_turns
 
 #: Values of ``--option executor=``.
 CHOICES = ("auto", "graph", "persistent", "mixed")
-#: Executors take turns of so many runs, so that constants stay in the caches as they would; at least so many turns, and until
-#: they took so many seconds together, since a GPU that had nothing to do begins at a sixth of its clock (345 of 1,980 MHz on an
-#: H200). Never more turns than the last.
-RUNS, TURNS, WARM, MOST_TURNS = 7, 2, 0.1, 1000
-#: Distinct kernels of such a program at most: NVRTC takes 0.2 s of a core for each.
-MOST_KERNELS = 100
-#: Such a program is built where it is predicted to take less than so many times what the graph was measured to: on an H200 rows
-#: took 0.95 times (NASNet-A) to 1.24 times (ResNeXt-29 of 16 branches) what they were predicted to.
-NEAR = 1.1
+#: A program without such constants is built as rows where it is predicted to take less than so many times what the graph was
+#: measured to: on an H200 rows took 0.95 times (NASNet-A) to 1.24 times (ResNeXt-29 of 16 branches) what they were predicted to.
+#: NVRTC takes 0.2 s of a core for each distinct kernel, one after the other: of more than ``MANY`` the second number counts.
+NEAR, CLEARLY, MANY = 1.1, 0.9, 100
 #: Seconds that a watchdog can be set below: the kernel counts nanoseconds in 64 bits, and nobody waits for a day.
 LONGEST = 86400.0
 
@@ -90,7 +85,7 @@ def open_executor(
 ) -> Executor:
     """The program, loaded for the executor asked for; ``auto`` measures where a persistent kernel could win."""
     choice = how.choice
-    if choice == "auto" and (states(program) or not (keeps_constants(program) or could_call(program, constants))):
+    if choice == "auto" and not (keeps_constants(program) or could_call(program)):
         choice = "graph"
     if choice == "auto":
         return _measured(program, constants, gpu, index, how, writer)
@@ -117,7 +112,8 @@ def _mixed(
 def _measured(
     program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, how: Execution, writer: Writer | None
 ) -> Executor:
-    """The executor that was measured to be faster, now or by an earlier process."""
+    """The executor that was measured to be faster, now or by an earlier process. What others disturbed is measured anew by the
+    next one."""
     cached = Cached(program, "executor", gpu.architecture)
     known = cached.read()
     if known in CHOICES[1:]:
@@ -129,40 +125,53 @@ def _measured(
         shape = parted(program, constants, gpu)
         kind = "mixed" if shape is not None else kind
     else:
-        shape = fitted(program, Binding.of(program, constants), gpu)
-        if shape.program.predicted >= NEAR * _seconds({"graph": graph}, inputs)["graph"]:
-            cached.write("graph")
+        alone = _timed({"graph": graph}, inputs)
+        shape = _rows_within(program, Binding.of(program, constants), gpu, alone.seconds["graph"])
+        if shape is None:
+            if alone.steady:
+                cached.write("graph")
             return graph
     persistent = None
     try:
         persistent = PersistentProgram(program, constants, gpu, index, how.limit, True, shape)
-        best = _faster(inputs, {"graph": graph, kind: persistent})
+        found = _timed({"graph": graph, kind: persistent}, inputs)
     except DeviceFailure as problem:  # its blocks would not all run at once, its memory does not suffice, or a wait did not end
         if persistent is not None:
             persistent.close()
         graph.notes = (f"executor graph, since the {kind} one cannot: {problem.what}",)
         return graph
-    cached.write("graph" if best is graph else kind)
+    best = _faster(found, {"graph": graph, kind: persistent})
+    if found.steady:
+        cached.write("graph" if best is graph else kind)
     return best
 
 
-def _faster(inputs: Mapping[str, Array], options: Mapping[str, Executor]) -> Executor:
-    """The executor with the lower least time on random inputs, of several by their kinds; the others are closed."""
-    seconds = _seconds(options, inputs)
-    best = min(seconds, key=lambda kind: seconds[kind])
-    for kind in seconds.keys() - {best}:
+def _faster(found: TurnTimes, options: Mapping[str, Executor]) -> Executor:
+    """The executor with the lower time, of several by their kinds; the others are closed."""
+    best = min(found.seconds, key=lambda kind: found.seconds[kind])
+    for kind in found.seconds.keys() - {best}:
         options[kind].close()
-    note = " ".join(f"{kind} {s * 1e3:.3g} ms" for kind, s in seconds.items())
+    note = " ".join(f"{kind} {s * 1e3:.3g} ms" for kind, s in found.seconds.items())
+    note += "" if found.steady else ", where others used the GPU"
     options[best].notes = (f"executor {best}, by measurement: {note}",)
     return options[best]
 
 
-def could_call(program: RProgram, constants: Collection[str]) -> bool:
-    """Whether a persistent kernel may be tried that holds nothing on chip: few kernels, all of families that it calls."""
-    if program.repeat is not None or any(o.endings for o in program.operators):
-        return False
-    called = all(family_of(o) in CALLED for o in program.operators)
-    return called and len(set(kinds_of(program.operators, Binding.of(program, constants)).values())) <= MOST_KERNELS
+def could_call(program: RProgram) -> bool:
+    """Whether a persistent kernel may be tried that holds nothing on chip: of families that it calls. Turns of a program have the
+    kernels and places that they have (``fitted``), which a block could rarely call."""
+    return program.repeat is None and all(family_of(o) in CALLED for o in program.operators)
+
+
+def _rows_within(program: RProgram, binding: Binding, gpu: Gpu, seconds: float) -> Fitted | None:
+    """The program as rows, where these are worth building beside a graph that takes so many seconds. Rows are predicted to take
+    no less than the program, whose kernels may be any."""
+    kinds = len(set(kinds_of(program.operators, binding).values()))
+    most = seconds * (NEAR if kinds <= MANY else CLEARLY)
+    if program.predicted >= most:
+        return None
+    shape = fitted(program, binding, gpu)
+    return shape if shape.program.predicted < most else None
 
 
 def keeps_constants(program: RProgram) -> bool:
@@ -179,16 +188,8 @@ def keeps_constants(program: RProgram) -> bool:
     return False
 
 
-def _seconds(executors: Mapping[str, Executor], inputs: Mapping[str, Array]) -> dict[str, float]:
-    """The least of some runs of each, by its kind: beside another process that uses the GPU the median may be what that one's
-    turns take."""
+def _timed(executors: Mapping[str, Executor], inputs: Mapping[str, Array]) -> TurnTimes:
+    """Seconds of each, in turns, by its kind."""
     for executor in executors.values():
         executor.run(inputs)
-    best, spent = dict.fromkeys(executors, math.inf), 0.0
-    for turn in range(MOST_TURNS):
-        for kind, executor in executors.items():
-            runs = [executor.replay() for _ in range(RUNS)]
-            best[kind], spent = min(best[kind], *runs), spent + sum(runs)
-        if turn + 1 >= TURNS and spent >= WARM:
-            break
-    return best
+    return in_turns({kind: executor.replay for kind, executor in executors.items()})

@@ -23,6 +23,7 @@ from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.frontend.reader import read_model
 from rammer.ir.program import RProgram, waves
+from rammer.ir.standing import states
 from rammer.profile.store import KernelStore
 from rammer.runtime.host_memory import HostMemory, view
 from rammer.testing.some import some
@@ -285,3 +286,25 @@ def test_auto_warms_a_gpu_that_had_nothing_to_do(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(select.Cached, "write", lambda self, value: None)
     chosen = select.open_executor(program, {}, TARGETS["sm_90a"], 0)
     assert isinstance(chosen, Cold) and chosen.name == "persistent"
+
+
+def test_what_continues_an_input_waits_for_no_task_of_its_own() -> None:
+    """Beside cells, whose values travel as words, other tasks get new waits; old elements of a cache are there from the first."""
+    size = 256
+    model = onnx.parser.parse_model(f"""<ir_version: 11, opset_import: ["" : 24]>
+        grown (float[4, 1, {size}] x, float[1, 1, 12, {size}] past, int64[1] at) => (float[1, 1, 12, {size}] present) {{
+            y = LSTM <hidden_size = {size}> (x, w, r)
+            shape = Constant <value_ints = [1, 1, 4, {size}]> ()
+            rows = Reshape (y, shape)
+            present = TensorScatter (past, rows, at)
+        }}""")
+    weights = np.full((1, 4 * size, size), 0.01, np.float32)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(weights, n) for n in "wr")
+    compiler = Compiler(open_backend(OpenOptions(target="sm_90a")), CompileOptions(), KernelStore(None))
+    (segment,) = compiler.compile_model(read_model(model), {}, {"present": "past"}).segments
+    assert isinstance(segment, ProgramSegment) and states(segment.program) == {"present": "past"}
+    flow = plan_words(segment.program, Binding.of(segment.program, segment.constants))
+    assert flow.words
+    waits = [(t.operator, w.counter) for row in flow.program.rows for t in row for w in t.waits]
+    assert all(counter != operator for operator, counter in some(waits))
+    assert ("present", "present") not in waits and any(o == "present" for o, _ in waits)

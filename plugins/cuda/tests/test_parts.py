@@ -246,22 +246,24 @@ def test_auto_tries_programs_without_cells(graph: float, persistent: float, chos
     monkeypatch.setattr(select.Cached, "read", lambda self: None)
     monkeypatch.setattr(select.Cached, "write", lambda self, value: written.append(value))
     backend, segment = segment_of("resnext29_branches:small")
-    assert not select.keeps_constants(segment.program) and select.could_call(segment.program, segment.constants)
+    assert not select.keeps_constants(segment.program) and select.could_call(segment.program)
     opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
     assert isinstance(opened, Fake) and opened.seconds == (persistent if chosen == "persistent" else graph)
     assert written == [chosen] and [s.program.veus for s in built] == ([backend.gpu.sms * built[0].blocks] if graph else [])
 
 
-@pytest.mark.parametrize("times, tried", [(0.95, True), (0.85, False)])
+@pytest.mark.parametrize("times, many, tried", [(0.95, 100, True), (0.85, 100, False), (1.05, 3, False), (1.15, 3, True)])
 def test_auto_tries_rows_that_are_predicted_to_take_little_more(
-    times: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+    times: float, many: int, tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph takes so many times what the rows are predicted to take."""
+    """The graph takes so many times what the rows are predicted to take; of more than so ``many`` kernels rows must be clearly
+    the faster ones."""
     from rammer_cuda import select
 
     backend, segment = segment_of("resnext29_branches:small")
     seconds = times * fitted(segment.program, Binding.of(segment.program, segment.constants), backend.gpu).program.predicted
     built = list[Fake]()
+    monkeypatch.setattr(select, "MANY", many)
     monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(seconds))
     monkeypatch.setattr(select, "PersistentProgram", lambda *given: built.append(Fake(seconds / 2)) or built[0])
     monkeypatch.setattr(select.Cached, "read", lambda self: None)
@@ -285,15 +287,12 @@ def test_auto_keeps_the_graph_where_a_wait_of_the_rows_never_ends(monkeypatch: p
     assert opened.notes == ("executor graph, since the persistent one cannot: vEU 3 waited 2 s for counter c",)
 
 
-def test_programs_of_many_kernels_or_of_untried_families_stay_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_of_untried_families_stay_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     from rammer_cuda import select
 
     _, segment = segment_of("resnext29_branches:small")
-    monkeypatch.setattr(select, "MOST_KERNELS", 3)
-    assert not select.could_call(segment.program, segment.constants)
-    monkeypatch.undo()
     monkeypatch.setattr(select, "CALLED", tuple(f for f in select.CALLED if f.name != "window"))
-    assert not select.could_call(segment.program, segment.constants)
+    assert not select.could_call(segment.program)
 
 
 def alone(operator: ROperator, binding: Binding) -> str:

@@ -16,6 +16,7 @@ from rammer.codegen.writer import kinds_of, renaming
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, Counter, RProgram, Storage, Task, Wait
+from rammer.ir.standing import states
 from rammer.plan.overlap import overlap
 
 from rammer_cuda.families import family_of
@@ -95,8 +96,12 @@ class _Writers:
                 by_buffer.setdefault(program.storage[t].buffer, []).append((o.name, program.storage[t]))
         self.writers: dict[tuple[str, str], list[tuple[str, str]]] = {}
         self.inputs = {o.name: o.inputs for o in program.operators}  # every look at ``inputs`` walks the expressions
+        past = {*states(program).values()}  # read as the input, such an element may be the old one or the new one
         for o in program.operators:
             for t in self.inputs[o.name]:
+                if t in past:
+                    self.writers[o.name, t] = []
+                    continue
                 mine = program.storage[t]
                 meet = [(w, s.tensor) for w, s in by_buffer.get(mine.buffer, ()) if overlap(s, mine)]
                 self.writers[o.name, t] = meet

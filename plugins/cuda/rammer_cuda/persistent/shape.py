@@ -112,7 +112,9 @@ class _Shape:
     def _choices(self, operator: ROperator) -> tuple[Choice, ...]:
         """The operator as it is, or as what a block can call, the best predicted first."""
         family = family_of(operator)
-        if not operator.task_count or operator.endings or family.own or not family.name:
+        if operator.endings and family.name and not family.own:  # no block calls it: the core's emitter writes it
+            return (Choice(self._price(replace(operator, family="", config=())), operator),)
+        if not operator.task_count or family.own or not family.name:
             return (Choice(self._price(operator), operator),)
         mine = self._called(operator)
         if mine is not None and self.kept and operator.task_count <= self.veus:

@@ -1,0 +1,46 @@
+"""Runs on a GPU in turns, until it is at its clock and nobody else uses it, as far as that can be told.
+
+A GPU that had nothing to do may begin at a sixth of its clock (345 of 1,980 MHz on an H200). And another process gets slices of
+time, some milliseconds long: so few runs one after the other may all be beside its slices, which says nothing of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+#: Turns of so many runs, so that constants stay in the caches as they would; and the least and the greatest number of turns.
+RUNS: Final = 7
+TURNS: Final = (2, 1000)
+#: Seconds on the GPU of all turns at the least, and those after which no more are taken.
+SECONDS: Final = (0.1, 1.0)
+#: How far half of the turns may be from the least of all where nothing disturbs them: on an idle H100 1.01 to 1.03.
+STEADY: Final = 1.1
+
+
+@dataclass(frozen=True)
+class TurnTimes:
+    """The least ``seconds`` of each, by its name; ``steady`` where runs were alike, so that another time would tell the same."""
+
+    seconds: Mapping[str, float]
+    steady: bool
+
+
+def in_turns(replays: Mapping[str, Callable[[], float]]) -> TurnTimes:
+    """Runs of each, whose seconds on the GPU ``replays`` give, until they are alike for most turns."""
+    leasts: dict[str, list[float]] = {name: [] for name in replays}
+    spent = 0.0
+
+    def steady() -> bool:
+        return all(median(found) <= STEADY * min(found) for found in leasts.values())
+
+    for turn in range(1, TURNS[1] + 1):
+        for name, replay in replays.items():
+            runs = [replay() for _ in range(RUNS)]
+            spent += sum(runs)
+            leasts[name].append(min(runs))
+        if turn >= TURNS[0] and spent >= SECONDS[0] and (steady() or spent >= SECONDS[1]):
+            break
+    return TurnTimes({name: min(found) for name, found in leasts.items()}, steady())

@@ -1,0 +1,122 @@
+"""What is measured in turns does not hang on what another process does on the same GPU, nor on a clock that rises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from zoo.sequence import lstm_tc
+
+pytest.importorskip("cuda.bindings")
+
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
+from rammer.compiler import Compiler
+from rammer.device.manifest import OpenOptions
+from rammer.frontend.reader import read_model
+from rammer.ir.program import RProgram
+from rammer.profile.store import KernelStore
+from rammer.testing.some import some
+
+from rammer_cuda import select
+from rammer_cuda.backend import open_backend
+from rammer_cuda.gpu import TARGETS
+from rammer_cuda.pdl import Switches
+from rammer_cuda.turns import in_turns
+
+#: Seconds of a graph and of one kernel of DeepSpeech2, about.
+SECONDS = {"graph": 430e-6, "persistent": 260e-6}
+
+
+class SharedGpu:
+    """A GPU on which another process works for ``busy`` of its time, in stretches of some milliseconds. Runs that meet one wait
+    for a slice of it. For ``cold`` seconds the clock is a third."""
+
+    def __init__(self, rng: np.random.Generator, busy: float = 0.0, cold: float = 0.0) -> None:
+        self.rng, self.busy, self.cold, self.now = rng, busy, cold, 0.0
+        self.turned, self.there = 0.0, False
+
+    def run(self, seconds: float) -> float:
+        """What events around a run of so many seconds say."""
+        while self.now >= self.turned:
+            self.there = bool(self.busy and self.rng.random() < self.busy)
+            self.turned += float(self.rng.uniform(2e-3, 20e-3))
+        took = seconds * (3 if self.now < self.cold else 1) * float(self.rng.uniform(1.0, 1.02))
+        took += float(self.rng.uniform(1e-3, 3e-3)) if self.there else 0.0
+        self.now += took
+        return took
+
+
+class OnSharedGpu:
+    """An executor whose runs take so many ``seconds`` there."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, gpu: SharedGpu, kind: str) -> None:
+        self.gpu, self.kind, self.closed = gpu, kind, False
+
+    def run(self, inputs: object) -> None: ...
+
+    def replay(self) -> float:
+        return self.gpu.run(SECONDS[self.kind])
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("busy", [0.0, 0.3, 0.6, 0.75])
+@pytest.mark.parametrize("cold", [0.0, 0.06])
+@pytest.mark.parametrize("draw", range(3))
+def test_the_faster_one_is_the_faster_one_beside_another_process(
+    busy: float, cold: float, draw: int, rng: np.random.Generator
+) -> None:
+    gpu = SharedGpu(rng, busy, cold)
+    found = in_turns({kind: lambda s=s: gpu.run(s) for kind, s in SECONDS.items()})  # type: ignore[misc]
+    assert all(SECONDS[k] <= s <= 1.03 * SECONDS[k] for k, s in some(found.seconds.items()))
+    assert gpu.now < 1.2 and (busy or found.steady)
+
+
+class Disturbed(OnSharedGpu):
+    """Of whose runs most are beside another process's."""
+
+    runs = 0
+
+    def replay(self) -> float:
+        self.runs += 1
+        return super().replay() + (0.0 if self.runs % 40 == 1 else float(self.gpu.rng.uniform(1e-3, 3e-3)))
+
+
+@pytest.mark.parametrize("kind", [OnSharedGpu, Disturbed])
+def test_what_others_disturbed_is_not_cached(
+    kind: type[OnSharedGpu], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process measures it anew."""
+    gpu, written = SharedGpu(rng), list[object]()
+    monkeypatch.setattr(select, "CudaProgram", lambda *given: kind(gpu, "graph"))
+    monkeypatch.setattr(select, "PersistentProgram", lambda *given: kind(gpu, "persistent"))
+    monkeypatch.setattr(select.Cached, "read", lambda self: None)
+    monkeypatch.setattr(select.Cached, "write", lambda self, value: written.append(value))
+    chosen = select.open_executor(held(), {}, TARGETS["sm_90a"], 0)
+    assert isinstance(chosen, kind) and chosen.kind == "persistent" and not chosen.closed
+    disturbed = kind is Disturbed
+    assert written == ([] if disturbed else ["persistent"]) and ("others used the GPU" in chosen.notes[0]) == disturbed
+
+
+def held() -> RProgram:
+    """Cells that hold constants."""
+    backend = open_backend(OpenOptions(target="sm_90a"))
+    compiler = Compiler(backend, CompileOptions(), KernelStore(None))
+    (segment,) = compiler.compile_model(read_model(lstm_tc(0, layers=2, steps=4)), {}).segments
+    assert isinstance(segment, ProgramSegment)
+    return segment.program
+
+
+@pytest.mark.parametrize("draw", range(3))
+def test_switches_are_chosen_at_the_gpus_clock(draw: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three kernels one gains by starting its dependents early and one loses. While the clock rises, all seem to gain."""
+    gains: Mapping[str, float] = {"gains": -50e-6, "loses": 60e-6, "none": 0.0}
+    gpu, switches = SharedGpu(rng, cold=0.05), Switches({})
+    monkeypatch.setattr(Switches, "set", lambda self, entries: setattr(self, "on", frozenset(entries)))
+    switches.choose([*gains] * 2, lambda: gpu.run(400e-6 + sum(gains[e] for e in switches.on)))
+    assert "gains" in switches.on and "loses" not in switches.on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,8 @@ from typing import Any, cast
 from measuring import Settings, Subject, Way, session
 from result import write
 
+from rammer.compiled.proposals import proposed
+from rammer.compiled.segments import ProgramSegment
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
@@ -23,12 +25,29 @@ from rammer.schedule.sequential import Sequential
 
 
 @dataclass(frozen=True)
+class Asked:
+    """One proposal for a graph on a device, under a name of its own, by which a program that has it is told."""
+
+    name: str
+    graph: OperatorGraph
+    device: VDevice
+    schedule: Schedule
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
+        """What was proposed."""
+        return self.schedule
+
+
+@dataclass(frozen=True)
 class Recorder:
-    """Schedules as ``inner`` does, and keeps what it was asked and what it said."""
+    """Proposes what ``inner`` does, and keeps what it was asked and what it said."""
 
     inner: Policy
     label: str
-    seen: list[tuple[OperatorGraph, VDevice, Schedule]] = field(default_factory=list, compare=False, repr=False)
+    seen: list[Asked] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -39,37 +58,45 @@ class Recorder:
         return self.name
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
+        """The first of what is proposed."""
+        return self.proposals(graph, device)[0][1]
+
+    def proposals(self, graph: OperatorGraph, device: VDevice) -> list[tuple[Policy, Schedule]]:
         """What ``inner`` proposes."""
-        schedule = self.inner(graph, device)
-        self.seen.append((graph, device, schedule))
-        return schedule
+        found = [
+            Asked(f"{self.name}-{number}", graph, device, schedule)
+            for number, (_, schedule) in enumerate(proposed(self.inner, graph, device), len(self.seen))
+        ]
+        self.seen.extend(found)
+        return [(asked, asked.schedule) for asked in found]
 
 
-def recorded(model: Any, feeds: Mapping[str, Any], inner: Policy, settings: Settings, device: str = "") -> Recorder:
-    """Compile once with ``inner`` (nothing is loaded), batching off."""
+def recorded(model: Any, feeds: Mapping[str, Any], inner: Policy, settings: Settings, device: str = "") -> list[Asked]:
+    """Compile once with ``inner`` (nothing is loaded but what is timed), batching off: what the model's programs have."""
     recorder = Recorder(inner, f"{model}")
     exe = session(model, Way("", {"batching": "off"}, device, cast(Policy, recorder)), settings)
     try:
-        exe.compile_only({name: array.shape for name, array in feeds.items()})
+        compiled = exe.compile_only({name: array.shape for name, array in feeds.items()})
     finally:
         exe.close()
-    return recorder
+    by_name = {asked.name: asked for asked in recorder.seen}
+    return [by_name[s.program.policy] for s in compiled.segments if isinstance(s, ProgramSegment)]
 
 
 def graphs_of(model: Subject, settings: Settings) -> list[tuple[OperatorGraph, VDevice]]:
     """What a policy is asked for each program of a model, without a device that measures stages."""
-    seen = recorded(model.path, model.feeds, Sequential(), settings).seen
-    return [(replace(graph, timed=None), device) for graph, device, _ in seen]
+    seen = recorded(model.path, model.feeds, Sequential(), settings)
+    return [(replace(asked.graph, timed=None), asked.device) for asked in seen]
 
 
-def stages_of(recorder: Recorder) -> dict[str, int]:
+def stages_of(seen: Sequence[Asked]) -> dict[str, int]:
     """The stage of every tensor expression, by name, counted on over the programs of a model."""
     found: dict[str, int] = {}
     first = 0
-    for graph, _, schedule in recorder.seen:
-        for number, stage in enumerate(schedule.stages):
-            found |= {c.name: first + number for n in stage for c in graph.kernels[n][0].operator.computes}
-        first += len(schedule.stages)
+    for asked in seen:
+        for number, stage in enumerate(asked.schedule.stages):
+            found |= {c.name: first + number for n in stage for c in asked.graph.kernels[n][0].operator.computes}
+        first += len(asked.schedule.stages)
     return found
 
 

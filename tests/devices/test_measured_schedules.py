@@ -26,6 +26,7 @@ from rammer.place.spreading import compile_spread
 from rammer.plan.stages import StageTimer, stage_program
 from rammer.profile.store import KernelStore
 from rammer.runtime.spread_session import Joining, open_spread
+from rammer.schedule.ios import IOS
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 from rammer.schedule.registry import Auto
 from rammer.schedule.sequential import Sequential
@@ -114,6 +115,25 @@ def test_stages_are_run_once_for_all_models(device: str, rng: np.random.Generato
     assert len({str(p) for p in run}) >= measured >= 3 and max(len(p.operators) for p in run) >= 2
     again = Compiler(backend, CompileOptions("ios", tune="quick"), store).program(graph, (Port("x", "x"),), ports)
     assert [timer.measured for timer in timers.values()] == [measured, 0] and again.program == first.program
+
+
+def test_stages_timed_wrongly_cost_nothing(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever single stages seem to take, a whole program is kept that is not slower than the one by prediction."""
+    graph, made = branches(rng), dict[str, tuple[ProgramSegment, float]]()
+    ports, store = tuple(Port(n, n) for n in graph.outputs), KernelStore(None)
+    backend = Registry().open("ipu_sim", options={"tiles": "16"})
+    found: dict[str, Callable[[StageTimer, Sequence[RKernel]], float | None]] = {
+        "by prediction": lambda timer, kernels: None,
+        "by chance": lambda timer, kernels: float(rng.uniform(1e-6, 1e-3)),
+    }
+    for name, told in found.items():
+        timer = type("Told", (StageTimer,), {"__call__": told})
+        monkeypatch.setattr("rammer.compiler.StageTimer", timer)
+        one = Compiler(backend, CompileOptions("ios", tune="quick"), store).program(graph, (Port("x", "x"),), ports)
+        made[name] = one, backend.profiler.program_time(one.program, one.constants)
+    assert made["by chance"][1] <= made["by prediction"][1]
+    assert not made["by prediction"][0].choice
+    assert made["by chance"][0].program.policy == str(IOS())
 
 
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim", "toy"])

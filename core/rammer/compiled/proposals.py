@@ -60,7 +60,7 @@ class Chooser:
     def chosen(self, options: Sequence[ProgramSegment]) -> ProgramSegment:
         """One of ``options``, which are of one graph, with why."""
         first = options[0]
-        if not isinstance(self.policy, Choosing):
+        if not isinstance(self.policy, Choosing) or (len(options) == 1 and first.program.policy == str(self.policy)):
             return first
         if self.unmeasured:
             return replace(first, choice=f"{first.program.policy}, by prediction: {self.unmeasured}")

@@ -13,7 +13,7 @@ from rammer.errors import BadInput
 from rammer.ir.device import VDevice
 from rammer.schedule.greedy import Greedy
 from rammer.schedule.ios import IOS
-from rammer.schedule.policy import OperatorGraph, Policy, Schedule
+from rammer.schedule.policy import Choosing, OperatorGraph, Policy, Schedule
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
 
@@ -52,10 +52,11 @@ class Auto:
         """Each policy's schedule, best prediction first; equal predictions go to the simpler policy, and what two policies
         would do alike is there once."""
         kept: list[tuple[Policy, Schedule]] = []
-        for policy in (*_BASIC, IOS(seconds=self.seconds)):
-            mine = policy(graph, device)
-            if not any(_alike(mine, other) for _, other in kept):
-                kept.append((policy, mine))
+        for basic in (*_BASIC, IOS(seconds=self.seconds)):
+            own = basic.proposals(graph, device) if isinstance(basic, Choosing) else [(basic, basic(graph, device))]
+            for policy, mine in own:
+                if not any(_alike(mine, other) for _, other in kept):
+                    kept.append((policy, mine))
         best = min(schedule.predicted for _, schedule in kept)
         for policy, schedule in kept:
             if schedule.predicted > FAR * best:

@@ -6,8 +6,11 @@ Exact, one entry an element: nothing here knows how storages were planned.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -44,22 +47,30 @@ class Owners:
 
     size: int
     writes: Sequence[Write]
-    _map: Ints | None = None  # index into writes by element; None while one writer fills its span
+    #: Where every writer fills a range without gaps, first and last element + 1 of each, and its place in ``writes``, in order.
+    _ranges: list[tuple[int, int, int]] | None = None
+    _map: Ints | None = None  # index into writes by element, from when ranges do not tell
     _known: dict[_Place, tuple[tuple[str, ...], bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for write in self.writes:
             if not injective(write.storage):
                 raise WrittenTwice(write.operator, write.operator)
-        if not self._simple():
+        self._ranges = self._filled()
+        if self._ranges is None:
             self._map = self._painted()
 
-    def _simple(self) -> bool:
-        """No writer, or one that fills a gapless range, needs no map."""
-        if len(self.writes) != 1:
-            return not self.writes
-        low, high = self.writes[0].storage.span()
-        return high - low == math.prod(self.writes[0].storage.shape)
+    def _filled(self) -> list[tuple[int, int, int]] | None:
+        """The ranges, which are apart; None where one has gaps, or two meet."""
+        found = list[tuple[int, int, int]]()
+        for i, write in enumerate(self.writes):
+            low, high = write.storage.span()
+            if high - low != math.prod(write.storage.shape):
+                return None
+            if low < high:
+                found.append((low, high, i))
+        found.sort()
+        return None if any(a[1] > b[0] for a, b in pairwise(found)) else found
 
     def _painted(self) -> Ints:
         owner = np.full(self.size, -1, dtype=np.int32)
@@ -82,12 +93,15 @@ class Owners:
         low, high = storage.span()
         if low >= high:
             return (), True
-        if self._map is None:
-            if not self.writes:
-                return (), False
-            first, last = self.writes[0].storage.span()
-            touched = low < last and first < high
-            return (self.writes[0].operator,) if touched else (), first <= low and high <= last
+        if self._ranges is not None:
+            begin = bisect_right(self._ranges, low, key=itemgetter(1))
+            met = self._ranges[begin : bisect_left(self._ranges, high, begin, key=itemgetter(0))]
+            whole = bool(met) and met[0][0] <= low and high <= met[-1][1] and all(a[1] == b[0] for a, b in pairwise(met))
+            if (whole and len(met) == 1) or len(self.writes) < 2 or dense(storage):
+                return tuple(dict.fromkeys(self.writes[i].operator for i in sorted(i for _, _, i in met))), whole
+            if self._map is None:
+                self._map = self._painted()
+        assert self._map is not None
         read = (strided(self._map, storage) + 1).ravel()
         # Counting costs a step for every write of the buffer, sorting one for every element that is read.
         places = np.flatnonzero(np.bincount(read)) if len(read) > len(self.writes) else np.unique(read)
@@ -117,6 +131,16 @@ def injective(storage: Storage) -> bool:
     reach = 0
     for stride, extent in sorted((abs(s), n) for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1):
         if stride <= reach:
+            return False
+        reach += stride * (extent - 1)
+    return True
+
+
+def dense(storage: Storage) -> bool:
+    """Whether a storage surely has every element between its first and its last one, however often."""
+    reach = 0
+    for stride, extent in sorted((abs(s), n) for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1 and s):
+        if stride > reach + 1:
             return False
         reach += stride * (extent - 1)
     return True

@@ -21,6 +21,18 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Re
         return list(pool.map(work, items))
 
 
+def by_bytes(items: Iterable[Item], nbytes: Callable[[Item], int], share: int) -> list[list[Item]]:
+    """``items`` in their order, in lists of about ``share`` bytes: work for a thread that is worth handing over."""
+    result, left = list[list[Item]](), 0
+    for item in items:
+        if left <= 0:
+            result.append([])
+            left = share
+        result[-1].append(item)
+        left -= nbytes(item)
+    return result
+
+
 def read_into(path: Path, start: int, target: memoryview) -> None:
     """Fill ``target`` with the bytes of a file from ``start``. EOFError where it ends before, OSError where it cannot be
     read."""

@@ -154,17 +154,17 @@ class Resident:
         return found
 
     def _upload(self, wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, OnGpu]:
-        # NumPy copies outside Python's lock; a few at a time keep the memory for it small.
+        # NumPy copies and hashes are made outside Python's lock; a few at a time keep the memory for it small.
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-            arranged = pool.map(lambda how: how.given(lambda values: values), wanted.values())
-            return {form: self._put(values) for form, values in zip(wanted, arranged, strict=True)}
+            arranged = pool.map(lambda how: how.given(_told), wanted.values())
+            return {form: self._put(*told) for form, told in zip(wanted, arranged, strict=True)}
 
-    def _put(self, values: Array) -> OnGpu:
-        """Values on the GPU: large ones once, whatever they were arranged from. A matrix of words that are looked up is what a
-        product wants of its transposition."""
-        if values.nbytes < LARGE:
+    def _put(self, values: Array, key: str) -> OnGpu:
+        """Values on the GPU: large ones, which have a ``key``, once, whatever they were arranged from. A matrix of words that are
+        looked up is what a product wants of its transposition."""
+        if not key:
             return OnGpu(self._on_gpu(values))
-        same, key = SAME[self.device.id], digest(values.reshape(-1).view(np.uint8))
+        same = SAME[self.device.id]
         found = same.get(key)
         if found is None:
             found = same[key] = OnGpu(self._on_gpu(values))
@@ -315,6 +315,11 @@ class Resident:
             self.packed.clear()
             self.constants.clear()
             self.keep.clear()
+
+
+def _told(values: Array) -> tuple[Array, str]:
+    """Values, and their digest where they are large."""
+    return values, digest(values.reshape(-1).view(np.uint8)) if values.nbytes >= LARGE else ""
 
 
 def _packed(values: Array, packing: Packing) -> WantedForm:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rammer.codegen.task import Packing
+from rammer.compiled.shares import by_bytes, in_threads
 from rammer.device.manifest import Array
 from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.ir.program import Buffer, Storage
@@ -29,6 +30,8 @@ PART: Final = 4096
 LINE: Final = 64
 #: Bytes past the end that vector kernels may read (never use): wider than any vector.
 SLACK: Final = 4096
+#: Bytes of forms that one thread makes in a row.
+SHARE: Final = 4 << 20
 #: Most buffers with constants of one program: OpenCL promises room for 128 pointers, and kernels choose among these.
 MOST: Final = 8
 #: A constant of a program: the buffer that it fills, or its tensor, and the key of its arrangement.
@@ -102,11 +105,28 @@ class DeviceConstants:
         for form in wanted:
             starts[form] = end
             end += rounded(form.nbytes, LINE)
-        if self.on_cpu:
-            buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=host_bytes(end + SLACK))
-        else:
-            buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, end + SLACK)
+        if self.on_cpu:  # it is the host's memory: forms are made where they stay
+            host = host_bytes(end + SLACK)
+            shares = by_bytes(wanted.items(), lambda item: item[0].nbytes, SHARE)
+
+            def fill(share: list[tuple[ConstantForm, WantedForm]]) -> None:
+                for form, how in share:
+                    _make(how, host[starts[form] : starts[form] + form.nbytes])
+
+            in_threads(fill, shares)
+            buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=host)
+            return {form: PlacedForm(buffer, start) for form, start in starts.items()}
+        buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, end + SLACK)
         for form, how in wanted.items():
             if form.nbytes:
                 how.given(partial(cl.enqueue_copy, self.queue, buffer, dst_offset=starts[form], is_blocking=True))
         return {form: PlacedForm(buffer, start) for form, start in starts.items()}
+
+
+def _make(how: WantedForm, target: Array) -> None:
+    """A form at its place, all bytes of it."""
+
+    def put(made: Array) -> None:
+        target[...] = np.ascontiguousarray(made).reshape(-1).view(np.uint8)
+
+    how.given(put)

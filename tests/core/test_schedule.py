@@ -17,7 +17,7 @@ from rammer.schedule.greedy import Greedy
 from rammer.schedule.ios import IOS
 from rammer.schedule.place import fastest, fill, leanest, side_by_side, spread
 from rammer.schedule.policy import OperatorGraph, Schedule
-from rammer.schedule.registry import FAR, Auto, parse_policy, policies
+from rammer.schedule.registry import FAR, GAIN, Auto, parse_policy, policies
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
 from rammer.testing.programs import adding, device, kernel, random_net
@@ -233,6 +233,16 @@ def test_auto_proposes_what_every_policy_would_do_best_prediction_first() -> Non
     near = [s for s in every if s.predicted <= FAR * predicted[0]]
     assert all(replace(s, predicted=0.0) in shapes for s in some(near))
     assert all(shapes.count(shape) == 1 for shape in some(shapes))
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.integers(2, 9))
+def test_auto_searches_no_stages_only_where_none_could_gain(seed: int, operators: int) -> None:
+    """The bound by which the search is left out holds for what it would find."""
+    net, unit = random_net(Random(seed), operators), device(1 + seed % 7)
+    others = min(p(net.graph(), unit).predicted for p in (Sequential(), Wavefront(), Wavefront(lean=0)))
+    found, auto = IOS()(net.graph(), unit).predicted, Auto()(net.graph(), unit).predicted
+    assert auto <= min(others, GAIN * found) * (1 + 1e-9)
 
 
 def test_auto_proposes_nothing_that_is_far_from_the_best() -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
+from rammer.schedule.clock import StageClock
 from rammer.schedule.greedy import Greedy
 from rammer.schedule.ios import IOS
 from rammer.schedule.policy import Choosing, OperatorGraph, Policy, Schedule
@@ -20,8 +21,8 @@ from rammer.schedule.wavefront import Wavefront
 #: How far predictions of two schedules of one graph may be apart where the second could still be the faster one: of five models
 #: on an H200, by three executors, what was predicted to take 2.3 times the best or more took at least 1.4 times as long.
 FAR = 2.5
-#: Seconds that ``auto`` gives IOS unless told.
-AUTO_SECONDS = 10
+#: What IOS could gain at the most for ``auto`` to search its stages; and the seconds of that search unless told.
+GAIN, AUTO_SECONDS = 1.02, 60
 
 _log = logging.getLogger(__name__)
 _SPELLING = re.compile(r"\s*([\w-]+)\s*(?:\{(.*)\})?\s*")
@@ -30,8 +31,9 @@ _SPELLING = re.compile(r"\s*([\w-]+)\s*(?:\{(.*)\})?\s*")
 @dataclass(frozen=True, slots=True)
 class Auto:
     """Proposes what every built-in policy would do, but for what is predicted to take over ``FAR`` times the best: compiling and
-    loading it would be in vain. IOS has ``seconds`` of processor time. Of a device that can be measured the compiler keeps the
-    fastest whole program; called as a policy, it is the best prediction."""
+    loading it would be in vain. IOS has ``seconds`` of processor time, and is not asked where by prediction no stages could take
+    clearly less than the best of the others. Of a device that can be measured the compiler keeps the fastest whole program;
+    called as a policy, it is the best prediction."""
 
     seconds: int = AUTO_SECONDS
 
@@ -53,6 +55,9 @@ class Auto:
         would do alike is there once."""
         kept: list[tuple[Policy, Schedule]] = []
         for basic in (*_BASIC, IOS(seconds=self.seconds)):
+            if isinstance(basic, IOS) and _settled(graph, device, min(schedule.predicted for _, schedule in kept)):
+                _log.info("%s: %s is left out, since no stages could be predicted to take less", self, basic)
+                continue
             own = basic.proposals(graph, device) if isinstance(basic, Choosing) else [(basic, basic(graph, device))]
             for policy, mine in own:
                 if not any(_alike(mine, other) for _, other in kept):
@@ -65,6 +70,15 @@ class Auto:
 
     def __str__(self) -> str:
         return "auto" if self.seconds == AUTO_SECONDS else f"auto{{seconds={self.seconds}}}"
+
+
+def _settled(graph: OperatorGraph, device: VDevice, seconds: float) -> bool:
+    """Whether no stages could take clearly less than so many seconds: all operators at the least, by prediction. Where stages are
+    run, predictions prove nothing."""
+    if graph.timed is not None or not graph.names:
+        return False
+    launches, path, share = StageClock(graph, device).least(graph.names)
+    return seconds <= GAIN * (launches + max(path, share))
 
 
 def _alike(first: Schedule, second: Schedule) -> bool:

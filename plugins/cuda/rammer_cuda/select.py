@@ -24,6 +24,7 @@ from rammer_cuda.cache import Cached
 from rammer_cuda.executor import CudaProgram, Room
 from rammer_cuda.families import CALLED, family_of
 from rammer_cuda.gpu import Gpu
+from rammer_cuda.persistent.bodies import callable_part
 from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
 from rammer_cuda.persistent.shape import Fitted, fitted, parted
 from rammer_cuda.source import Writer
@@ -85,7 +86,7 @@ def open_executor(
 ) -> Executor:
     """The program, loaded for the executor asked for; ``auto`` measures where a persistent kernel could win."""
     choice = how.choice
-    if choice == "auto" and not (keeps_constants(program) or could_call(program)):
+    if choice == "auto" and not (keeps_constants(program) or could_call(program, Binding.of(program, constants))):
         choice = "graph"
     if choice == "auto":
         return _measured(program, constants, gpu, index, how, writer)
@@ -157,16 +158,21 @@ def _faster(found: TurnTimes, options: Mapping[str, Executor]) -> Executor:
     return options[best]
 
 
-def could_call(program: RProgram) -> bool:
-    """Whether a persistent kernel may be tried that holds nothing on chip: of families that it calls. Turns of a program have the
-    kernels and places that they have (``fitted``), which a block could rarely call."""
-    return program.repeat is None and all(family_of(o) in CALLED for o in program.operators)
+def could_call(program: RProgram, binding: Binding) -> bool:
+    """Whether a persistent kernel may be tried that holds nothing on chip: of families that it calls. Turns keep their kernels
+    and places, so that a block must be able to call all of them."""
+    if not all(family_of(o) in CALLED for o in program.operators):
+        return False
+    distinct = {binding.key(o): o for o in program.operators} if program.repeat is not None else {}
+    return all(not family_of(o).name or callable_part(o, binding) is not None for o in distinct.values())
 
 
 def _rows_within(program: RProgram, binding: Binding, gpu: Gpu, seconds: float) -> Fitted | None:
     """The program as rows, where these are worth building beside a graph that takes so many seconds. Rows are predicted to take
-    no less than the program, whose kernels may be any."""
+    no less than the program, whose kernels may be any. What turns take is not predicted: few kernels are tried."""
     kinds = len(set(kinds_of(program.operators, binding).values()))
+    if program.repeat is not None:
+        return fitted(program, binding, gpu) if kinds <= MANY else None
     most = seconds * (NEAR if kinds <= MANY else CLEARLY)
     if program.predicted >= most:
         return None

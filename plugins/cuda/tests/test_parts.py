@@ -246,7 +246,7 @@ def test_auto_tries_programs_without_cells(graph: float, persistent: float, chos
     monkeypatch.setattr(select.Cached, "read", lambda self: None)
     monkeypatch.setattr(select.Cached, "write", lambda self, value: written.append(value))
     backend, segment = segment_of("resnext29_branches:small")
-    assert not select.keeps_constants(segment.program) and select.could_call(segment.program)
+    assert not select.keeps_constants(segment.program)
     opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
     assert isinstance(opened, Fake) and opened.seconds == (persistent if chosen == "persistent" else graph)
     assert written == [chosen] and [s.program.veus for s in built] == ([backend.gpu.sms * built[0].blocks] if graph else [])
@@ -291,8 +291,10 @@ def test_programs_of_untried_families_stay_graphs(monkeypatch: pytest.MonkeyPatc
     from rammer_cuda import select
 
     _, segment = segment_of("resnext29_branches:small")
+    binding = Binding.of(segment.program, segment.constants)
+    assert select.could_call(segment.program, binding)
     monkeypatch.setattr(select, "CALLED", tuple(f for f in select.CALLED if f.name != "window"))
-    assert not select.could_call(segment.program)
+    assert not select.could_call(segment.program, binding)
 
 
 def alone(operator: ROperator, binding: Binding) -> str:

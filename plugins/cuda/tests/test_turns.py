@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import onnx
 import pytest
 from zoo.sequence import lstm_tc
 
@@ -13,9 +14,11 @@ pytest.importorskip("cuda.bindings")
 from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
-from rammer.device.manifest import OpenOptions
+from rammer.device.manifest import Binding, OpenOptions
 from rammer.frontend.reader import read_model
 from rammer.ir.program import RProgram
+from rammer.passes.pipeline import default_passes
+from rammer.passes.roll import RollRecurrences
 from rammer.profile.store import KernelStore
 from rammer.testing.some import some
 
@@ -120,3 +123,31 @@ def test_switches_are_chosen_at_the_gpus_clock(draw: int, rng: np.random.Generat
     monkeypatch.setattr(Switches, "set", lambda self, entries: setattr(self, "on", frozenset(entries)))
     switches.choose([*gains] * 2, lambda: gpu.run(400e-6 + sum(gains[e] for e in switches.on)))
     assert "gains" in switches.on and "loses" not in switches.on
+
+
+@pytest.mark.parametrize("hidden, keeps", [(24, False), (256, True)])
+def test_auto_tries_turns_whose_kernels_a_block_calls(hidden: int, keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recurrence of 24 steps as four turns of six, without and with constants that rows hold."""
+    gpu, segment = SharedGpu(np.random.default_rng(0)), rolled(hidden)
+    built = list[OnSharedGpu]()
+    monkeypatch.setattr(select, "CudaProgram", lambda *given: OnSharedGpu(gpu, "graph"))
+    monkeypatch.setattr(select, "PersistentProgram", lambda *given: built.append(OnSharedGpu(gpu, "persistent")) or built[0])
+    monkeypatch.setattr(select.Cached, "read", lambda self: None)
+    monkeypatch.setattr(select.Cached, "write", lambda self, value: None)
+    opened = select.open_executor(segment.program, segment.constants, TARGETS["sm_90a"], 0)
+    assert opened in built and select.keeps_constants(segment.program) is keeps
+    monkeypatch.setattr(select, "callable_part", lambda *given: None)
+    assert keeps or select.could_call(segment.program, Binding.of(segment.program, segment.constants)) is False
+
+
+def rolled(hidden: int) -> ProgramSegment:
+    """An LSTM whose program repeats."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        turns (float[24, 1, {hidden}] x) => (float[24, 1, 1, {hidden}] y) {{ y = LSTM <hidden_size = {hidden}> (x, w, r) }}""")
+    weights = np.full((1, 4 * hidden, hidden), 0.01, np.float32)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(weights, n) for n in "wr")
+    compiler = Compiler(open_backend(OpenOptions(target="sm_90a")), CompileOptions(), KernelStore(None))
+    compiler.passes = (*default_passes()[:-1], RollRecurrences(12, 6))
+    found = [s for s in compiler.compile_model(read_model(model), {}).segments if isinstance(s, ProgramSegment)]
+    (segment,) = (s for s in found if s.program.repeat is not None)
+    return segment

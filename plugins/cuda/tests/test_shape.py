@@ -6,16 +6,27 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from zoo import find
 
+pytest.importorskip("cuda.bindings")
+
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
+from rammer.compiler import Compiler
+from rammer.device.manifest import Binding, OpenOptions
+from rammer.frontend.reader import read_model
 from rammer.ir.compute import Compute
 from rammer.ir.operator import RKernel, ROperator, Written
+from rammer.profile.store import KernelStore
+from rammer.schedule.ios import IOS
 from rammer.schedule.place import fastest, leanest, side_by_side
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.wavefront import Wavefront
 from rammer.testing.some import some
 
+from rammer_cuda.backend import open_backend
 from rammer_cuda.gpu import TARGETS
-from rammer_cuda.persistent.shape import CROWD, together
+from rammer_cuda.persistent.shape import CROWD, SEARCH, fitted, together
 
 DEVICE = TARGETS["sm_90a"].vdevice
 
@@ -56,3 +67,14 @@ def test_a_short_operator_is_few_tasks_beside_a_long_one() -> None:
     made = together(graph, DEVICE)
     assert {n: k[0].operator.task_count for n, k in made.kernels.items()} == {"long": 108, "short": 24}
     assert Wavefront()(made, DEVICE).predicted < Wavefront()(graph, DEVICE).predicted
+
+
+def test_stages_of_rows_placed_anew_are_searched_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = open_backend(OpenOptions(target="sm_90a"))
+    compiler = Compiler(backend, CompileOptions(policy="ios{r=1,s=2}"), KernelStore(None))
+    (segment,) = compiler.compile_model(read_model(find("squeezenet:small").build()), {}).segments
+    assert isinstance(segment, ProgramSegment)
+    asked, search = list[IOS](), IOS.search
+    monkeypatch.setattr(IOS, "search", lambda self, *given: asked.append(self) or search(self, *given))
+    fitted(segment.program, Binding.of(segment.program, segment.constants), TARGETS["sm_90a"])
+    assert all((policy.r, policy.s, policy.seconds) == (1, 2, SEARCH) for policy in some(asked))

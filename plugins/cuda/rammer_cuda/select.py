@@ -36,6 +36,12 @@ CHOICES = ("auto", "graph", "persistent", "mixed")
 #: measured to: on an H200 rows took 0.95 times (NASNet-A) to 1.24 times (ResNeXt-29 of 16 branches) what they were predicted to.
 #: NVRTC takes 0.2 s of a core for each distinct kernel, one after the other: of more than ``MANY`` the second number counts.
 NEAR, CLEARLY, MANY = 1.1, 0.9, 100
+#: Rows are predicted to take at least so many times what the program is, whose kernels may be any: of 17 models 1.07 to 2.5.
+LEAST = 1.05
+#: To predict rows of many kernels takes long, too (NASNet-A, the large one: 40 s of a core). It is done where operators have at
+#: most so many tasks a row in the mean: a row runs one after the other what launches have side by side on its SM (there 1.3, and
+#: rows are predicted to take 1.75 times what the program is; the small one has 0.2).
+TASKS = 0.5
 #: Seconds that a watchdog can be set below: the kernel counts nanoseconds in 64 bits, and nobody waits for a day.
 LONGEST = 86400.0
 
@@ -168,13 +174,13 @@ def could_call(program: RProgram, binding: Binding) -> bool:
 
 
 def _rows_within(program: RProgram, binding: Binding, gpu: Gpu, seconds: float) -> Fitted | None:
-    """The program as rows, where these are worth building beside a graph that takes so many seconds. Rows are predicted to take
-    no less than the program, whose kernels may be any. What turns take is not predicted: few kernels are tried."""
+    """The program as rows, where these are worth building beside a graph that takes so many seconds. What turns take is not
+    predicted: few kernels are tried."""
     kinds = len(set(kinds_of(program.operators, binding).values()))
     if program.repeat is not None:
         return fitted(program, binding, gpu) if kinds <= MANY else None
-    most = seconds * (NEAR if kinds <= MANY else CLEARLY)
-    if program.predicted >= most:
+    most, tasks = seconds * (NEAR if kinds <= MANY else CLEARLY), sum(map(len, program.rows))
+    if LEAST * program.predicted >= most or (kinds > MANY and tasks > TASKS * program.veus * len(program.operators)):
         return None
     shape = fitted(program, binding, gpu)
     return shape if shape.program.predicted < most else None

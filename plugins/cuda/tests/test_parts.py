@@ -252,18 +252,22 @@ def test_auto_tries_programs_without_cells(graph: float, persistent: float, chos
     assert written == [chosen] and [s.program.veus for s in built] == ([backend.gpu.sms * built[0].blocks] if graph else [])
 
 
-@pytest.mark.parametrize("times, many, tried", [(0.95, 100, True), (0.85, 100, False), (1.05, 3, False), (1.15, 3, True)])
+@pytest.mark.parametrize(
+    "times, many, tasks, tried",
+    [(0.95, 100, 0.5, True), (0.85, 100, 0.5, False), (1.05, 3, 0.5, False), (1.15, 3, 0.5, True), (1.15, 3, 0.0, False)],
+)
 def test_auto_tries_rows_that_are_predicted_to_take_little_more(
-    times: float, many: int, tried: bool, monkeypatch: pytest.MonkeyPatch
+    times: float, many: int, tasks: float, tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The graph takes so many times what the rows are predicted to take; of more than so ``many`` kernels rows must be clearly
-    the faster ones."""
+    the faster ones, and operators have at most so many ``tasks`` a row."""
     from rammer_cuda import select
 
     backend, segment = segment_of("resnext29_branches:small")
     seconds = times * fitted(segment.program, Binding.of(segment.program, segment.constants), backend.gpu).program.predicted
     built = list[Fake]()
     monkeypatch.setattr(select, "MANY", many)
+    monkeypatch.setattr(select, "TASKS", tasks)
     monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(seconds))
     monkeypatch.setattr(select, "PersistentProgram", lambda *given: built.append(Fake(seconds / 2)) or built[0])
     monkeypatch.setattr(select.Cached, "read", lambda self: None)

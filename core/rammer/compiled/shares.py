@@ -17,8 +17,13 @@ Result = TypeVar("Result")
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """``work`` of every item, in order, by a few threads. The first exception is raised."""
-    with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as pool:
+    with readers() as pool:
         return list(pool.map(work, items))
+
+
+def readers() -> ThreadPoolExecutor:
+    """A few threads."""
+    return ThreadPoolExecutor(min(READERS, os.cpu_count() or 1))
 
 
 def by_bytes(items: Iterable[Item], nbytes: Callable[[Item], int], share: int) -> list[list[Item]]:

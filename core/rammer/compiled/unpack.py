@@ -14,6 +14,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,8 +181,10 @@ class _Members:
             except BadInput as problem:
                 raise ValueError(problem.what) from problem
             return HostSegment(node, _text(entry["why"]))
-        program = self.program(f"{number}.program")
-        constants = self.constants(f"{number}.constants", entry["constants"])
+        with ThreadPoolExecutor(1) as aside:  # large constants are read and hashed outside Python's lock
+            reading = aside.submit(self.constants, f"{number}.constants", entry["constants"])
+            program = self.program(f"{number}.program")
+        constants = reading.result()
         _check_constants(program, constants)
         cases = self.cases(number, entry["cases"], program, constants) if "cases" in entry else None
         return ProgramSegment(program, constants, cases=cases)

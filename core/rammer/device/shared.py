@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
@@ -66,6 +66,11 @@ class SharedConstants(Generic[Held]):
         made = dict(upload(wanted)) if wanted else {}
         self.held.update(made)
         return made
+
+    def forget(self, forms: Iterable[ConstantForm]) -> None:
+        """Forms that could not be made: who asks later makes them."""
+        for form in forms:
+            self.held.pop(form, None)
 
 
 def form_of(values: Array, arrangement: str, nbytes: int) -> ConstantForm:

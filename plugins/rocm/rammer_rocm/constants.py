@@ -7,7 +7,9 @@ few buffers as arguments, and a constant is known by the number of its buffer an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -15,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rammer.codegen.task import Packing
-from rammer.compiled.shares import by_bytes, in_threads
+from rammer.compiled.shares import by_bytes, readers
 from rammer.device.manifest import Array
 from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.ir.program import Buffer, Storage
@@ -77,14 +79,34 @@ def plain(values: Array, storage: Storage, buffer: Buffer) -> WantedForm:
 
 @dataclass(frozen=True)
 class DeviceConstants:
-    """The constants that programs of one unit share. ``on_cpu``: its memory is the host's."""
+    """The constants that programs of one unit share, of which one is loaded at a time. ``on_cpu``: its memory is the host's."""
 
     queue: Any
     on_cpu: bool
     shared: SharedConstants[PlacedForm] = field(default_factory=SharedConstants)
+    pool: list[ThreadPoolExecutor] = field(default_factory=list)
+    jobs: list[Future[None]] = field(default_factory=list)
+    fresh: list[ConstantForm] = field(default_factory=list)
+
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Meanwhile threads make what is ``placed``; at the end all of it is there, or none of it is known."""
+        with readers() as pool:
+            self.pool.append(pool)
+            try:
+                yield
+                for job in self.jobs:
+                    job.result()
+            except BaseException:
+                self.shared.forget(self.fresh)
+                raise
+            finally:
+                self.pool.pop()
+                self.jobs.clear()
+                self.fresh.clear()
 
     def placed(self, wanted: Mapping[Name, WantedForm]) -> PlacedConstants:
-        """Each on the device. MemoryError of OpenCL's where there is no room."""
+        """Each on the device, where ``filling`` ends. MemoryError of OpenCL's where there is no room."""
         ways = {w.form: w for w in wanted.values()}
         found = self.shared.take(ways, self._uploaded)
         size = Counter[int]()
@@ -113,7 +135,8 @@ class DeviceConstants:
                 for form, how in share:
                     _make(how, host[starts[form] : starts[form] + form.nbytes])
 
-            in_threads(fill, shares)
+            self.fresh.extend(wanted)
+            self.jobs.extend(self.pool[-1].submit(fill, share) for share in shares)
             buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=host)
             return {form: PlacedForm(buffer, start) for form, start in starts.items()}
         buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, end + SLACK)

@@ -84,15 +84,16 @@ class OpenClProgram:
         # With one launch the groups are the device's units, however many rows the program has.
         self.groups = min(program.veus, device.veus) if single else program.veus
         self._check_memory(context.devices[0], self.groups * scratch if device.threads == 1 else 0)
-        self.constants = self.placed(functions, constants, shared)
-        self.pointers = [a for f in functions.values() for a in f.arguments]
-        arguments, row_of = self._arguments(functions)
-        self.table = make_table(program, {o: numbers[f.entry] for o, f in functions.items()}, row_of)
-        #: Whether one launch runs all turns.
-        self.turning = single and program.repeat is not None
-        shape = WalkShape(program.veus, device.threads, scratch, len(self.constants.buffers), self.traced, self.turning)
-        text = program_text(list(distinct.values()), self.table.sets, shape, dialect, single)
-        self.binary = builder(text)
+        with shared.filling():  # while the runtime compiles, or reads what it has compiled
+            self.constants = self.placed(functions, constants, shared)
+            self.pointers = [a for f in functions.values() for a in f.arguments]
+            arguments, row_of = self._arguments(functions)
+            self.table = make_table(program, {o: numbers[f.entry] for o, f in functions.items()}, row_of)
+            #: Whether one launch runs all turns.
+            self.turning = single and program.repeat is not None
+            shape = WalkShape(program.veus, device.threads, scratch, len(self.constants.buffers), self.traced, self.turning)
+            text = program_text(list(distinct.values()), self.table.sets, shape, dialect, single)
+            self.binary = builder(text)
         self.upload(context, arguments, constants, self.groups * scratch if device.threads == 1 else 0)
         self.own = Placement(self.memory.buffers, self.tables[0])
         self._prepare(context)

@@ -119,6 +119,7 @@ _TABLES: Final = (
         "starts",
         spelled={**_COMMON, **_MARKED, "keep": "--keep"},
     ),
+    Table("planning", "100,000 tasks scheduled, given waits and memory, and verified", "planning", spelled=_MARKED),
     Table(
         "layouts",
         "whole models and convolutions by layout",

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rammer.ir.collector import collector_paused
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage
@@ -40,6 +41,7 @@ class Interface:
     constants: Collection[str]
 
 
+@collector_paused()
 def build_program(
     interface: Interface,
     schedule: Schedule,

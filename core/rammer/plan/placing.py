@@ -105,7 +105,7 @@ class Placing:
         while self.ready:
             me = heappop(self.ready)
             veus, self.at[me] = self.at[me], []
-            self._together(me, veus)
+            self.together(me, veus)
             if not self.left[me]:
                 for reader in self.feeds[me]:
                     self.lacking[reader] -= 1
@@ -127,7 +127,7 @@ class Placing:
                 heappush(self.ready, me)
             self.at[me].append(veu)
 
-    def _together(self, me: int, veus: Sequence[int]) -> None:
+    def together(self, me: int, veus: Sequence[int]) -> None:
         """These rows run their tasks of ``me``, the first of each after its waits."""
         rows = np.array(veus)
         now = self.now[rows]

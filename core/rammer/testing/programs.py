@@ -97,12 +97,16 @@ class TaskNet:
 
     def program(self, policy: Policy, veus: int, outputs: Sequence[str] = ()) -> RProgram:
         """A verified program; the inputs are the tensors that nothing writes and that are no constants."""
+        return self.planned(self.schedule(policy, veus), policy.name, outputs)
+
+    def planned(self, schedule: Schedule, policy: str, outputs: Sequence[str] = ()) -> RProgram:
+        """The verified program of a schedule that ``policy`` proposed."""
         made = {t for o in self.operators for t in o.outputs}
         read = dict.fromkeys(t for o in self.operators for t in o.inputs)
         inputs = [t for t in read if t not in made and self._is_source(t)]
         results = outputs or [self.operators[-1].anchor.name]
         ports, ends = (tuple(Port(t, t) for t in tensors) for tensors in (inputs, results))
-        return build_program(Interface("net", ports, ends, self.constants), self.schedule(policy, veus), self, policy=policy.name)
+        return build_program(Interface("net", ports, ends, self.constants), schedule, self, policy=policy)
 
     def _is_source(self, tensor: str) -> bool:
         """Neither a constant nor a view of something computed."""
@@ -118,6 +122,17 @@ def recurrent_net(layers: int, steps: int, tasks: int) -> TaskNet:
             below = f"h{layer - 1}_{t}" if layer else "x"
             reads = [below, f"h{layer}_{t - 1}"] if t else [below]
             net.add(adding(f"h{layer}_{t}", tasks, reads, 1))
+    return net
+
+
+def branching_net(random: Random, operators: int, tasks: int, near: int) -> TaskNet:
+    """A random DAG of operators of ``tasks`` tasks each, which read one to three of the ``near`` ones before them."""
+    net, names = TaskNet().tensor("x", tasks), ["x"]
+    for i in range(operators):
+        recent = names[-near:]
+        reads = random.sample(recent, min(len(recent), random.randint(1, 3)))
+        net.add(stencil(f"t{i}", tasks, reads[0], 1) if random.random() < 0.3 else adding(f"t{i}", tasks, reads, 1))
+        names.append(f"t{i}")
     return net
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+from datetime import date
+from pathlib import Path
+from typing import Final
 
+from rammer import __version__
 from rammer.errors import DeviceUnavailable
 from rammer.peers.to_torch import load_torch
 from rammer.report.environment import environment
+
+HERE: Final = Path(__file__).resolve().parent
 
 
 def environment_of(gpu: bool) -> dict[str, str]:
@@ -29,6 +35,16 @@ def environment_of(gpu: bool) -> dict[str, str]:
             "cudnn": str(torch.backends.cudnn.version()),
         }
     return facts
+
+
+def stamp() -> str:
+    """The day, and the build: its commit, ``+`` where files were changed since, or the version without a repository."""
+    words = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        build = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        build = ""
+    return f"{date.today().isoformat()}, {f'build {build}' if build else f'version {__version__}'}"
 
 
 def meanwhile() -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from result import Result, write
+from result import Result, said, write
 from rows import append, lines_of
 
 from rammer.errors import BadInput
@@ -109,4 +109,5 @@ class MatrixPage:
     def text(self) -> str:
         """The page."""
         devices = dict.fromkeys(c.device for c in self.found)
-        return self.result().document(f"python -m benchmarks matrix {' '.join(f'--device {d}' for d in devices)}", self.facts)
+        command = f"python -m benchmarks matrix {' '.join(f'--device {d}' for d in devices)}"
+        return self.result().document(said(command), self.facts)

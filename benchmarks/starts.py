@@ -170,7 +170,7 @@ def main(
     if child and inputs:
         print(json.dumps(start_once(child, inputs, device, tune, profile)))
         return
-    from result import Result, joined, write
+    from result import Result, joined, said, write
     from zoo import ZOO
 
     facts, rows = environment_of(device.partition(":")[0] == "cuda"), list[list[str]]()
@@ -179,7 +179,7 @@ def main(
         rows.append(measure(key, device, tune, repeats, seed, profile))
         click.echo("  ".join(rows[-1]))
         result = Result(f"Starts on {device}, --tune {tune}", HEADERS, rows, [f"Medians of {repeats} warm starts."])
-        command = f"python benchmarks/starts.py --device {device} --models {','.join(r[0] for r in rows)} --tune {tune}"
+        command = said(f"python benchmarks/starts.py --device {device} --models {','.join(r[0] for r in rows)} --tune {tune}")
         if markdown_file is None:
             continue
         if kept:

@@ -16,7 +16,7 @@ import click
 from facts import environment_of
 from measuring import ROUNDS, Settings
 from registry import TABLES, Table, table
-from result import PAGE, Result, both, check_kept, joined, page, write
+from result import PAGE, Result, both, check_kept, joined, page, said, write
 from zoo import SEED, SMALL
 
 import rammer
@@ -181,7 +181,7 @@ def _measure(chosen: Table, settings: Settings, out: Path | None, keep: bool) ->
         result = more if result is None else both(result, more)
         if out is None:
             continue
-        told, command = _told(result, settings), _command(chosen, settings, result)
+        told, command = _told(result, settings), said(_command(chosen, settings, result))
         if kept:
             told, command = joined(told, command, kept, facts)
         write(path, told.document(command, facts))

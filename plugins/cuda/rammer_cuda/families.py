@@ -9,7 +9,7 @@ from rammer.ir.operator import ROperator
 from rammer_cuda.attention.cost import ATTENTION
 from rammer_cuda.cell.family import CELL
 from rammer_cuda.chain.kernel import CHAIN
-from rammer_cuda.contraction.choose import PRODUCTS, RUN_IN_ROWS
+from rammer_cuda.contraction.choose import PRODUCTS
 from rammer_cuda.family import Family
 from rammer_cuda.generic.cost import GENERIC
 from rammer_cuda.rows.codes import CODES
@@ -19,8 +19,6 @@ from rammer_cuda.window.kernel import WINDOW
 
 #: In the order in which they are asked, and in which equal predictions stand.
 FAMILIES: Final[tuple[Family, ...]] = (CELL, CHAIN, ATTENTION, *PRODUCTS, GENERIC, GEMV, CODES, ROWWISE, WINDOW)
-#: Those whose kernels were compared on a GPU with a reference as a persistent kernel calls them.
-CALLED: Final[tuple[Family, ...]] = (CELL, CHAIN, ATTENTION, *RUN_IN_ROWS, GENERIC, GEMV, ROWWISE, WINDOW)
 BY_NAME: Final = {f.name: f for f in FAMILIES}
 
 

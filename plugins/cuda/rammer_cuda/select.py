@@ -22,7 +22,7 @@ from rammer.profile.probe import random_inputs
 
 from rammer_cuda.cache import Cached
 from rammer_cuda.executor import CudaProgram, Room
-from rammer_cuda.families import CALLED, family_of
+from rammer_cuda.families import family_of
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.bodies import callable_part
 from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
@@ -165,10 +165,8 @@ def _faster(found: TurnTimes, options: Mapping[str, Executor]) -> Executor:
 
 
 def could_call(program: RProgram, binding: Binding) -> bool:
-    """Whether a persistent kernel may be tried that holds nothing on chip: of families that it calls. Turns keep their kernels
-    and places, so that a block must be able to call all of them."""
-    if not all(family_of(o) in CALLED for o in program.operators):
-        return False
+    """Whether a persistent kernel may be tried that holds nothing on chip. Turns keep their kernels and places, so that a block
+    must be able to call all of them."""
     distinct = {binding.key(o): o for o in program.operators} if program.repeat is not None else {}
     return all(not family_of(o).name or callable_part(o, binding) is not None for o in distinct.values())
 

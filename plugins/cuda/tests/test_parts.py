@@ -291,16 +291,6 @@ def test_auto_keeps_the_graph_where_a_wait_of_the_rows_never_ends(monkeypatch: p
     assert opened.notes == ("executor graph, since the persistent one cannot: vEU 3 waited 2 s for counter c",)
 
 
-def test_programs_of_untried_families_stay_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rammer_cuda import select
-
-    _, segment = segment_of("resnext29_branches:small")
-    binding = Binding.of(segment.program, segment.constants)
-    assert select.could_call(segment.program, binding)
-    monkeypatch.setattr(select, "CALLED", tuple(f for f in select.CALLED if f.name != "window"))
-    assert not select.could_call(segment.program, binding)
-
-
 def alone(operator: ROperator, binding: Binding) -> str:
     """The persistent kernel of one operator's kernel; "" where it cannot be called."""
     kernel = callable_part(operator, binding)

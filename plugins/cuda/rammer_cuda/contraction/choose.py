@@ -349,6 +349,3 @@ PRODUCTS: Final = (
     *(_family(c.instruction, _RING, partial(ring_choices, c), partial(ring_time, c)) for c in RING_COSTS),
     *(_family(c.instruction, _WARPGROUPS, partial(warpgroup_choices, c), partial(warpgroup_time, c)) for c in WARPGROUP_COSTS),
 )
-_INSTRUCTIONS = (*(c.instruction for c in RING_COSTS), *(c.instruction for c in WARPGROUP_COSTS))
-#: Those that a GPU ran as a persistent kernel calls them: all but the one that bfloat16 alone allows.
-RUN_IN_ROWS: Final = tuple(f for f, i in zip(PRODUCTS, _INSTRUCTIONS, strict=True) if i.serves("float32") or i.serves("tf32"))

@@ -121,13 +121,16 @@ class Resident:
         try:
             self.arena = arena = self.arena if fits else self._unset(program.arena_bytes)
             result: dict[str, Any] = dict(common)
+            # All at once: for one after the other threads began and ended each time.
+            wanted = {b.name: plain[b.name] for b in kept if b.kind != "arena" and b.name in plain and b.name not in common}
+            held = self._held({how.form: how for how in wanted.values()})
             for b in kept:
                 if b.kind == "arena":
                     result[b.name] = arena[b.offset : b.offset + b.nbytes]
                 elif b.name in common:
                     continue
                 elif b.name in plain:
-                    result[b.name] = self._held({plain[b.name].form: plain[b.name]})[plain[b.name].form].array
+                    result[b.name] = held[wanted[b.name].form].array
                 else:
                     result[b.name] = self._unset(b.nbytes)
             return result

@@ -53,7 +53,7 @@ def test_choices_of_a_wave_cost_no_more_than_the_fastest_or_the_leanest_of_all(m
         )
         for m in range(members)
     }
-    made = together(OperatorGraph(kernels, dict.fromkeys(kernels, ())), DEVICE)
+    made, _ = together(OperatorGraph(kernels, dict.fromkeys(kernels, ())), DEVICE)
     assert all(len(made.kernels[n]) == 1 and made.kernels[n][0] in kernels[n] for n in some(kernels))
     mine = cost([made.kernels[n][0] for n in kernels])
     assert mine <= cost([fastest(kernels[n], DEVICE) for n in kernels]) and mine <= cost([leanest(kernels[n]) for n in kernels])
@@ -64,7 +64,7 @@ def test_a_short_operator_is_few_tasks_beside_a_long_one() -> None:
     long = (choice("long", 108, 5e-6), choice("long", 54, 9.5e-6))
     short = (choice("short", 108, 2e-6), choice("short", 24, 4.5e-6), choice("short", 6, 18e-6))
     graph = OperatorGraph({"long": long, "short": short}, {"long": (), "short": ()})
-    made = together(graph, DEVICE)
+    made, _ = together(graph, DEVICE)
     assert {n: k[0].operator.task_count for n, k in made.kernels.items()} == {"long": 108, "short": 24}
     assert Wavefront()(made, DEVICE).predicted < Wavefront()(graph, DEVICE).predicted
 

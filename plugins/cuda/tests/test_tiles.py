@@ -25,8 +25,8 @@ from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.source import task_kernel
 
 #: Sums that a float32 convolution of 5 x 66 pixels is: a row is two groups of 64, pieces of 5 x 12 are one.
-TEXT = "y: f32[m:16, h:5, w:66] = sum[c:32, kh:3, kw:2] pad(x[c, h + kh + -1, w + kw + -1], 0.0) * k[m, c, kh, kw]"
-CASE = from_text([TEXT], {"x": (32, 5, 66), "k": (16, 32, 3, 2)}, "k")
+TEXT = "y: f32[m:16, h:5, w:66] = sum[c:64, kh:3, kw:2] pad(x[c, h + kh + -1, w + kw + -1], 0.0) * k[m, c, kh, kw]"
+CASE = from_text([TEXT], {"x": (64, 5, 66), "k": (16, 64, 3, 2)}, "k")
 
 
 def test_patches_are_offered_where_rows_leave_groups_empty(rng: np.random.Generator) -> None:

@@ -8,6 +8,7 @@ them; all others are launched before it or behind it, in the same CUDA graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 
@@ -34,6 +35,11 @@ class ProgramStorages:
     def of(program: RProgram) -> ProgramStorages:
         """Those of ``program``."""
         return ProgramStorages(program.storage, {b.name: (b.dtype, b.size) for b in program.buffers})
+
+    def with_others(self, dtypes: Mapping[Storage, str]) -> ProgramStorages:
+        """With storages, here by their element types, that fill buffers of their own."""
+        buffers = {s.buffer: (dtype, math.prod(s.shape)) for s, dtype in dtypes.items()}
+        return ProgramStorages({**self.storages, **{s.tensor: s for s in dtypes}}, {**self.buffers, **buffers})
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ is taken whose program is predicted to be the fastest.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from types import MappingProxyType
 
 from rammer.codegen.family import Choice
 from rammer.device.manifest import Binding
@@ -33,6 +34,7 @@ from rammer_cuda.kernels.part import dynamic_bytes
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent.bodies import callable_part
 from rammer_cuda.persistent.cut import MixedParts, ProgramStorages, cut_around
+from rammer_cuda.persistent.sums import SplitSum, split_sums
 from rammer_cuda.source import Writer
 
 #: Blocks that are tried: threads, and blocks an SM, each with a row of its own. While one of an SM's rows waits another one
@@ -44,6 +46,8 @@ NEAR = 1.1
 #: Choices of an operator: so many of the fastest, and the fastest of at most so many tasks a row. Beside a long operator a short
 #: one had best be few tasks, on rows that would else be idle.
 FAST, FEWER = 3, (1.0, 0.5, 0.25, 0.125, 0.0625)
+#: The same of what stands for a sum in parts, which is tried for several numbers of parts.
+HALVES = (2, FEWER[:1])
 #: Seconds from one task's end to where the next one on its row is as far as a launch's block that begins: measured on an H200
 #: where nothing is awaited (SqueezeNet's expanding convolutions, 0.77 us).
 BETWEEN = 0.75e-6
@@ -54,6 +58,8 @@ WRITTEN = 24
 #: Seconds of processor time in which IOS finds stages of a program whose tasks are placed anew, for all shapes: of ResNeXt-29 (16
 #: branches) one second finds what sixty do.
 SEARCH = 5
+#: Seconds of a product from which on its sum is offered in parts too: one more wave costs more than half of a shorter one.
+WORTH = 3.5e-6
 #: Bytes of shared memory that the block's own entries of the table may take.
 ENTRIES = 4 << 10
 
@@ -113,6 +119,21 @@ class _Shape:
         """Rows."""
         return self.gpu.sms * self.blocks
 
+    def _in_parts(self, operator: ROperator, known: dict[str, list[PartedSum]]) -> list[PartedSum]:
+        """Its sum in parts, as what a block can call; ``known`` are those of equal operators."""
+        if self.kept or self.chosen[operator.name][0].seconds < WORTH:
+            return []
+        key, splits = self.binding.key(operator), split_sums(operator, self.binding)
+        if key not in known:
+            known[key] = [self._parted(s) for s in splits]
+            return known[key]
+        return [s.made_for(split) for s, split in zip(known[key], splits, strict=True)]
+
+    def _parted(self, split: SplitSum) -> PartedSum:
+        both = replace(self, binding=split.binding(self.binding), program=replace(self.program, operators=()), chosen={})
+        first, rest = (tuple([self._kernel(c) for c in both._made(half, HALVES)]) for half in (split.partial, split.rest))
+        return PartedSum(split, first, rest)
+
     def _choices(self, operator: ROperator) -> tuple[Choice, ...]:
         """The operator as it is, or as what a block can call, the best predicted first."""
         family = family_of(operator)
@@ -123,13 +144,18 @@ class _Shape:
         mine = self._called(operator)
         if mine is not None and self.kept and operator.task_count <= self.veus:
             return (Choice(self._serial(operator, mine), operator),)
-        ranked = self._others(operator)
-        found = dict.fromkeys(islice(self._callable(ranked), FAST))
-        for share in FEWER:
-            few = (c for c in ranked if c.operator.task_count <= share * self.veus)
-            found |= dict.fromkeys(islice(self._callable(islice(few, WRITTEN)), 1))
+        found = self._made(operator)
         found |= dict.fromkeys([Choice(self._serial(operator, mine), operator)] if mine is not None else [])
         return tuple(sorted(found, key=lambda c: c.seconds)) or (Choice(self._price(operator), operator),)
+
+    def _made(self, operator: ROperator, kinds: tuple[int, tuple[float, ...]] = (FAST, FEWER)) -> dict[Choice, None]:
+        """Other kernels that a block can call, so many of the fastest and some of few tasks."""
+        ranked, (fast, fewer) = self._others(operator), kinds
+        found = dict.fromkeys(islice(self._callable(operator, ranked), fast))
+        for share in fewer:
+            few = (c for c in ranked if c.operator.task_count <= share * self.veus)
+            found |= dict.fromkeys(islice(self._callable(operator, islice(few, WRITTEN)), 1))
+        return found
 
     def _others(self, operator: ROperator) -> list[Choice]:
         """Other kernels of one block a task, best predicted first."""
@@ -144,11 +170,12 @@ class _Shape:
         ranked = heapq.merge(*(f.candidates(bare, self.binding, self.gpu) for f in usable), key=lambda c: c.seconds)
         return [c for c in ranked if family_of(c.operator).spread(c.operator) == 1]
 
-    def _callable(self, choices: Iterable[Choice]) -> Iterator[Choice]:
-        """Those that a block can call, with what they take there."""
+    def _callable(self, operator: ROperator, choices: Iterable[Choice]) -> Iterator[Choice]:
+        """Those that a block can call, with what they take there; they may be of an equal operator."""
         for c in choices:
-            if kernel := self._called(c.operator):
-                yield Choice(self._serial(c.operator, kernel), c.operator)
+            mine = _tiled_as(operator, c.operator)
+            if kernel := self._called(mine):
+                yield Choice(self._serial(mine, kernel), mine)
 
     def _called(self, operator: ROperator) -> TaskKernel | None:
         kernel = callable_part(operator, self.binding, self.threads, self.writer.written)
@@ -179,8 +206,13 @@ class _Shape:
         kernels = {name: tuple(map(self._kernel, choices)) for name, choices in self.chosen.items()}
         graph = OperatorGraph(kernels, dependences(p.operators, p.storage), constants, memory=self.memory)
         policy = _policy(p)
-        schedule = policy(together(graph, device) if policy == Wavefront() else graph, device)
         held = ProgramStorages.of(p)
+        if policy == Wavefront():
+            known: dict[str, list[PartedSum]] = {}
+            sums = {o.name: self._in_parts(o, known) for o in p.operators}
+            graph, taken = together(graph, device, sums)
+            held = held.with_others({t.split.storage: t.split.partial.anchor.dtype for t in taken})
+        schedule = policy(graph, device)
         interface = Interface(p.name, p.inputs, p.outputs, [s.tensor for s in p.storages if s.tensor in constants])
         try:
             made = build_program(interface, schedule, held, policy=p.policy, vdevice=device, precision=p.precision)
@@ -196,22 +228,88 @@ class _Shape:
         return RKernel(o, _unwritten, alone, max(alone, share))
 
 
-def together(graph: OperatorGraph, device: VDevice) -> OperatorGraph:
-    """``graph`` with one choice an operator: of each wave those with which it ends first, from the fastest ones on by one change
-    after the other. Wavefront itself takes the fastest of all or the leanest of all."""
+@dataclass(frozen=True)
+class PartedSum:
+    """A ``split`` sum with the kernels that there are for its parts and for the rest."""
+
+    split: SplitSum
+    first: tuple[RKernel, ...]
+    rest: tuple[RKernel, ...]
+
+    def made_for(self, split: SplitSum) -> PartedSum:
+        """The same kernels for an equal operator's sum."""
+        halves = ((self.first, split.partial), (self.rest, split.rest))
+        first, rest = (tuple([replace(k, operator=_tiled_as(o, k.operator)) for k in kernels]) for kernels, o in halves)
+        return PartedSum(split, first, rest)
+
+
+def together(
+    graph: OperatorGraph, device: VDevice, sums: Mapping[str, Sequence[PartedSum]] = MappingProxyType({})
+) -> tuple[OperatorGraph, list[PartedSum]]:
+    """``graph`` with one choice an operator: of each wave those with which it ends first, from the fastest ones on by one
+    change after the other. Wavefront itself takes the fastest of all or the leanest of all. Of an operator's ``sums`` in parts
+    one stands in its place where two waves then end before the one did; those are returned too."""
     chosen: dict[str, tuple[RKernel, ...]] = {}
-    known: dict[tuple[tuple[tuple[int, float], ...], ...], list[int]] = {}
+    after, all_taken, waves = dict(graph.after), list[PartedSum](), _Waves(device)
     for level in graph.levels():
-        choices = [graph.kernels[n] for n in level]
-        key = tuple(tuple((k.operator.task_count, k.alone) for k in some) for some in choices)
-        if key not in known:
-            known[key] = _best_together(choices, device)
-        chosen |= {n: (some[i],) for n, some, i in zip(level, choices, known[key], strict=True)}
-    return replace(graph, kernels={n: chosen[n] for n in graph.names})
+        taken: dict[str, PartedSum] = {}
+        best = waves.of(graph, level, taken)
+        while True:
+            tried = [{**taken, **change} for change in _changes(graph, level, sums) if not change.items() <= taken.items()]
+            cost, kernels, others = min(
+                ((*waves.of(graph, level, t), t) for t in tried), key=lambda o: o[0], default=(*best, taken)
+            )
+            if cost >= best[0]:
+                break
+            best, taken = (cost, kernels), others
+        chosen |= {k.operator.name: (k,) for k in best[1]}
+        for name, s in taken.items():
+            part = s.split.partial.name
+            after[part], after[name] = after[name], (*after[name], part)
+        all_taken += taken.values()
+    return replace(graph, kernels=chosen, after=after), all_taken
 
 
-def _best_together(choices: Sequence[Sequence[RKernel]], device: VDevice) -> list[int]:
-    """Of each operator of a wave the choice."""
+def _changes(
+    graph: OperatorGraph, level: Sequence[str], sums: Mapping[str, Sequence[PartedSum]]
+) -> Iterator[dict[str, PartedSum]]:
+    """Sums of a wave in parts: of equal operators, as many branches have, all of them at once."""
+    alike: dict[tuple[tuple[int, float], ...], list[str]] = {}
+    for name in level:
+        alike.setdefault(_known_as(graph.kernels[name]), []).append(name)
+    for names in alike.values():
+        each = [sums.get(n, ()) for n in names]
+        yield from (dict(zip(names, some, strict=True)) for some in zip(*each, strict=False) if some[0].first and some[0].rest)
+
+
+def _known_as(kernels: Sequence[RKernel]) -> tuple[tuple[int, float], ...]:
+    """Equal for choices that cost the same."""
+    return tuple([(k.operator.task_count, k.alone) for k in kernels])
+
+
+@dataclass
+class _Waves:
+    """The choices of waves, found once for equal ones."""
+
+    device: VDevice
+    known: dict[tuple[tuple[tuple[int, float], ...], ...], tuple[float, list[int]]] = field(default_factory=dict)
+
+    def of(self, graph: OperatorGraph, level: Sequence[str], taken: Mapping[str, PartedSum]) -> tuple[float, list[RKernel]]:
+        """What a wave costs where these operators are ``taken`` in parts, and the kernels of it and of the one that adds up."""
+        cost, first = self._wave([taken[n].first if n in taken else graph.kernels[n] for n in level])
+        more, rest = self._wave([s.rest for s in taken.values()]) if taken else (0.0, [])
+        return cost + more, [*first, *rest]
+
+    def _wave(self, choices: Sequence[Sequence[RKernel]]) -> tuple[float, list[RKernel]]:
+        key = tuple(map(_known_as, choices))
+        if key not in self.known:
+            self.known[key] = _best_together(choices, self.device)
+        cost, places = self.known[key]
+        return cost, [some[i] for some, i in zip(choices, places, strict=True)]
+
+
+def _best_together(choices: Sequence[Sequence[RKernel]], device: VDevice) -> tuple[float, list[int]]:
+    """What a wave costs, and of each operator the choice."""
 
     def cost(places: Sequence[int]) -> float:
         chosen = [some[i] for some, i in zip(choices, places, strict=True)]
@@ -224,7 +322,7 @@ def _best_together(choices: Sequence[Sequence[RKernel]], device: VDevice) -> lis
         others = ([*places[:k], i, *places[k + 1 :]] for k, i in changes)
         found = min(((cost(o), o) for o in others), default=(best, places))
         if found[0] >= best:
-            return places
+            return best, places
         best, places = found
 
 

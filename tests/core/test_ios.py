@@ -241,7 +241,7 @@ def test_a_block_beyond_the_limit_is_cut_and_says_so(monkeypatch: pytest.MonkeyP
     for limit in ("FIRST_TRANSITIONS", "MAX_TRANSITIONS"):
         monkeypatch.setattr(module, limit, 50)
     cut = IOS().search(replace(graph, memory=Memory()), unit)
-    assert exact.exact and not cut.exact
+    assert exact.exact and not cut.exact and cut.proved in ("chains", "none")
     assert exact.seconds <= cut.seconds and cut.transitions < exact.transitions
     assert net.program(IOS(), 4).task_count == 40
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import cast
+from typing import Literal, TypeAlias, cast
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
@@ -33,6 +33,10 @@ MAX_TOTAL = 48_000_000
 #: Rounds of measuring: each runs the stages of the best schedule so far that were not run yet.
 MAX_ROUNDS = 12
 
+#: What a search has shown, the most first.
+Proof: TypeAlias = Literal["exact", "chains", "none"]
+PROOFS: tuple[Proof, ...] = ("exact", "chains", "none")
+
 _log = logging.getLogger(__name__)
 
 
@@ -40,14 +44,21 @@ _log = logging.getLogger(__name__)
 class IOSResult:
     """Stages of operator names in order, the predicted seconds, and the size of the search.
 
-    ``exact`` is False when a block was cut elsewhere, because it exceeded the search limits.
+    ``proved`` says of which schedules none is predicted to be faster: ``exact`` of all (in blocks, with at most ``s`` groups of
+    ``r`` operators); ``chains`` of those that keep every chain of operators of a block (``cuts.chains``) together, ``r`` chains a
+    group, where blocks were too large for more; ``none`` where a block was searched in parts, or with smaller groups.
     """
 
     stages: tuple[tuple[str, ...], ...]
     seconds: float
     transitions: int
     schedules: int
-    exact: bool
+    proved: Proof
+
+    @property
+    def exact(self) -> bool:
+        """Whether no schedule is predicted to be faster."""
+        return self.proved == "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +131,7 @@ class IOS:
         """The best schedule of which every stage was run."""
         graph, names = clock.graph, clock.graph.names
         clock.measure([(n,) for n in names])
-        found = best = IOSResult(tuple((n,) for n in names), sum(clock.seconds((n,)) for n in names), 0, 1, False)
+        found = best = IOSResult(tuple((n,) for n in names), sum(clock.seconds((n,)) for n in names), 0, 1, "none")
         for _ in range(MAX_ROUNDS):
             found = self._searched(clock, time, replace(graph.memory, known={}))
             fresh = clock.measure(found.stages)
@@ -176,14 +187,14 @@ class _Search:
         operators, whichever is better: so what takes longer with a larger ``r`` is not worse."""
         whole = self._whole(names, self.policy.r, FIRST_TRANSITIONS)
         if isinstance(whole, Found):
-            return _result([(n,) for n in names], whole, exact=True)
+            return _result([(n,) for n in names], whole, "exact")
         if whole is None:
             self.greedy += len(names)
             return self._waves(names)
         most = min(most, (len(names) + 1) // 2)
         _log.info("%s: a block from %s is cut into parts of at most %d (%s)", self.policy, names[0], most, whole)
         parts = windows(names, self.stages.graph.after, most)
-        joined = replace(_joined([self._part(part, most) for part in parts]), exact=False)
+        joined = replace(_joined([self._part(part, most) for part in parts]), proved="none")
         return self._less(names, self.policy.r - 1, FIRST_TRANSITIONS, min(joined, self._waves(names), key=lambda f: f.seconds))
 
     def _less(self, names: Sequence[str], r: int, limit: int, other: IOSResult) -> IOSResult:
@@ -192,17 +203,19 @@ class _Search:
             whole = self._whole(names, size, limit)
             if isinstance(whole, Found):
                 exact = size == self.policy.r
-                return _result([(n,) for n in names], whole, exact) if exact or whole.cost < other.seconds else other
+                found = _result([(n,) for n in names], whole, "exact" if exact else "none")
+                return found if exact or whole.cost < other.seconds else other
         return other
 
     def _in_chains(self, names: Sequence[str], other: IOSResult) -> IOSResult:
-        """A whole block whose chains stay together and count as one operator each; or ``other``."""
+        """A whole block whose chains stay together and count as one operator each; or ``other``, where that is no slower."""
         units = chains(names, self.stages.graph.after)
         for size in range(self.policy.r, 0, -1) if len(units) < len(names) else ():
             whole = self._whole([n for unit in units for n in unit], size, MAX_TRANSITIONS, units)
             if isinstance(whole, Found):
-                found = _result(units, whole, exact=False)
-                return found if found.seconds < other.seconds else other
+                found = _result(units, whole, "none")
+                best = found if found.seconds < other.seconds else other
+                return replace(best, proved="chains") if size == self.policy.r else best
         return other
 
     def _whole(self, names: Sequence[str], r: int, limit: int, units: Sequence[tuple[str, ...]] = ()) -> Found | TooLarge | None:
@@ -241,7 +254,7 @@ class _Search:
                 stages += [wave] if together <= alone else [(n,) for n in wave]
                 seconds += min(together, alone)
                 tried += 1
-        return IOSResult(tuple(stages), seconds, tried, 1, False)
+        return IOSResult(tuple(stages), seconds, tried, 1, "none")
 
     def _exact(self, units: Sequence[tuple[str, ...]], r: int, limit: int) -> Found:
         unit_of = {n: u[0] for u in units for n in u}
@@ -270,9 +283,9 @@ class _Search:
         return search(dag, Latency(latency, least, tick), r, self.policy.s, limit)
 
 
-def _result(units: Sequence[tuple[str, ...]], found: Found, exact: bool) -> IOSResult:
+def _result(units: Sequence[tuple[str, ...]], found: Found, proved: Proof) -> IOSResult:
     stages = tuple(tuple(n for i in bits(mask) for n in units[i]) for mask in found.stages)
-    return IOSResult(stages, found.cost, found.transitions, found.schedules, exact)
+    return IOSResult(stages, found.cost, found.transitions, found.schedules, proved)
 
 
 def _joined(parts: Sequence[IOSResult]) -> IOSResult:
@@ -282,5 +295,5 @@ def _joined(parts: Sequence[IOSResult]) -> IOSResult:
         sum(p.seconds for p in parts),
         sum(p.transitions for p in parts),
         math.prod(p.schedules for p in parts),
-        all(p.exact for p in parts),
+        max((p.proved for p in parts), key=PROOFS.index, default="exact"),
     )

@@ -45,7 +45,7 @@ from rammer.plan.build import Interface, build_program
 from rammer.plan.capacity import check_capacity
 from rammer.plan.layouts import LEAST_GAIN, Price, assign_layouts
 from rammer.plan.simplify import simplified
-from rammer.plan.stages import StageTimer, in_one_run
+from rammer.plan.stages import StageTimer, evaluator
 from rammer.plan.storage import StoragePlan, assign_storage
 from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
@@ -276,10 +276,8 @@ class Compiler:
     def _connected(self, plan: StoragePlan, apart: bool = False, ends: Ended | None = None) -> TileGraph:
         """Operators of what meets on chip. Those that end by themselves (of a range, or over inputs) are not stitched."""
         sources, binding, device = view_sources(plan.graph, plan.storages), self._binding(plan), self.backend.vdevice
-        tile, price = connect(plan.graph, device, sources, self.asked(binding, ends)), self._price(binding)
-        if apart:
-            return tile
-        return stitch(tile, device, lambda o: price(o, plan.storages), sources, binding, in_one_run(self.tuner, binding))
+        tile = connect(plan.graph, device, sources, self.asked(binding, ends))
+        return tile if apart else stitch(tile, device, evaluator(self.tuner, binding), sources, binding)
 
     def _planned(
         self,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -17,14 +18,16 @@ from rammer.frontend.lower import lower
 from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import MemoryLayer, VDevice
-from rammer.ir.operator import ROperator
+from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.schedule.clock import in_waves
 from rammer.testing.cases import Sampler
 from rammer.testing.host_c import THREADED, HostCase, check
 from rammer.testing.nets import model_of
 from rammer.testing.small_models import SmallModel
 from rammer.testing.some import some
 from rammer.tile.connect import connect
+from rammer.tile.evaluator import Evaluator
 from rammer.tile.graph import TileGraph
 from rammer.tile.search import ranked_tiles
 from rammer.tile.stitch import stitch
@@ -109,15 +112,49 @@ def graph_of(model: SmallModel, rng: np.random.Generator) -> ComputeGraph:
     return lower(Pipeline(default_passes()).run(bind(read_model(model.build(rng)), {}))[0])
 
 
+#: Seconds of an operator's tasks, without its launch; infinite where no kernel fits.
+Seconds: TypeAlias = Callable[[ROperator], float]
+
+
+def in_one_wave(graph: ComputeGraph, where: VDevice) -> Seconds:
+    """What the core predicts."""
+
+    def seconds(operator: ROperator) -> float:
+        ranked = ranked_tiles(operator, graph.types, where)
+        return ranked[0][0] - where.launch if ranked else float("inf")
+
+    return seconds
+
+
+def evaluator(graph: ComputeGraph, where: VDevice, seconds: Seconds, together: Any = None) -> Evaluator:
+    """A device whose operators take so long where they are alone, side by side as a schedule in waves has them."""
+
+    def kernels(operator: ROperator) -> tuple[RKernel, ...]:
+        ranked, whole = ranked_tiles(operator, graph.types, where), seconds(operator)
+        tiled = operator.tiled(ranked[0][1] if ranked else operator.anchor.shape)
+        task = whole / -(-tiled.task_count // where.veus)
+        return (RKernel(tiled, lambda: Written("", Resources()), task, task),) if whole < float("inf") else ()
+
+    return Evaluator(kernels, lambda found, after: in_waves(found, after, where), together)
+
+
 def stitched(graph: ComputeGraph, where: VDevice, slow: float = 1.0) -> tuple[TileGraph, TileGraph]:
     """Before and after; kernels of several results take ``slow`` times what is predicted."""
+    known = in_one_wave(graph, where)
 
-    def latency(operator: ROperator) -> float:
-        ranked = ranked_tiles(operator, graph.types, where)
-        return (ranked[0][0] - where.launch) * (slow if len(operator.outputs) > 1 else 1.0)
+    def seconds(operator: ROperator) -> float:
+        return known(operator) * (slow if len(operator.outputs) > 1 else 1.0)
 
     before = connect(graph, where)
-    return before, stitch(before, where, latency, {})
+    return before, stitch(before, where, evaluator(graph, where, seconds), {})
+
+
+def waves(operators: Sequence[ROperator], of: Evaluator) -> float:
+    """What operators of a graph, in any order, take under an evaluator."""
+    owner = {c.name: o.name for o in operators for c in o.computes}
+    after = {o.name: {owner[n] for n in o.inputs if n in owner} for o in operators}
+    order, by_name = list(TopologicalSorter(after).static_order()), {o.name: o for o in operators}
+    return of.seconds({n: of.kernels(by_name[n]) for n in order}, {n: tuple(after[n]) for n in order})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -172,7 +209,7 @@ def test_plans_are_run_where_the_device_runs_them(seconds: float | None, rng: np
         asked.append(len(operators))
         return 0.1 if len(operators) == len(before.operators) else seconds
 
-    after = stitch(before, where, lambda o: ranked_tiles(o, graph.types, where)[0][0], {}, together=together)
+    after = stitch(before, where, evaluator(graph, where, in_one_wave(graph, where), together), {})
     assert asked[0] == len(before.operators) > min(asked)
     assert (len(after.operators) < len(before.operators)) == (seconds != 1.0)
 
@@ -188,17 +225,19 @@ def test_groups_that_do_not_pay_are_undone_one_by_one(seed: int) -> None:
         if graph.types[graph.outputs[0]].dtype != "float32":
             continue
 
-        def latency(operator: ROperator, graph: ComputeGraph = graph, salt: int = random.randrange(1 << 30)) -> float:
-            ranked = ranked_tiles(operator, graph.types, where)
-            return ranked[0][0] * Random(f"{salt} {sorted(operator.outputs)}").uniform(0.4, 2.5) if ranked else float("inf")
+        known, salt = in_one_wave(graph, where), random.randrange(1 << 30)
 
-        before = connect(graph, where)
+        def seconds(operator: ROperator, known: Seconds = known, salt: int = salt) -> float:
+            return known(operator) * Random(f"{salt} {sorted(operator.outputs)}").uniform(0.4, 2.5)
+
+        before, latency = connect(graph, where), evaluator(graph, where, seconds)
         after = stitch(before, where, latency, {})
+        whole = waves(after.operators, latency)
         for operator in some(after.operators):
             inside = {c.name for c in operator.computes}
             parts = [o for o in before.operators if o.name in inside]
-            whole = latency(operator) + where.launch
-            assert len(parts) == 1 or whole < sum(latency(o) + where.launch for o in parts), str(case)
+            undone = [*(o for o in after.operators if o is not operator), *parts]
+            assert len(parts) == 1 or whole < waves(undone, latency), str(case)
         tried += len(before.operators) > 1
 
 
@@ -208,14 +247,18 @@ def test_what_saves_less_than_predictions_err_by_is_left_apart_unless_it_is_run(
     graph, where = graph_of(CASES["residual and norm"][0], rng), replace(device(launch=0.0), doubt=doubt)
     before = connect(graph, where)
 
-    def latency(operator: ROperator) -> float:
+    def seconds(operator: ROperator) -> float:
         return 1.5 if len(operator.outputs) > 1 else 1.0
 
     def together(operators: Sequence[ROperator]) -> float:
-        return sum(map(latency, operators))
+        return sum(map(seconds, operators))
 
-    assert len(stitch(before, where, latency, {}).operators) == (1 if doubt < 0.25 else 2)
-    assert len(stitch(before, where, latency, {}, together=together).operators) == 1
+    def found(asked: Any) -> int:
+        return len(stitch(before, where, evaluator(graph, where, seconds, asked), {}).operators)
+
+    assert found(None) == (1 if doubt < 0.25 else 2)
+    assert found(together) == 1
+    assert found(lambda operators: None) == found(None)  # what cannot be run is only predicted
 
 
 def test_no_group_is_slower_than_its_parts_in_a_run(seed: int) -> None:
@@ -229,17 +272,17 @@ def test_no_group_is_slower_than_its_parts_in_a_run(seed: int) -> None:
         ranked = {o.name: ranked_tiles(o, graph.types, where) for o in connect(graph, where).operators}
         if graph.types[graph.outputs[0]].dtype != "float32" or not all(ranked.values()):
             continue
-        salts = [random.randrange(1 << 30) for _ in range(2)]
+        salts, known = [random.randrange(1 << 30) for _ in range(2)], in_one_wave(graph, where)
 
-        def seconds(operator: ROperator, salt: int, graph: ComputeGraph = graph) -> float:
-            found = ranked_tiles(operator, graph.types, where)
-            return found[0][0] * Random(f"{salt} {sorted(operator.outputs)}").uniform(0.4, 1.6) if found else float("inf")
+        def seconds(operator: ROperator, salt: int, known: Seconds = known) -> float:
+            return known(operator) * Random(f"{salt} {sorted(operator.outputs)}").uniform(0.4, 1.6)
 
         def run(operators: Sequence[ROperator], salt: int = salts[1]) -> float:
             return sum(seconds(o, salt) for o in operators)
 
         before = connect(graph, where)
-        after = stitch(before, where, lambda o, salt=salts[0]: seconds(o, salt), {}, together=run)  # type: ignore[misc]
+        latency = evaluator(graph, where, lambda o, salt=salts[0]: seconds(o, salt), run)  # type: ignore[misc]
+        after = stitch(before, where, latency, {})
         assert run(after.operators) <= run(before.operators)
         for operator in some(after.operators):
             inside = {c.name for c in operator.computes}
@@ -292,12 +335,11 @@ def test_rows_that_do_not_fit_are_computed_again_unless_the_device_keeps_them(ke
     """A softmax whose rows are larger than a vEU's memory, and a device whose kernels ``keep`` them, as clusters of blocks do."""
     graph, where = graph_of(SmallModel("long", "(float[4,500000] x) => (float[4,500000] y) { y = Softmax(x) }"), rng), device()
 
-    def latency(operator: ROperator) -> float:
-        ranked = ranked_tiles(operator, graph.types, where)
-        return ranked[0][0] if ranked else 1e-9 if keeps else float("inf")
+    def seconds(operator: ROperator) -> float:
+        return min(in_one_wave(graph, where)(operator), 1e-9 if keeps else float("inf"))
 
     before = connect(graph, where)
-    (whole,) = stitch(before, where, latency, {}).operators
+    (whole,) = stitch(before, where, evaluator(graph, where, seconds), {}).operators
     assert len(before.operators) > 1
     assert {c.layer for c in whole.connections if c.producer == "y_exp"} == {"veu" if keeps else "thread"}
 

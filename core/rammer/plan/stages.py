@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rammer.device.manifest import Array, Backend, Binding
+from rammer.errors import DeviceFailure
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import RProgram
@@ -14,10 +15,12 @@ from rammer.plan.waits import dependences, plan_waits
 from rammer.profile.probe import OwnTensors
 from rammer.profile.store import KernelStore, key_of, unit_key
 from rammer.profile.tune import MEASURED, Tuner
+from rammer.schedule.clock import in_waves
 from rammer.schedule.place import Row, side_by_side
 from rammer.schedule.policy import Schedule, rows_of
+from rammer.tile.evaluator import Evaluator
 
-__all__ = ["StageTimer", "in_one_run", "stage_program"]
+__all__ = ["StageTimer", "evaluator", "stage_program"]
 
 #: Runs of a stage of which the median counts, the seconds that they should take together, and the most there are of short ones.
 RUNS, SPAN, MOST_RUNS = 10, 5e-3, 100
@@ -71,11 +74,26 @@ class StageTimer:
         return known
 
 
-def in_one_run(tuner: Tuner, binding: Binding) -> Callable[[Sequence[ROperator]], float | None] | None:
-    """How long operators (in topological order) take in one run, each by its best kernel, as ``StageTimer`` says; None where
-    nothing is measured."""
-    timed = StageTimer(tuner.backend, tuner.store, binding)
-    return (lambda operators: timed([tuner.kernels(o, binding)[0] for o in operators])) if MEASURED[tuner.level] else None
+def evaluator(tuner: Tuner, binding: Binding) -> Evaluator:
+    """What stitching asks of a device: kernels as predicted, side by side as the schedule has them, and, where kernels are
+    measured, runs of operators each by its best one, as ``StageTimer`` says."""
+    device, timed = tuner.backend.vdevice, StageTimer(tuner.backend, tuner.store, binding)
+    guesses = tuner.guessing if MEASURED[tuner.level] else tuner
+
+    def kernels(operator: ROperator) -> tuple[RKernel, ...]:
+        try:
+            return guesses.kernels(operator, binding)
+        except DeviceFailure:  # where nothing fits what is left either, the step "kernels" says so
+            return ()
+
+    def seconds(operators: Mapping[str, tuple[RKernel, ...]], after: Mapping[str, tuple[str, ...]]) -> float:
+        return in_waves(operators, after, device)
+
+    def together(operators: Sequence[ROperator]) -> float | None:
+        tuner.prepare(operators, binding)
+        return timed([tuner.kernels(o, binding)[0] for o in operators])
+
+    return Evaluator(kernels, seconds, together if MEASURED[tuner.level] else None)
 
 
 def stage_program(kernels: Sequence[RKernel], binding: Binding, device: VDevice) -> tuple[RProgram, dict[str, Array]] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 
 from rammer.device.arranging import ProgramsBeside
@@ -54,6 +55,13 @@ class Tuner:
             self._seen[sign] = self._find(operator, binding, sign)
         self.progress(operator.name)
         return tuple(_moved(k, operator) for k in self._seen[sign])
+
+    @cached_property
+    def guessing(self) -> Tuner:
+        """A tuner of the same device that measures nothing."""
+        made = replace(self, store=KernelStore(None), level="off", measured=0, _seen={}, _options={})
+        made.beside = self.beside
+        return made
 
     def prepare(self, operators: Sequence[ROperator], binding: Binding) -> None:
         """Let the device build everything that tuning ``operators`` will measure at once, where its profiler can."""

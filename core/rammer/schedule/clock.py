@@ -97,6 +97,12 @@ def stage_latency(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -
     return min(latency(kernels, graph.after, device) for kernels in choices(graph, stage, device))
 
 
+def in_waves(kernels: Mapping[str, tuple[RKernel, ...]], after: Mapping[str, tuple[str, ...]], device: VDevice) -> float:
+    """Seconds of operators (in topological order) wave by wave, by the times of their kernels, launches included."""
+    graph = OperatorGraph(kernels, after)
+    return sum(stage_latency(graph, level, device) for level in graph.levels())
+
+
 def groups(stage: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """The connected parts of a stage; all in topological order."""
     dag = Dag.of(stage, after)

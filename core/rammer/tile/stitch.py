@@ -4,25 +4,26 @@ Groups of ``connect`` grow along chains and mostly write one result. What they l
 (two statistics of one batch), or that others need besides (a residual sum and its normalisation). A *plan* says which of
 them become one; a *move* joins two groups. The delta evaluator prices a move by what it changes: bytes, operations and
 launches of three operators, as the core counts them. A beam search keeps the plans of each region, of what possible
-moves connect, that save most; the latency evaluator, which is the device's kernels, predicted or measured, chooses among
-these and the plan without any move.
+moves connect, that save most; the latency evaluator chooses among these and the plan without any move: the device's kernels,
+predicted or measured, as its schedule has them, so that operators which do not wait for each other are priced side by side.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, islice
-from typing import Final, TypeAlias
+from typing import Final
 
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Connection, ROperator
 from rammer.tile.connect import LONGEST_CHAIN
+from rammer.tile.evaluator import Evaluator, Members, RegionTimes
 from rammer.tile.graph import ConnectionTrial, TileGraph, device_edges
 from rammer.tile.meeting import meeting, memory_bound, recomputing
 from rammer.tile.order import topological
@@ -32,8 +33,8 @@ from rammer.tile.search import ranked_tiles
 BEAM, MOST_RESULTS = 4, 8
 #: By how much a move may be slower than its parts: two of them may pay where neither does alone.
 UPHILL: Final = 1.3
-#: Share of the time of its operators that a group saves at least where kernels are measured: less is within what measurements
-#: differ by. Where they are predicted a device says by how much that may be wrong (``VDevice.doubt``).
+#: Share of the time of its operators that a group saves at least where plans are run: less is within what measurements differ
+#: by. Where they are predicted a device says by how much that may be wrong (``VDevice.doubt``).
 LEAST_GAIN: Final = 0.01
 #: Groups within one that does not pay that are priced in its place.
 PARTS: Final = 12
@@ -45,26 +46,17 @@ CHEAP: Final = 4
 #: no longer than its model is large.
 WIDE: Final = 24
 
-#: Seconds of an operator's best kernel, without its launch; infinite where none fits.
-Latency: TypeAlias = Callable[[ROperator], float]
-#: Seconds of operators in topological order, run one after another on the device; None where it cannot run them on their own.
-Together: TypeAlias = Callable[[Sequence[ROperator]], float | None]
-Members: TypeAlias = frozenset[int]
-
 
 def stitch(
     tile: TileGraph,
     device: VDevice,
-    latency: Latency,
+    latency: Evaluator,
     aliases: Mapping[str, tuple[str, ...]],
     binding: Binding | None = None,
-    together: Together | None = None,
 ) -> TileGraph:
-    """``tile`` with memory-bound operators stitched where the device's kernels are no slower for it; with ``together``, where
-    they are not in one run. ``aliases`` as for ``connect``."""
+    """``tile`` with memory-bound operators stitched where the device is no slower for it, as predicted or, where plans are run,
+    in a run. ``aliases`` as for ``connect``."""
     search = _Stitcher(tile, device, latency, aliases, binding or Binding(tile.graph.types, {}))
-    if together is not None:
-        search.together, search.least = together, LEAST_GAIN
     for part, width in search.regions():
         search.settle(search.best(part, width))
     joined = list(dict.fromkeys(search.settled.values()))
@@ -109,7 +101,7 @@ class _Stitcher:
         self,
         tile: TileGraph,
         device: VDevice,
-        latency: Latency,
+        latency: Evaluator,
         aliases: Mapping[str, tuple[str, ...]],
         binding: Binding,
     ) -> None:
@@ -129,11 +121,11 @@ class _Stitcher:
         self.stitched: dict[Members, ROperator | None] = {}
         self.costs: dict[str, float] = {}
         self.prices: dict[Members, float] = {}
-        self.latencies: dict[Members, float] = {}
+        ordered = partial(topological, position=self.position, roots=self.roots)
+        self.times = RegionTimes(latency, self.operator, self.after, ordered)
         self.deltas: dict[tuple[Members, Members], float | None] = {}
         self.settled: dict[int, Members] = {}  #: The groups of regions that are decided, by operator.
-        self.together: Together | None = None
-        self.least = max(LEAST_GAIN, device.doubt)  #: What a group must save of its parts' time.
+        self.doubt = max(LEAST_GAIN, device.doubt)  #: What a group must save of its parts' time where that is only predicted.
         self.spans: list[tuple[int, int]] = []  #: From which operator to which those reach, in order; what overlaps is one.
 
     def settle(self, groups: Iterable[Members]) -> None:
@@ -185,7 +177,7 @@ class _Stitcher:
             return operator
         again, kept = recomputing(operator), {e.producer for e in operator.connections if e.layer == "veu"}
         cheap = all(ex.flops(c.body) <= CHEAP for c in operator.computes if c.name in kept and not c.reduce)
-        return again if cheap or self.latency(again) < self.latency(operator) else operator
+        return again if cheap or self.latency.alone(again) < self.latency.alone(operator) else operator
 
     def _made(self, group: Members) -> ROperator | None:
         members = [self.operators[i] for i in sorted(group)]
@@ -252,69 +244,62 @@ class _Stitcher:
             moved = {p.groups: p for plan in plans for p in self._moves(plan, region, width)}
             plans = sorted(moved.values(), key=_Plan.rank)[:width]
             found += plans
+        members = frozenset(i for pair in region for i in pair)
         paying = sorted((p for p in found if p.delta < 0), key=lambda p: p.delta)[:width]
-        offered = {p.groups: p for p in (_Plan(), *(self._thinned(p, found) for p in paying))}
-        refused = [p for p in paying if p.groups not in offered]
-        shortlist = list(offered.values())
-        timed = [self._seconds(p, region) for p in shortlist]
-        chosen = min(range(len(timed)), key=timed.__getitem__)
-        if self.together is not None and chosen:
-            shortlist, timed = self._run(shortlist, timed, region, self.together)
-            chosen = min(range(len(timed)), key=timed.__getitem__)
-            chosen = chosen if timed[chosen] < (1 - LEAST_GAIN) * timed[0] else 0
-        self._log([*shortlist, *refused], [*timed, *(self._seconds(p, region) for p in refused)], chosen)
-        return sorted(shortlist[chosen].groups, key=sorted)
+        run = self._run(self._offered(paying, found, members, LEAST_GAIN), members) if self.latency.together else {}
+        runs = run or self._offered(paying, found, members, self.doubt)
+        chosen = min(runs, key=lambda p: runs[p] * (1 - LEAST_GAIN if run and not p.groups else 1))
+        refused = {p: self.times.predicted(p.groups, members) for p in paying if p.groups not in {q.groups for q in runs}}
+        self._log([*runs.items(), *refused.items()], chosen)
+        return sorted(chosen.groups, key=sorted)
 
-    def _run(
-        self, plans: list[_Plan], timed: list[float], region: Sequence[tuple[int, int]], together: Together
-    ) -> tuple[list[_Plan], list[float]]:
-        """The first plan, the fastest others, and the best of these without the groups that do not pay, with the seconds of a run
-        of each: kernels that are timed alone find other things in the caches than in their program. As they were where one
+    def _offered(self, paying: Iterable[_Plan], found: Sequence[_Plan], region: Members, least: float) -> dict[_Plan, float]:
+        """The plan without any move, and others without the groups that do not save that share of their parts' time; with their
+        seconds as predicted."""
+        plans = {p.groups: p for p in (_Plan(), *(self._thinned(p, found, region, least) for p in paying))}
+        return {p: self.times.predicted(groups, region) for groups, p in plans.items()}
+
+    def _run(self, plans: Mapping[_Plan, float], region: Members) -> dict[_Plan, float]:
+        """The first plan, the others predicted fastest, and the best of these without the groups that do not pay, with seconds of
+        a run of each: kernels that are timed alone find other things in the caches than in their program. None where one
         cannot be run."""
-        order = [0, *sorted(range(1, len(plans)), key=timed.__getitem__)[:RIVALS]]
-        runs = [self._together(plans[i], region, together) for i in order]
-        if math.inf in runs:
-            return plans, timed
-        found, best = [plans[i] for i in order], min(range(1, len(order)), key=runs.__getitem__)
-        left, seconds = self._undone(found[best], runs[best], region, together)
-        return ([*found, left], [*runs, seconds]) if left.groups not in {p.groups for p in found} else (found, runs)
+        apart, *others = plans
+        if not others:
+            return dict(plans)
+        runs = {p: self.times.run(p.groups, region) for p in (apart, *sorted(others, key=plans.__getitem__)[:RIVALS])}
+        if math.inf in runs.values():
+            return {}
+        best = min(list(runs)[1:], key=runs.__getitem__)
+        left, seconds = self._undone(best, runs[best], region)
+        return runs | {left: seconds}
 
-    def _undone(self, plan: _Plan, seconds: float, region: Sequence[tuple[int, int]], together: Together) -> tuple[_Plan, float]:
+    def _undone(self, plan: _Plan, seconds: float, region: Members) -> tuple[_Plan, float]:
         """``plan``, which takes ``seconds`` in one run, without the groups without which a run takes no longer."""
         for group in sorted(plan.groups, key=sorted) if len(plan.groups) > 1 else ():
             less = _Plan(plan.groups - {group}, plan.delta)
-            without = self._together(less, region, together)
+            without = self.times.run(less.groups, region)
             if without <= seconds:
                 plan, seconds = less, without
         return plan, seconds
 
-    def _together(self, plan: _Plan, region: Sequence[tuple[int, int]], together: Together) -> float:
-        """Seconds of a run of a region's operators under ``plan``; infinite where they cannot be run on their own."""
-        groups = sorted({plan.group(i) for p in region for i in p}, key=sorted)
-        made = [o for g in groups if (o := self.operator(g)) is not None]
-        seconds = together(topological(made, self.position, self.roots))
-        return math.inf if seconds is None else seconds
-
-    def _thinned(self, plan: _Plan, found: Iterable[_Plan]) -> _Plan:
+    def _thinned(self, plan: _Plan, found: Iterable[_Plan], region: Members, least: float) -> _Plan:
         """``plan`` with each group that does not pay by the latency evaluator replaced by what does within it, of the groups that
         were ``found`` on the way. A cycle there would be one of the plan's, too."""
         smaller = sorted({g for p in found for g in p.groups}, key=lambda g: (-len(g), sorted(g)))
-        kept = set[Members]()
+        kept = frozenset[Members]()
         for whole in sorted(plan.groups, key=sorted):
             for group in (whole, *islice((g for g in smaller if g < whole), PARTS)):
-                if not any(group & k for k in kept) and self._pays(group):
-                    kept.add(group)
-        return _Plan(frozenset(kept), plan.delta)
+                if not any(group & k for k in kept) and self._pays(group, kept, region, least):
+                    kept |= {group}
+        while idle := next((g for g in sorted(kept, key=sorted) if not self._pays(g, kept - {g}, region, least)), None):
+            kept -= {idle}  # beside the others it saves nothing
+        return _Plan(kept, plan.delta)
 
-    def _pays(self, group: Members) -> bool:
-        """Whether a group's one operator saves enough of its members' time by the latency evaluator."""
-        return self._alone(group) < (1 - self.least) * sum(self._alone(frozenset((i,))) for i in group)
-
-    def _alone(self, group: Members) -> float:
-        if group not in self.latencies:
-            operator = self.operator(group)
-            self.latencies[group] = self.latency(operator) + self.device.launch if operator is not None else math.inf
-        return self.latencies[group]
+    def _pays(self, group: Members, kept: frozenset[Members], region: Members, least: float) -> bool:
+        """Whether a group's one operator saves that share of what its members take side by side of the region's time, beside the
+        groups that are ``kept``: what reads one of its members waits for all of them then."""
+        before, behind = (self.times.predicted(groups, region) for groups in (kept, kept | {group}))
+        return behind < (before - least * self.times.predicted((), group) if before < math.inf else before)
 
     def _delta(self, a: Members, b: Members) -> float | None:
         """What joining two groups changes; None where that is no move. Asked once: plans share most of their groups."""
@@ -359,17 +344,15 @@ class _Stitcher:
             self.costs[key] = ranked[0][0] if ranked else math.inf
         return self.costs[key]
 
-    def _seconds(self, plan: _Plan, region: Iterable[tuple[int, int]]) -> float:
-        """The latency evaluator: seconds of all operators of a region under ``plan``, launches included."""
-        groups = {plan.group(i) for p in region for i in p}
-        return sum(map(self._alone, groups))
-
-    def _log(self, plans: Sequence[_Plan], timed: Sequence[float], chosen: int) -> None:
-        for number, (plan, seconds) in enumerate(zip(plans[1:], timed[1:], strict=True), 1):
-            subject = " | ".join(" + ".join(self.operators[i].name for i in sorted(g)) for g in sorted(plan.groups, key=sorted))
-            kept = number == chosen
-            why = "stitched" if kept else "another plan is faster" if chosen else "the device's kernels are slower"
-            self.decisions.append(ConnectionTrial(subject, "stitch", timed[0], seconds, kept, why))
+    def _log(self, plans: Sequence[tuple[_Plan, float]], chosen: _Plan) -> None:
+        apart = next(seconds for plan, seconds in plans if not plan.groups)
+        for plan, seconds in plans:
+            if plan.groups:
+                groups = sorted(plan.groups, key=sorted)
+                subject = " | ".join(" + ".join(self.operators[i].name for i in sorted(g)) for g in groups)
+                why = "another plan is faster" if chosen.groups else "the device's kernels are slower"
+                kept = plan == chosen
+                self.decisions.append(ConnectionTrial(subject, "stitch", apart, seconds, kept, "stitched" if kept else why))
 
 
 def _parts(region: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:

@@ -1,0 +1,96 @@
+"""The latency evaluator of stitching: who waits for whom in a region under groups, and what stands side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+import numpy as np
+import pytest
+
+from rammer.frontend.bind import bind
+from rammer.frontend.lower import lower
+from rammer.frontend.reader import read_model
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.operator import Resources, RKernel, ROperator, Written
+from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.schedule.clock import in_waves
+from rammer.testing.small_models import SmallModel
+from rammer.tile.connect import connect
+from rammer.tile.evaluator import Evaluator, RegionTimes
+from rammer.tile.graph import TileGraph
+from rammer.tile.stitch import stitch
+
+LAYERS = (MemoryLayer("memory", "device", 1 << 40, 1e10), MemoryLayer("local", "veu", 1 << 20, 1e11))
+WHERE = VDevice("test", "for tests", 4, LAYERS, 1e10, 1e-6)
+TWO = SmallModel(
+    "two",
+    """(float[128,192] x) => (float[128] p, float[128] q) <int64[1] along = {1}> {
+    p = ReduceSum<keepdims=0>(x, along)
+    q = ReduceMax<keepdims=0>(x, along)
+}""",
+)
+
+
+def tiles_of(model: SmallModel, rng: np.random.Generator) -> TileGraph:
+    return connect(lower(Pipeline(default_passes()).run(bind(read_model(model.build(rng)), {}))[0]), WHERE)
+
+
+def priced(tasks: int, seconds: Mapping[int, float]) -> Evaluator:
+    """Operators of so many tasks, each of which takes ``seconds`` by the number of results."""
+
+    def kernels(operator: ROperator) -> tuple[RKernel, ...]:
+        tiled, task = operator.tiled((-(-operator.anchor.shape[0] // tasks),)), seconds[len(operator.outputs)]
+        return (RKernel(tiled, lambda: Written("", Resources()), task, task),)
+
+    return Evaluator(kernels, lambda found, after: in_waves(found, after, WHERE))
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 4, 8])
+def test_parts_that_run_side_by_side_are_priced_so(tasks: int, rng: np.random.Generator) -> None:
+    """Two reductions of one tensor, each of so many tasks on four vEUs: as one they save a quarter of what they take one after
+    the other, and nothing where both are on the device at once."""
+    before = tiles_of(TWO, rng)
+    after = stitch(before, WHERE, priced(tasks, {1: 1e-3, 2: 1.5e-3}), {})
+    assert (len(before.operators), len(after.operators)) == (2, 1 if tasks >= 4 else 2)
+
+
+@pytest.mark.parametrize("seed_of", range(4))
+def test_a_group_waits_for_what_any_of_it_waits_for(seed_of: int, seed: int, rng: np.random.Generator) -> None:
+    """Of a chain of operators some are a region: whoever is ahead of a group is waited for, also through operators outside."""
+    random, count = Random(seed + seed_of), 12
+    lines = "\n".join(
+        f"v{i} = {'Tanh' if i % 2 else 'Exp'}({f'm{i - 1}' if i else 'x'})\n m{i} = MatMul(v{i}, w_m)" for i in range(count)
+    )
+    names = ", ".join(f"float[16,16] v{i}" for i in range(count))
+    made = tiles_of(SmallModel("chain", f"(float[16,16] x, float[16,16] w_m) => ({names}) {{\n{lines}\n}}"), rng).operators
+    after = [{i + 1} for i in range(len(made) - 1)] + [set[int]()]
+    region = frozenset(random.sample(range(len(made)), 6))
+    asked = list[Mapping[str, tuple[str, ...]]]()
+
+    def seconds(found: Mapping[str, tuple[RKernel, ...]], waits: Mapping[str, tuple[str, ...]]) -> float:
+        asked.append(waits)
+        return float(len(found))
+
+    def kernels(operator: ROperator) -> tuple[RKernel, ...]:
+        return (RKernel(operator.tiled(operator.anchor.shape), lambda: Written("", Resources())),)
+
+    times = RegionTimes(Evaluator(kernels, seconds), lambda g: made[max(g)], after, lambda o: o)
+    assert times.predicted((), region) == len(region)
+    order = sorted(region)
+    assert asked[-1] == {
+        made[j].name: (made[i].name,) if i is not None else () for i, j in zip([None, *order], order, strict=False)
+    }
+    pair = frozenset(order[2:4])  # neighbours of the chain as one
+    assert times.predicted([pair], region) == len(region) - 1
+    assert asked[-1][made[order[3]].name] == (made[order[1]].name,)
+    assert asked[-1][made[order[4]].name] == (made[order[3]].name,)
+    assert times.predicted([pair], region) == len(region) - 1
+    assert len(asked) == 2  # what was asked before is known
+
+
+def test_what_has_no_kernel_takes_for_ever(rng: np.random.Generator) -> None:
+    made = tiles_of(TWO, rng).operators
+    none = Evaluator(lambda operator: (), lambda found, after: 0.0)
+    times = RegionTimes(none, lambda g: made[min(g)] if len(g) == 1 else None, [set(), set()], lambda o: o)
+    assert times.predicted((), frozenset({0, 1})) == times.run((), frozenset({0, 1})) == none.alone(made[0]) == float("inf")

@@ -44,6 +44,7 @@ from rammer.passes.pipeline import OF_EQUALS, OF_EXTENTS, Pass, PassReport, Pipe
 from rammer.plan.build import Interface, build_program
 from rammer.plan.capacity import check_capacity
 from rammer.plan.layouts import LEAST_GAIN, Price, assign_layouts
+from rammer.plan.orders import order_constants
 from rammer.plan.simplify import simplified
 from rammer.plan.stages import StageTimer, evaluator
 from rammer.plan.storage import StoragePlan, assign_storage
@@ -240,6 +241,7 @@ class Compiler:
             check_capacity(compute.name, plan, stay, self.backend.vdevice)
         with self.step("tile"):
             tile = self._connected(plan, ranged or bool(kept), ends)
+            plan, tile = (plan, tile) if ranged else self._ordered(plan, tile)
             tile = replace(tile, decisions=(*trials, *tile.decisions))
             tile = replace(tile, operators=ended_operators(tile.operators, ends)) if ends else tile
         first, *others = [self._planned(compute, p, tile, inputs, outputs, ranged) for p in self._layouts(plan, tile)]
@@ -262,7 +264,7 @@ class Compiler:
         compute, plan = self._stored(compute)
         inputs, outputs = (tuple(Port(n, n) for n in names) for names in (compute.inputs, compute.outputs))
         try:
-            made, *_ = self._planned(compute, plan, self._connected(plan), inputs, outputs, ranged=False)
+            made, *_ = self._planned(compute, *self._ordered(plan, self._connected(plan)), inputs, outputs, ranged=False)
         except DeviceFailure:
             return math.inf
         # A schedule knows tasks; what side by side keeps more vEUs busy than there are takes turns.
@@ -278,6 +280,10 @@ class Compiler:
         sources, binding, device = view_sources(plan.graph, plan.storages), self._binding(plan), self.backend.vdevice
         tile = connect(plan.graph, device, sources, self.asked(binding, ends))
         return tile if apart else stitch(tile, device, evaluator(self.tuner, binding), sources, binding)
+
+    def _ordered(self, plan: StoragePlan, tile: TileGraph) -> tuple[StoragePlan, TileGraph]:
+        """Constants of products of few rows in the order that is best for the operators."""
+        return order_constants(plan, tile, self._binding(plan, tile.operators), lambda o, b: self._price(b)(o, b.storages))
 
     def _planned(
         self,

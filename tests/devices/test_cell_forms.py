@@ -45,11 +45,13 @@ def drawn(rng: np.random.Generator, written: str, steps: int) -> CellForm:
 def test_a_cell_is_predicted_as_an_lstm_however_it_is_written(device: str, written: str, rng: np.random.Generator) -> None:
     backend, form = device_of(device), drawn(rng, written, 3)
     products, given = (made(proto, backend).program for proto in cell_form(rng, form))
-    assert len(products.operators) == len(given.operators) == 4, form
-    for ours, theirs in some(zip(products.operators, given.operators, strict=True)):
-        assert [c.kind for c in ours.computes if c.combiner] == [c.kind for c in theirs.computes if c.combiner], form
     # The bias may stand in another place, and names decide between kernels that are equally good.
     assert products.predicted <= given.predicted * 1.02, form
+    if len(products.operators) > len(given.operators):  # products of few weights stay apart on a GPU, only where that is faster
+        assert products.predicted < given.predicted, form
+        return
+    for ours, theirs in some(zip(products.operators, given.operators, strict=True)):
+        assert [c.kind for c in ours.computes if c.combiner] == [c.kind for c in theirs.computes if c.combiner], form
 
 
 @pytest.mark.parametrize("device", ["cuda", "rocm", "ipu_sim"])

@@ -23,6 +23,8 @@ SWITCH = b"rm_pdl"
 #: Replays of one measurement, of which there are so many where it is disturbed; kernels tried singly, those with most launches
 #: first.
 REPLAYS, AGAIN, TRIED = 7, 3, 24
+#: Seconds of runs before the first measurement: at least, and at most.
+BEFORE = (0.05, 0.1)
 #: Seconds after which no further kernel is tried: a large program should not wait for what little it may gain.
 LONGEST = 0.2
 #: A change stays if it saves more than this share: about what two measurements of one graph differ by.
@@ -58,7 +60,7 @@ class Switches:
 
         ``launched`` names the kernel of every launch. Returns the seconds measured at the end.
         """
-        least = in_turns({"": replay}).seconds[""]
+        least = in_turns({"": replay}, BEFORE).seconds[""]
         counts, begin = Counter(launched), time.perf_counter()
         best = self._measure(least, replay)
         self.set(counts)

@@ -22,7 +22,7 @@ from rammer.passes.roll import RollRecurrences
 from rammer.profile.store import KernelStore
 from rammer.testing.some import some
 
-from rammer_cuda import select
+from rammer_cuda import select, turns
 from rammer_cuda.backend import open_backend
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.pdl import Switches
@@ -79,7 +79,20 @@ def test_the_faster_one_is_the_faster_one_beside_another_process(
     assert min(found.seconds, key=lambda k: found.seconds[k]) == "persistent"
     if not (busy and cold):  # the GPU may have been at its clock beside the other process alone
         assert all(SECONDS[k] <= s <= 1.03 * SECONDS[k] for k, s in some(found.seconds.items()))
-    assert gpu.now < 1.2 and (busy or found.steady)
+    assert gpu.now < 0.7 and (busy or found.steady)
+
+
+def test_a_small_program_beside_many_processes_is_not_run_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10**9))
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: next(clock) * 0.035)  # seven runs that each waited for 5 ms
+    runs: list[float] = []
+
+    def replay() -> float:
+        runs.append(1e-5 if len(runs) % 21 < 7 else 5e-3)
+        return runs[-1]
+
+    assert not in_turns({"": replay}).steady
+    assert turns.SECONDS[1] / 5e-3 <= len(runs) <= turns.SECONDS[1] / 5e-3 + turns.RUNS
 
 
 class Disturbed(OnSharedGpu):

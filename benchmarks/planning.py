@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
 from facts import environment_of
-from result import Result, write
+from result import Result, said, write
 
 from rammer.ir.verify import verify
 from rammer.report.table import markdown
@@ -84,7 +84,7 @@ def main(policies: str, units: int, repeats: int, markdown_file: Path | None) ->
     notes = [f"CPU seconds of one thread, medians of {repeats}, for {units} vEUs. Goal: together at most 2 s."]
     result = Result("Planning of 100,000 tasks", HEADERS, rows, notes, known=3)
     if markdown_file is not None:
-        command = f"python benchmarks/planning.py --policies {policies} --units {units} --repeats {repeats}"
+        command = said(f"python benchmarks/planning.py --policies {policies} --units {units} --repeats {repeats}")
         write(markdown_file, result.document(command, environment_of(False)))
     click.echo(markdown(rows, HEADERS))
 

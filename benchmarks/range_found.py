@@ -147,7 +147,7 @@ class Page:
     def text(self) -> str:
         """The page."""
         records = self.records
-        found, commands = [r.found for r in records], "`\n\n`".join(dict.fromkeys(r.command for r in records))
+        found, commands = [r.found for r in records], "\n\n".join(dict.fromkeys(f"`{r.command}`" for r in records))
         parts = {"Ratios": ratios(found)} | {f"{f.key} by length": by_length(f) for f in found}
         result = Result("Programs for ranges of lengths", HEADERS, [summary(f) for f in found], _notes(records), parts)
         return result.document(commands, self.environment)

@@ -59,6 +59,7 @@ from rammer.tile.behind import in_rows
 from rammer.tile.conditions import inline_conditions
 from rammer.tile.connect import PriceTerms, Rate, connect, peak, whole
 from rammer.tile.decodings import inline_decodings
+from rammer.tile.evaluator import Evaluator
 from rammer.tile.graph import TileGraph
 from rammer.tile.scan import scan_in_blocks
 from rammer.tile.split import split_deep
@@ -279,7 +280,11 @@ class Compiler:
         """Operators of what meets on chip. Those that end by themselves (of a range, or over inputs) are not stitched."""
         sources, binding, device = view_sources(plan.graph, plan.storages), self._binding(plan), self.backend.vdevice
         tile = connect(plan.graph, device, sources, self.asked(binding, ends))
-        return tile if apart else stitch(tile, device, evaluator(self.tuner, binding), sources, binding)
+        return tile if apart else stitch(tile, device, self.latency(binding), sources, binding)
+
+    def latency(self, binding: Binding) -> Evaluator:
+        """What stitching asks of the device."""
+        return evaluator(self.tuner, binding)
 
     def _ordered(self, plan: StoragePlan, tile: TileGraph) -> tuple[StoragePlan, TileGraph]:
         """Constants of products of few rows in the order that is best for the operators."""

@@ -238,7 +238,7 @@ def test_what_is_compiled_again_for_its_resources_is_what_was_chosen() -> None:
     w = np.ones((64, 64), np.float32)
     steps = [onnx.helper.make_node("MatMul", [x, "w"], [y], name=y) for x, y in (("x", "h"), ("h", "y"))]
     compiled = compiler.compile_model(read_model(model(steps, [tensor("x", (1, 64))], ["y"], constants={"w": w})), {})
-    chosen = {(b.precision, b.reused) for b in seen}
+    chosen = {(b.precision, b.reused & {"w"}) for b in seen}  # beside its other order, which is tried
     seen.clear()
     compiler.resources(compiled)
     assert {(b.precision, b.reused) for b in seen} == chosen == {("tf32", frozenset(("w",)))}

@@ -33,6 +33,7 @@ from rammer.testing.bounds import Bounded, bounded_results
 from rammer.testing.cases import VIEWS, NetCase
 from rammer.testing.nets import model_of
 from rammer.tile.connect import PriceTerms
+from rammer.tile.evaluator import Evaluator
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -90,11 +91,19 @@ def subjects(case: NetCase, backend: Backend) -> list[UntiledOperator]:
     if "fuse" in case.tags:  # whatever can meet on chip does, also where it is predicted slower
         rates = PriceTerms(lambda operator: FAST, lambda operator: FAST)
         compiler.asked = lambda binding, ends=None: replace(rates, binding=binding)  # type: ignore[method-assign]
+    if case.kind == "stitched":  # likewise what is faster as one operator than its parts one after another, if not side by side
+        asked = compiler.latency
+        compiler.latency = lambda binding: _in_turn(asked(binding))  # type: ignore[method-assign]
     with suppress(_Stop):
         compiler.compile_model(read_model(model_of(case.kind, case.sizes, case.tags, case.seed)), {})
     operators, binding = recorder.found
     found = [UntiledOperator(o, moved(o, binding, case.views), values) for o in operators]
     return found if case.operator < 0 else found[case.operator : case.operator + 1]
+
+
+def _in_turn(latency: Evaluator) -> Evaluator:
+    """The same of operators that run one after another."""
+    return replace(latency, seconds=lambda operators, after: sum(latency.seconds({n: k}, {}) for n, k in operators.items()))
 
 
 def moved(operator: ROperator, binding: Binding, views: str) -> Binding:

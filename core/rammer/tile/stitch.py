@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby, islice
 from typing import Final
+from weakref import proxy
 
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -121,8 +122,9 @@ class _Stitcher:
         self.stitched: dict[Members, ROperator | None] = {}
         self.costs: dict[str, float] = {}
         self.prices: dict[Members, float] = {}
-        ordered = partial(topological, position=self.position, roots=self.roots)
-        self.times = RegionTimes(latency, self.operator, self.after, ordered)
+        own: _Stitcher = proxy(self)  # a circle would keep constants in memory until the garbage collector runs
+        ordered = partial(topological, position=self.position, roots=lambda tensor: own.roots(tensor))
+        self.times = RegionTimes(latency, lambda group: own.operator(group), self.after, ordered)
         self.deltas: dict[tuple[Members, Members], float | None] = {}
         self.settled: dict[int, Members] = {}  #: The groups of regions that are decided, by operator.
         self.doubt = max(LEAST_GAIN, device.doubt)  #: What a group must save of its parts' time where that is only predicted.

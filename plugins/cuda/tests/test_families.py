@@ -74,7 +74,9 @@ def test_families_keep_to_their_operators(cases: dict[str, Case], family: Family
 def test_candidates_start_with_one_of_each_family() -> None:
     backend = open_backend(OpenOptions(target="sm_90a"))
     families = [o.family for o in backend.candidates(*VECTORS["eight"])]
-    assert set(families[:4]) == {"gemm", "gemm_tf32x3", "gemv", ""}
+    leaders = list(dict.fromkeys(families))
+    assert families[: len(leaders)] == leaders, "no second of a family comes before the first of another"
+    assert {"gemm", "gemm_tf32x3", "gemv", ""} <= set(leaders) and len(families) > len(leaders)
 
 
 def test_rows_are_seen() -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from rammer.codegen import operations as ops
 from rammer.codegen.rowform import Accesses, RowForm, accesses, joinable, map_form, row_form, step
 from rammer.codegen.task import Unsuited
-from rammer.device.manifest import Binding
+from rammer.device.manifest import ALIGNED_ELEMENTS, Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
@@ -124,7 +124,7 @@ class PlacedRows:
         strides, size = self.strides[load.tensor], itemsize(self.binding.types[load.tensor].dtype)
         by_row, by_element = (tuple(step(load, strides, a) for a in axes) for axes in (found.rows, found.elements))
         fixed = [s * f[1] for s, f in zip(strides, map(ex.affine, load.indices), strict=True) if f is not None]
-        start = (self.binding.storages[load.tensor].offset + sum(fixed)) * size
+        start = (self.binding.storages[load.tensor].offset % ALIGNED_ELEMENTS + sum(fixed)) * size  # what a kernel's key tells
         return RowAccess(load, by_row, by_element, size, start, load.tensor in self.operator.outputs)
 
     @property

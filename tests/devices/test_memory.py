@@ -74,9 +74,13 @@ def kept(cache: Path) -> int:
 @linux
 @pytest.mark.parametrize(("device", "external"), [("rocm", False), pytest.param("ipu_sim", True, marks=pytest.mark.large)])
 def test_weights_are_in_memory_once(device: str, external: bool, tmp_path: Path) -> None:
-    """Cold and warm; a small model says what the process takes besides, and no second copy fits into the bound."""
-    path, weights = saved(tmp_path / "m.onnx", 10, 1024, external), 10 * 4 * 1024**2
-    least, _ = measured(saved(tmp_path / "small.onnx", 1, 16), device, [4], tmp_path / "small")
+    """Cold and warm; a small model says what the process takes besides, and no second copy fits into the bound: of weights of
+    1 MB, each thread arranges one at a time. A device's runtime may keep kernels of its own, and takes memory to make them."""
+    path, weights = saved(tmp_path / "m.onnx", 64, 512, external), 64 * 4 * 512**2
+    small = saved(tmp_path / "small.onnx", 1, 16)
+    for model in (small, path):
+        measured(model, device, [4], tmp_path / "before")
+    least, _ = measured(small, device, [4], tmp_path / "small")
     for what in ("cold", "warm"):
         most, _ = measured(path, device, [4], tmp_path / "cache")
         assert most - least < 1.6 * weights, (what, most, least)

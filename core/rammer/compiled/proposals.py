@@ -65,7 +65,7 @@ class Chooser:
         if self.unmeasured:
             return replace(first, choice=f"{first.program.policy}, by prediction: {self.unmeasured}")
         if len(options) == 1:
-            return replace(first, choice=f"{first.program.policy}: there is no other schedule")
+            return replace(first, choice=f"{first.program.policy}: no other schedule is legal and near it by prediction")
         programs, values = [o.program for o in options], {n: v for o in options for n, v in o.constants.items()}
         program, why = fastest_program(programs, clocked(self.backend, values), KeptTimes(self.backend, self.store))
         return replace(next(o for o in options if o.program is program), choice=why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -16,6 +17,7 @@ from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.schedule.clock import in_waves
 from rammer.testing.small_models import SmallModel
+from rammer.testing.some import some
 from rammer.tile.connect import connect
 from rammer.tile.evaluator import Evaluator, RegionTimes
 from rammer.tile.graph import TileGraph
@@ -36,14 +38,26 @@ def tiles_of(model: SmallModel, rng: np.random.Generator) -> TileGraph:
     return connect(lower(Pipeline(default_passes()).run(bind(read_model(model.build(rng)), {}))[0]), WHERE)
 
 
-def priced(tasks: int, seconds: Mapping[int, float]) -> Evaluator:
+def priced(tasks: int, seconds: Mapping[int, float], where: VDevice = WHERE) -> Evaluator:
     """Operators of so many tasks, each of which takes ``seconds`` by the number of results."""
 
     def kernels(operator: ROperator) -> tuple[RKernel, ...]:
         tiled, task = operator.tiled((-(-operator.anchor.shape[0] // tasks),)), seconds[len(operator.outputs)]
         return (RKernel(tiled, lambda: Written("", Resources()), task, task),)
 
-    return Evaluator(kernels, lambda found, after: in_waves(found, after, WHERE))
+    return Evaluator(kernels, lambda found, after: in_waves(found, after, where))
+
+
+@pytest.mark.parametrize(("start", "merged"), [(0.0, True), (0.5e-3, True), (1.5e-3, False), (9e-3, False)])
+def test_what_starts_together_shares_its_start(start: float, merged: bool, rng: np.random.Generator) -> None:
+    """Two reductions of eight tasks each take 4 ms on four vEUs side by side and 3 ms as one, but for what they share of their
+    starts; they never take less than the longer one alone, 2 ms."""
+    where = replace(WHERE, start=start)
+    wave = priced(8, {1: 1e-3, 2: 1.5e-3}, where)
+    after = stitch(tiles_of(TWO, rng), where, wave, {})
+    assert len(after.operators) == (1 if merged else 2)
+    alone = {o.name: wave.kernels(o) for o in some(tiles_of(TWO, rng).operators)}
+    assert in_waves(alone, {}, where) == pytest.approx(where.launch + max(4e-3 - where.start, 2e-3))
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 4, 8])

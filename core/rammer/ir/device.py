@@ -46,6 +46,7 @@ class VDevice:
     (multiplications and additions a second; 0: none).
     ``doubt`` is the standard deviation of the predicted share of time that an operator saves beside its parts from the measured
     one: what is predicted to save less may be slower.
+    ``start`` are the seconds of what an operator takes alone that it shares with others in one launch.
     ``simulated`` devices never have their times ranked with measured ones.
     """
 
@@ -67,6 +68,7 @@ class VDevice:
     dots: float = 0.0
     spills: bool = False
     doubt: float = 0.0
+    start: float = 0.0
 
     def __post_init__(self) -> None:
         if self.veus < 1:

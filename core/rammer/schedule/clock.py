@@ -98,9 +98,15 @@ def stage_latency(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -
 
 
 def in_waves(kernels: Mapping[str, tuple[RKernel, ...]], after: Mapping[str, tuple[str, ...]], device: VDevice) -> float:
-    """Seconds of operators (in topological order) wave by wave, by the times of their kernels, launches included."""
+    """Seconds of operators (in topological order) wave by wave, by the times of their kernels, launches included. Those of one
+    wave start together: each but the first takes ``device.start`` less than alone, all as long as the longest at the least."""
     graph = OperatorGraph(kernels, after)
-    return sum(stage_latency(graph, level, device) for level in graph.levels())
+    return sum(_of_wave(graph, level, device) for level in graph.levels())
+
+
+def _of_wave(graph: OperatorGraph, level: Sequence[str], device: VDevice) -> float:
+    longest = max(stage_latency(graph, [name], device) for name in level)
+    return max(stage_latency(graph, level, device) - device.start * (len(level) - 1), longest)
 
 
 def groups(stage: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[list[str]]:

@@ -287,8 +287,14 @@ class Compiler:
         return evaluator(self.tuner, binding)
 
     def _ordered(self, plan: StoragePlan, tile: TileGraph) -> tuple[StoragePlan, TileGraph]:
-        """Constants of products of few rows in the order that is best for the operators."""
-        return order_constants(plan, tile, self._binding(plan, tile.operators), lambda o, b: self._price(b)(o, b.storages))
+        """Constants of products of few rows in the order that is best for the operators. Mostly that is the model's: kernels of
+        other orders are found when they are taken."""
+        own = self._binding(plan, tile.operators)
+
+        def seconds(operator: ROperator, binding: Binding) -> float:
+            return self._price(own)(operator, own.storages) if binding is own else self.tuner.first(operator, binding)
+
+        return order_constants(plan, tile, own, seconds)
 
     def _planned(
         self,

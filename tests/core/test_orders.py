@@ -77,3 +77,19 @@ def test_the_order_that_is_faster_is_taken_of_either(depth_last: bool, rng: np.r
         same, unmoved = order_constants(plan, tile, binding, lambda *_: 1.0)
         assert same is plan and unmoved is tile
     assert made[0] == made[1] and {(3, 5) if depth_last else (5, 3)} < {*made[0]}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_operator_to_which_order_is_nothing_is_asked_about_once_for_either(turned: bool, rng: np.random.Generator) -> None:
+    """However many constants it reads; as it is by its own binding, with which the device's answer serves what is compiled."""
+    plan, tile, binding = planned(cell_form(rng, CellForm("gates", 2, 4, 6, turned=turned))[0])
+    asked = dict[str, list[bool]]()
+
+    def seconds(operator: ROperator, given: Binding) -> float:
+        asked.setdefault(operator.name, []).append(given is binding)
+        return 1.0
+
+    order_constants(plan, tile, binding, seconds)
+    read = {o.name: len(binding.constants & {*o.inputs}) for o in tile.operators if o.name in asked}
+    assert max(read.values()) > 2
+    assert all(sorted(found) == [False, True] for found in some(asked.values()))

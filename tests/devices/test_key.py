@@ -26,6 +26,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.parts import Storage
 from rammer.profile.probe import probe_program
 from rammer.profile.store import KernelStore
+from rammer.profile.tune import Tuner
 from rammer.testing.some import some
 
 Case = tuple[ROperator, Binding]
@@ -174,6 +175,18 @@ def test_operators_of_equal_keys_have_equal_kernels(device: str, seed: int) -> N
     assert not collisions(backend, cases), f"seed {seed}"
     pairs = list(zip(cases[::2], cases[1::2], strict=True))
     assert all(a[1].key(a[0]) == b[1].key(b[0]) for a, b in some(pairs)), f"seed {seed}: names or places are in the key"
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_first_kernel_alone_is_that_of_all(device: str, seed: int) -> None:
+    """What an operator is predicted to take does not hang on whether its other kernels were looked for."""
+    backend, random = backend_of(device), Random(seed)
+    alone, tuner = (Tuner(backend, KernelStore(None)) for _ in range(2))
+    cases = [altered(c, random) for c in random.sample(base_cases(), 6)]
+    for operator, binding in some(cases):
+        seconds = tuner.kernels(operator, binding)[0].operator_time(backend.vdevice.veus)
+        assert alone.first(operator, binding) == tuner.first(operator, binding) == seconds, operator.head()
 
 
 @pytest.mark.parametrize(("device", "fact"), [*(("cuda", f) for f in FACTS), ("rocm", "constant"), ("rocm", "strides")])

@@ -44,7 +44,8 @@ class KernelFamily(Generic[Unit, Code, Own]):
     it counts bytes, and operations at the peak, so schedules never take it for less work than the best of the others.
     ``beside`` is true of families whose kernels may stand beside others' in one launch, ``holds`` of those that keep a product's
     operand on chip. ``times`` predicts seconds of one round of tasks,
-    alone and crowded, where that is no share of ``seconds``. ``own`` is for the device's executors.
+    alone and crowded, where that is no share of ``seconds``. ``own`` is for the device's executors. ``threads`` tells those that
+    compute a task of a tiled operator before its kernel is written, where a family can; Unsuited as ``kernel``.
     """
 
     name: str
@@ -62,6 +63,7 @@ class KernelFamily(Generic[Unit, Code, Own]):
     times: Callable[[ROperator, Binding, Unit], tuple[float, float]] | None = None
     own: Own | None = None
     spread: Callable[[ROperator], int] = lambda operator: 1
+    threads: Callable[[ROperator, Binding], int] | None = None
 
     def round(self, operator: ROperator, binding: Binding, unit: Unit, veus: int) -> tuple[float, float]:
         """Predicted seconds of one round of a tiled operator's tasks on ``veus`` vEUs, alone and crowded."""

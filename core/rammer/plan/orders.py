@@ -34,7 +34,8 @@ FEW_ROWS: Final = 64
 
 def order_constants(plan: StoragePlan, tile: TileGraph, binding: Binding, seconds: Seconds) -> tuple[StoragePlan, TileGraph]:
     """``plan`` and ``tile`` with the constants of products of few rows in the orders with which the operators that read them
-    are fastest; ``binding`` is that of both. Results do not change but by the order in which a kernel adds."""
+    are fastest; ``binding`` is that of both, with which ``seconds`` is asked of an operator as it is. Results do not change but
+    by the order in which a kernel adds."""
     orders = _Orders(plan, tile, binding, seconds)
     chosen = dict[str, TurnedConstant]()
     for names in orders.groups():
@@ -130,13 +131,20 @@ class _Orders:
 
     def _cost(self, chosen: Chosen) -> float:
         """Seconds of the operators that read the constants, lying so."""
-        total = 0.0
-        for operator in {o.name: o for n in chosen for o in self.readers[n]}.values():
-            key = operator.name, tuple(chosen[n].name for n in operator.inputs if n in chosen)
-            if key not in self.known:
-                self.known[key] = self.seconds(_reading(operator, chosen), self.both)
-            total += self.known[key]
-        return total
+        return sum(self._asked(o, chosen) for o in {o.name: o for n in chosen for o in self.readers[n]}.values())
+
+    def _asked(self, operator: ROperator, chosen: Chosen) -> float:
+        """What one of them takes. One that takes the same with all its constants either way has no use for their order: it is
+        not asked for what lies between."""
+        names = [n for n in operator.inputs if n in chosen]
+        key = operator.name, tuple(chosen[n].name for n in names)
+        if key not in self.known:
+            either = {self.known.get((operator.name, tuple(self.orders[n][way].name for n in names))) for way in (0, 1)}
+            if len(either) == 1 and None not in either:
+                return self.known[operator.name, tuple(self.orders[n][0].name for n in names)]
+            own = all(chosen[n].name == n for n in names)
+            self.known[key] = self.seconds(_reading(operator, chosen), self.binding if own else self.both)
+        return self.known[key]
 
     def _typed(self, name: str, turned: TurnedConstant) -> TensorType:
         kind = self.plan.graph.types[name]

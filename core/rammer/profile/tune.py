@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from math import inf
 
 from rammer.device.arranging import ProgramsBeside
 from rammer.device.lazily import Lazily
 from rammer.device.manifest import Backend, Binding, Preparing
 from rammer.device.thrift import Thrifty
 from rammer.errors import DeviceFailure, blamed
+from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
 from rammer.profile.aside import TaskTimer
 from rammer.profile.store import KernelStore, TunedKernel, key_of, unit_key
@@ -44,6 +46,7 @@ class Tuner:
     beside: ProgramsBeside = field(init=False)
     _seen: dict[str, tuple[RKernel, ...]] = field(default_factory=dict)
     _options: dict[str, Sequence[ROperator]] = field(default_factory=dict)
+    _firsts: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.beside = ProgramsBeside(self.backend)
@@ -56,10 +59,30 @@ class Tuner:
         self.progress(operator.name)
         return tuple(_moved(k, operator) for k in self._seen[sign])
 
+    def first(self, operator: ROperator, binding: Binding) -> float:
+        """Seconds of the first of ``kernels`` on all vEUs, infinite where none fits. Where nothing is measured, the others are
+        not looked for."""
+        sign = binding.key(operator)
+        if sign not in self._firsts:
+            try:
+                kernel = self._first(operator, binding) if sign not in self._seen else self._seen[sign][0]
+                self._firsts[sign] = kernel.operator_time(self.backend.vdevice.veus)
+            except DeviceFailure:
+                self._firsts[sign] = inf
+        return self._firsts[sign]
+
+    def _first(self, operator: ROperator, binding: Binding) -> RKernel:
+        if MEASURED[self.level]:
+            return self.kernels(operator, binding)[0]
+        options = self.offered(operator, binding)
+        if not options:
+            raise _unfitting(operator, self.backend.vdevice)
+        return self.backend.kernel(self.beside.shared(options[0], binding), binding)
+
     @cached_property
     def guessing(self) -> Tuner:
         """A tuner of the same device that measures nothing."""
-        made = replace(self, store=KernelStore(None), level="off", measured=0, _seen={}, _options={})
+        made = replace(self, store=KernelStore(None), level="off", measured=0, _seen={}, _options={}, _firsts={})
         made.beside = self.beside
         return made
 
@@ -130,12 +153,7 @@ class Tuner:
         if cached is not None and all((t.tile, t.family, t.config) in known for t in cached):
             return tuple(self._rebuilt(operator, binding, t) for t in cached)
         if not options:
-            layer = self.backend.vdevice.layer("veu")
-            raise DeviceFailure(
-                f"no tile of operator {operator.name} fits {layer.capacity} bytes of {layer.name}",
-                where=operator.anchor.origin,
-                hint="a device with more memory per unit is needed for this model",
-            )
+            raise _unfitting(operator, self.backend.vdevice)
         kernels = self._measure(options, binding) if MEASURED[self.level] else self._predict(options, binding)
         if MEASURED[self.level]:
             self.store.put(key, [_tuned(k) for k in kernels])
@@ -190,6 +208,15 @@ class Tuner:
         tiled = replace(operator, tile=tuned.tile, family=tuned.family, config=tuned.config)
         kernel = self.backend.kernel(tiled, binding)
         return replace(kernel, alone=tuned.alone, crowded=tuned.crowded, origin=tuned.origin, compiled=tuned.resources)
+
+
+def _unfitting(operator: ROperator, device: VDevice) -> DeviceFailure:
+    layer = device.layer("veu")
+    return DeviceFailure(
+        f"no tile of operator {operator.name} fits {layer.capacity} bytes of {layer.name}",
+        where=operator.anchor.origin,
+        hint="a device with more memory per unit is needed for this model",
+    )
 
 
 def _moved(kernel: RKernel, operator: ROperator) -> RKernel:

@@ -65,7 +65,7 @@ class _Recorder:
     """In the place of the tuner: keeps the operators that it is asked for."""
 
     def __init__(self, tuner: Tuner) -> None:
-        self.kernels = tuner.kernels  # operators are stitched by what their kernels take
+        self.kernels, self.first = tuner.kernels, tuner.first  # operators are stitched, and constants lie, by what kernels take
         self.backend, self.store, self.level = tuner.backend, tuner.store, tuner.level
         self.found: tuple[Sequence[ROperator], Binding] = ((), Binding({}, {}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 
@@ -30,11 +31,12 @@ from .cuda_on_host import HostSearch, on_host, planted, problem_of, run_cases
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.device import source
+from rammer_cuda.families import family_of
 from rammer_cuda.kernels.part import dynamic_bytes, with_statics_at
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent.bodies import callable_part, operator_bodies, pointed
 from rammer_cuda.persistent.dataflow import plan_words
-from rammer_cuda.persistent.shape import SHAPES, fitted
+from rammer_cuda.persistent.shape import SHAPES, Fitted, fitted
 from rammer_cuda.persistent.table import KERNEL_BITS, EntryForm, make_table
 from rammer_cuda.persistent.text import Body, kernel_text, part_function
 from rammer_cuda.source import task_kernel
@@ -92,14 +94,26 @@ def test_a_called_kernel_computes_what_its_launch_does(seed: int) -> None:
 
 
 @functools.cache
-def small_rows() -> tuple[list[ROperator], Binding]:
-    """Operators of a small network as a persistent kernel's tasks, one of each kernel, and their binding."""
-    model = read_model(find("squeezenet:small").build())
+def segment_of(key: str) -> tuple[CudaBackend, ProgramSegment]:
+    """A zoo model's program."""
     backend = open_backend(OpenOptions(target="sm_90a"))
     assert isinstance(backend, CudaBackend)
-    (segment,) = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(model, {}).segments
+    (segment,) = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(find(key).build()), {}).segments
     assert isinstance(segment, ProgramSegment)
-    program = fitted(segment.program, Binding.of(segment.program, segment.constants), backend.gpu).program
+    return backend, segment
+
+
+@functools.cache
+def rows_of(key: str) -> Fitted:
+    """The same as rows of a persistent kernel."""
+    backend, segment = segment_of(key)
+    return fitted(segment.program, Binding.of(segment.program, segment.constants), backend.gpu)
+
+
+@functools.cache
+def small_rows() -> tuple[list[ROperator], Binding]:
+    """Operators of a small network as a persistent kernel's tasks, one of each kernel, and their binding."""
+    program, (_, segment) = rows_of("squeezenet:small").program, segment_of("squeezenet:small")
     binding, kinds = Binding.of(program, segment.constants), dict[str, ROperator]()
     for o in program.operators:
         if kernel := callable_part(o, binding):
@@ -132,10 +146,7 @@ def race_of(kernel: TaskKernel, binding: Binding) -> str:
 
 def test_what_no_task_writes_is_said_to_be_constant() -> None:
     """Of a pointer from the table the compiler does not know it: loads would stay behind stores."""
-    backend = open_backend(OpenOptions(target="sm_90a"))
-    model = read_model(find("squeezenet:small").build())
-    (segment,) = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(model, {}).segments
-    assert isinstance(segment, ProgramSegment)
+    _, segment = segment_of("squeezenet:small")
     binding, found = Binding.of(segment.program, segment.constants), set[tuple[bool, ...]]()
     kernels = (callable_part(o, binding) for o in segment.program.operators)
     for kernel in some([k for k in kernels if k is not None]):
@@ -180,20 +191,11 @@ def test_static_shared_memory_moves_into_the_block() -> None:
     assert moved.most >= 33 and "static_assert(sizeof(Held)" in moved.text
 
 
-def segment_of(key: str) -> tuple[CudaBackend, ProgramSegment]:
-    """A zoo model's program."""
-    backend = open_backend(OpenOptions(target="sm_90a"))
-    assert isinstance(backend, CudaBackend)
-    (segment,) = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(find(key).build()), {}).segments
-    assert isinstance(segment, ProgramSegment)
-    return backend, segment
-
-
 @pytest.mark.parametrize("key", ["resnext29_branches:small", pytest.param("nasnet_cifar", marks=pytest.mark.large)])
 def test_rows_call_kernels_of_their_families(key: str) -> None:
     """No operator is left to the core's emitter where a block can call a kernel of its family, and all blocks fit on the SMs."""
     backend, segment = segment_of(key)
-    shape = fitted(segment.program, Binding.of(segment.program, segment.constants), backend.gpu)
+    shape = rows_of(key)
     assert (shape.threads, shape.blocks) in SHAPES and shape.program.veus == backend.gpu.sms * shape.blocks
     binding = Binding.of(shape.program, segment.constants)
     flow = plan_words(shape.program, binding)
@@ -264,8 +266,9 @@ def test_auto_tries_rows_that_are_predicted_to_take_little_more(
     from rammer_cuda import select
 
     backend, segment = segment_of("resnext29_branches:small")
-    seconds = times * fitted(segment.program, Binding.of(segment.program, segment.constants), backend.gpu).program.predicted
+    seconds = times * rows_of("resnext29_branches:small").program.predicted
     built = list[Fake]()
+    monkeypatch.setattr(select, "fitted", lambda *given: rows_of("resnext29_branches:small"))
     monkeypatch.setattr(select, "MANY", many)
     monkeypatch.setattr(select, "TASKS", tasks)
     monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(seconds))
@@ -310,3 +313,18 @@ def test_a_sample_of_every_kind_compiles_as_called(kind: str, seed: int) -> None
         for tiled in search.candidates(subject, random):
             if text := alone(tiled, subject.binding):
                 assert compile_cubin(text, "sm_90a").resources["rm_persistent"].registers <= 128, f"{case} {tiled.family}"
+
+
+@pytest.mark.parametrize("kind", ["matmul", "conv"])
+def test_threads_are_known_before_a_kernel_is_written(kind: str, seed: int) -> None:
+    """Of products, by which rows tell what none of their blocks can call."""
+    search, random = Called("sm_90a"), Random(seed)
+    sampler, known = Sampler(random, 30_000, ("float32", "tf32", "float16"), (kind,)), set[str]()
+    while len(known) < 2:
+        for subject in some(subjects(sampler.next(), search.backend)):
+            for tiled in search.candidates(subject, random):
+                with suppress(DeviceFailure):  # of what is offered by its price some cannot be written
+                    written = task_kernel(tiled, subject.binding).threads
+                    threads = family_of(tiled).threads
+                    assert threads is None or threads(tiled, subject.binding) == written, tiled.head()
+                    known |= {tiled.family} if threads else set()

@@ -337,9 +337,9 @@ def _blocks(operator: ROperator) -> int:
 
 
 def _family(i: Instruction, keys: Sequence[str], candidates: Candidates, seconds: Seconds) -> Family:
-    return Family(
-        i.name, dict.fromkeys(keys, range(0, 1025)), candidates, seconds, contraction, i.needs, product=True, spread=_blocks
-    )
+    configs = dict.fromkeys(keys, range(0, 1025))
+    threads: Callable[[ROperator, Binding], int] = lambda o, b: int(i.block(i.product(o, b)).threads)  # noqa: E731
+    return Family(i.name, configs, candidates, seconds, contraction, i.needs, product=True, spread=_blocks, threads=threads)
 
 
 _RING = ("tm", "tn", "bk", "split_k", "slice_k", "stages")

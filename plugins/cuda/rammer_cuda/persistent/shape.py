@@ -11,9 +11,11 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import inf
 from types import MappingProxyType
 
 from rammer.codegen.family import Choice
+from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.errors import BadInput
 from rammer.ir.bodies import VerifyError
@@ -79,8 +81,8 @@ def fitted(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
     held = max((own.threads for o in program.operators if (own := family_of(o).own)), default=0)
     if held or program.repeat is not None:
         return _Shape(program, binding, gpu, *max(s for s in SHAPES if s[1] == 1 and s[0] >= held), kept=True).placed()
-    known, memory, writer = dict[str, list[Choice]](), Memory(), Writer()
-    found = [_Shape(program, binding, gpu, *shape, known, memory, writer).placed() for shape in SHAPES]
+    known = _Known()
+    found = [_Shape(program, binding, gpu, *shape, known).placed() for shape in SHAPES]
     best = min(f.program.predicted for f in found)
     return next(f for f in found if f.program.predicted <= NEAR * best)
 
@@ -89,6 +91,18 @@ def parted(program: RProgram, constants: Collection[str], gpu: Gpu) -> Fitted | 
     """What of ``program`` one kernel is to run that holds constants, between launches; None where that is all or nothing."""
     cut = cut_around(program)
     return None if cut is None else replace(fitted(cut.rows, Binding.of(cut.rows, constants), gpu), cut=cut)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What all shapes of a program's blocks have in common, by the keys of operators: other kernels, the best predicted first,
+    what all tasks of a tiled one take, and the threads of its block."""
+
+    ranked: dict[str, list[Choice]] = field(default_factory=dict)
+    prices: dict[str, float] = field(default_factory=dict)
+    threads: dict[str, float] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+    writer: Writer = field(default_factory=Writer)
 
 
 @dataclass
@@ -100,9 +114,7 @@ class _Shape:
     gpu: Gpu
     threads: int
     blocks: int
-    ranked: dict[str, list[Choice]] = field(default_factory=dict)
-    memory: Memory = field(default_factory=Memory)
-    writer: Writer = field(default_factory=Writer)
+    known: _Known = field(default_factory=_Known)
     kept: bool = False
     chosen: dict[str, tuple[Choice, ...]] = field(default_factory=dict)
 
@@ -160,9 +172,9 @@ class _Shape:
     def _others(self, operator: ROperator) -> list[Choice]:
         """Other kernels of one block a task, best predicted first."""
         key = self.binding.key(operator)
-        if key not in self.ranked:
-            self.ranked[key] = self._rank(operator)
-        return self.ranked[key]
+        if key not in self.known.ranked:
+            self.known.ranked[key] = self._rank(operator)
+        return self.known.ranked[key]
 
     def _rank(self, operator: ROperator) -> list[Choice]:
         bare = replace(operator, tile=(), family="", config=())
@@ -178,8 +190,20 @@ class _Shape:
                 yield Choice(self._serial(mine, kernel), mine)
 
     def _called(self, operator: ROperator) -> TaskKernel | None:
-        kernel = callable_part(operator, self.binding, self.threads, self.writer.written)
+        if self._threads(operator) > self.threads:
+            return None
+        kernel = callable_part(operator, self.binding, self.threads, self.known.writer.written)
         return kernel if kernel and dynamic_bytes(kernel) <= self._room else None
+
+    def _threads(self, operator: ROperator) -> float:
+        """Those of its block, as far as is known before its kernel is written: most kernels that are looked at have too many."""
+        family, key = family_of(operator), self.binding.key(operator)
+        if family.threads is not None and key not in self.known.threads:
+            try:
+                self.known.threads[key] = family.threads(operator, self.binding)
+            except Unsuited:
+                self.known.threads[key] = inf
+        return self.known.threads.get(key, 0)
 
     @property
     def _room(self) -> int:
@@ -187,7 +211,11 @@ class _Shape:
         return (self.gpu.shared + 1024) // self.blocks - 1024 - ENTRIES
 
     def _price(self, operator: ROperator) -> float:
-        return family_of(operator).seconds(operator, self.binding, self.gpu) if operator.task_count else 0.0
+        key = self.binding.key(operator)
+        if key not in self.known.prices:
+            seconds = family_of(operator).seconds(operator, self.binding, self.gpu) if operator.task_count else 0.0
+            self.known.prices[key] = seconds
+        return self.known.prices[key]
 
     def _serial(self, operator: ROperator, kernel: TaskKernel) -> float:
         """Seconds where a vEU runs one task after another that a launch would have side by side on its SM."""
@@ -204,7 +232,7 @@ class _Shape:
             return Fitted(p, self.threads, self.blocks)
         constants, device = frozenset(self.binding.constants), replace(self.gpu.vdevice, veus=self.veus, resident=self.veus)
         kernels = {name: tuple(map(self._kernel, choices)) for name, choices in self.chosen.items()}
-        graph = OperatorGraph(kernels, dependences(p.operators, p.storage), constants, memory=self.memory)
+        graph = OperatorGraph(kernels, dependences(p.operators, p.storage), constants, memory=self.known.memory)
         policy = _policy(p)
         held = ProgramStorages.of(p)
         if policy == Wavefront():

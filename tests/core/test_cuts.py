@@ -21,6 +21,9 @@ from rammer.schedule.policy import Memory, OperatorGraph
 from rammer.testing.programs import adding, device, kernel, random_net
 from rammer.testing.some import some
 
+#: How many times longer a task takes where all vEUs are busy: less than once where they hide each other's latency.
+CROWDED = (lambda random: random.uniform(1, 3), lambda random: random.uniform(0.05, 1))
+
 
 @settings(max_examples=60)
 @given(st.integers(0, 10**9))
@@ -29,13 +32,20 @@ def test_a_stage_takes_as_long_counted_as_placed(seed: int) -> None:
     seconds = [random.choice([1e-6, 2e-6, random.uniform(1e-7, 9e-6)]) for _ in range(random.randint(1, 9))]
     kernels = [
         replace(
-            kernel(adding(f"o{i}", random.choice([1, 3, random.randint(1, 600)]), ["x"], 1), time, time * random.uniform(1, 3)),
+            kernel(
+                adding(f"o{i}", random.choice([1, 3, random.randint(1, 600)]), ["x"], 1),
+                time,
+                time * random.choice(CROWDED)(random),
+            ),
             spread=random.choice([1, 1, 2, 8]),
         )
         for i, time in enumerate(seconds)
     ]
     unit = device(random.choice([1, 8, 132, random.randint(1, 200)]))
     assert latency(kernels, {}, unit) == pytest.approx(side_by_side(kernels, {}, unit), rel=1e-5)
+    assert latency(kernels, {}, unit) >= max(seconds), "no operator ends sooner than one task alone"
+    for one in some(kernels):
+        assert latency([one], {}, unit) == pytest.approx(one.operator_time(unit.veus) + unit.launch, rel=1e-5)
 
 
 def grid(layers: int, steps: int) -> OperatorGraph:

@@ -291,5 +291,7 @@ class RKernel:
         return self.shares * self.crowded
 
     def operator_time(self, veus: int) -> float:
-        """Seconds for all tasks spread over ``veus`` units, without launch cost."""
-        return -(-self.shares // veus) * self.task_time(min(1.0, self.shares / veus))
+        """Seconds for all tasks spread over ``veus`` units, without launch cost: no less than one task alone, whose latency a
+        busy unit hides behind others."""
+        rounds = -(-self.shares // veus)
+        return max(rounds * self.task_time(min(1.0, self.shares / veus)), self.alone if rounds else 0.0)

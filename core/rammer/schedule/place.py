@@ -120,8 +120,8 @@ def side_by_side(
     """Seconds for operators that share the vEUs, waiting only for each other's results; appends tasks to ``rows``.
 
     List scheduling: level by level of the dependences among them, longest tasks first, onto the least
-    loaded vEUs or those for which they have ``affinity``; a task that keeps several busy stands in the row of one. Each level
-    costs one launch, since the executors that run in waves need as many.
+    loaded vEUs or those for which they have ``affinity``; a task that keeps several busy stands in the row of one. No operator
+    ends sooner than one task of it alone. Each level costs one launch, since the executors that run in waves need as many.
     """
     chosen = {k.operator.name: k for k in kernels}
     affinity = affinity or WeightAffinity({})
@@ -138,10 +138,10 @@ def side_by_side(
             counts = spread(free, kernel.shares, seconds) if placed is None else np.bincount(placed, minlength=len(loads))
             used = counts > 0
             loads[used] = free[used] + counts[used] * seconds
-            finish[name] = float(loads[used].max(initial=ready))
+            finish[name] = max(float(loads[used].max(initial=ready)), ready + _least(kernel))
             if rows is not None:
                 fill(rows, name, _spread_out(counts)[:: kernel.spread] if placed is None else placed)
-    return float(loads.max(initial=0.0)) + len(levels) * device.launch
+    return max(float(loads.max(initial=0.0)), *finish.values(), 0.0) + len(levels) * device.launch
 
 
 def latency(kernels: Sequence[RKernel], after: Mapping[str, Sequence[str]], device: VDevice) -> float:
@@ -156,8 +156,14 @@ def latency(kernels: Sequence[RKernel], after: Mapping[str, Sequence[str]], devi
         for seconds, kernel in sorted(timed, key=lambda pair: -pair[0]):
             name = kernel.operator.name
             ready = max((finish[p] for p in after.get(name, ()) if p in finish), default=0.0)
-            loads, finish[name] = _shared_out(loads, ready, kernel.shares, seconds)
-    return max(loads) + len(levels) * device.launch
+            loads, end = _shared_out(loads, ready, kernel.shares, seconds)
+            finish[name] = max(end, ready + _least(kernel))
+    return max(*loads, *finish.values()) + len(levels) * device.launch
+
+
+def _least(kernel: RKernel) -> float:
+    """What an operator takes on any number of vEUs: one task's latency, which a busy vEU hides behind other tasks."""
+    return kernel.alone if kernel.shares else 0.0
 
 
 def _shared_out(loads: Mapping[float, int], ready: float, tasks: int, seconds: float) -> tuple[dict[float, int], float]:

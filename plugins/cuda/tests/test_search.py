@@ -59,6 +59,7 @@ DEEP: Kind = (WIDE, "gemm_f16", False, {"bk": 64})
 FIXED: Kind = (WIDE, "gemm_wgmma_f16", False, {"down": 0})
 RELU: Kind = ("matmul b=1 m=20 depth=37 width=13 off=1 +relu @float32 seed=6", *GEMM[1:])
 CELL: Kind = ("gemv t=1 depth=128 width=3 off=1 @float32 seed=1", "cell", False, {})
+PART: Kind = ("gemv t=3 depth=52 width=37 off=1 @float32 seed=1", "cell", True, {})
 BYTE: Kind = ("imatmul b=1 m=20 depth=77 width=21 off=1 +signed +bare seed=5", "gemm_i8", True, {})
 PADDED: Kind = ("iconv n=1 c=8 m=8 h=5 w=5 k=3 s=1 d=1 p=1 q=-1 g=1 off=1 +moved +bare seed=5", "gemm_i8", False, {})
 #: A kernel, what to do to its text, and what is then said of it.
@@ -72,6 +73,7 @@ PLANTS: dict[str, tuple[Kind, Callable[[str], str], str]] = {
     "an early fetch": (FIXED, too_early, "wrong"),
     "a sign too few": (BYTE, lambda t: edited(t, ", true, true>(", ", false, true>("), "wrong"),
     "padding with 0": (PADDED, lambda t: edited(t, "286331153u", "0u"), "wrong"),
+    "a vector too short": (PART, lambda t: edited(t, "% 128 < 52 ?", "% 128 < 48 ?"), "wrong"),
     "no wait": (GEMM, lambda t: edited(t, "rm_after();", ""), "wrong"),
 }
 
@@ -89,10 +91,12 @@ def test_planted_faults_are_found(fault: str) -> None:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", [GEMM, HALF, BFLOAT, FIXED, BYTE, PADDED, CELL], ids=lambda k: k[0].split()[0] + " " + k[1])
+@pytest.mark.parametrize(
+    "kind", [GEMM, HALF, BFLOAT, FIXED, BYTE, PADDED, CELL, PART], ids=lambda k: k[0].split()[0] + " " + k[1]
+)
 def test_they_are_right_without_the_faults(kind: Kind) -> None:
     """Of ``FIXED``, the operand that is no constant is the one that is otherwise fetched before the wait; the cell is one bare
-    product, whose sums no map stores."""
+    product, whose sums no map stores, and its lanes have zeros to multiply in ``PART``."""
     text, family, partial, config = kind
     kernel, tiled, trial = found(text, family, partial, **config)
     assert problem_of(kernel, tiled, trial) == ""

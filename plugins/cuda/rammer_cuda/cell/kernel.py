@@ -208,7 +208,8 @@ class _CellText:
                 text.all([f"int at[{each}]; rm_vector<{wide}> value[{each}];", "#pragma unroll"])
                 with text.block(f"for (int n = 0; n < {each}; ++n)"):
                     text.line(f"const int e = {f'min(({own}) * {wide}, {count - 1})' if ragged else f'({own}) * {wide}'};")
-                    text.line(f"const int r = e / {cell.depth}, k = e % {cell.depth};")
+                    place = f"min(e % {cell.depth}, {part.depth - wide})" if part.depth < cell.depth else f"e % {cell.depth}"
+                    text.line(f"const int r = e / {cell.depth}, k = {place};")
                     text.line(f"at[n] = {total(self._terms(part), part.constant)};")
                 if self.read[number]:
                     span = word_span(self.binding.storages[tensor])
@@ -216,8 +217,12 @@ class _CellText:
                 else:
                     text.line(f"rm_read({self._pointer(tensor)}, at, value);")
                 test = f"if ({own} < {count}) " if ragged else ""
+                value = f"({own}) * {wide} % {cell.depth} < {part.depth} ? value[n] : rm_vector<{wide}>{{}}"
                 text.all(["#pragma unroll", f"for (int n = 0; n < {each}; ++n)"])
-                text.line(f"  {test}*(rm_vector<{wide}> *)(vectors + {number * count} + ({own}) * {wide}) = value[n];")
+                text.line(
+                    f"  {test}*(rm_vector<{wide}> *)(vectors + {number * count} + ({own}) * {wide}) = "
+                    f"{value if part.depth < cell.depth else 'value[n]'};"
+                )
         text.line("if (!__syncthreads_and(alive)) return false;" if self.words else "__syncthreads();")
 
     def _terms(self, part: Part) -> list[tuple[str, int]]:

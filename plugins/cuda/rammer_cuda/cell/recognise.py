@@ -30,8 +30,8 @@ from rammer_cuda.gpu import Gpu
 THREADS, WARPS = 512, 16
 #: Weights that a thread can hold beside what it computes with, in registers.
 MOST_HELD = 88
-#: Rows that share the weights.
-MOST_ROWS = 8
+#: Rows that share the weights, and the least products of a sum: below, half of the lanes and more would multiply zeros.
+MOST_ROWS, LEAST_DEPTH = 8, 32
 #: Seconds of a task besides its arithmetic: fetching vectors that another SM has just sent, two barriers and the maps.
 #: LSTM-TC took 1.87 us a wave on an H200, of which its arithmetic is 0.24 and the VDevice's launch 0.55.
 FIXED = 1.1e-6
@@ -55,8 +55,9 @@ class Part:
 class Cell:
     """A tiled cell divided among ``WARPS`` warps: each has ``each`` columns, its lanes ``share`` weights of a column.
 
-    ``lanes`` lanes share a product. ``box`` is the products' part of a task, (first index, extent) an axis, of which
-    ``row_axes`` number the rows and ``column_axes`` the weights' columns.
+    ``lanes`` lanes share a product, four weights at a time: what its sum lacks to whole loads of all of them are zeros.
+    ``box`` is the products' part of a task, (first index, extent) an axis, of which ``row_axes`` number the rows and
+    ``column_axes`` the weights' columns.
     """
 
     operator: ROperator
@@ -77,8 +78,8 @@ class Cell:
 
     @property
     def depth(self) -> int:
-        """Products that are added up to a result."""
-        return self.parts[0].depth
+        """Products that are added up to a result, with the zeros behind them."""
+        return -(-self.parts[0].depth // (4 * self.lanes)) * 4 * self.lanes
 
     @property
     def lanes(self) -> int:
@@ -110,9 +111,10 @@ class Cell:
         def arrange(full: Array) -> Array:
             cut = in_tiles(full.reshape(-1, axes[-1].extent, along.extent), width, width)
             tasks = np.moveaxis(cut, 1, 0).reshape(tiles, -1, along.extent)
-            return padded(tasks, 1, WARPS * each).reshape(tiles, WARPS, each, share // 4, lanes, 4)
+            whole = padded(padded(tasks, 1, WARPS * each), 2, self.depth)
+            return whole.reshape(tiles, WARPS, each, share // 4, lanes, 4)
 
-        size = tiles * WARPS * each * part.depth
+        size = tiles * WARPS * each * self.depth
         return packing(part.weights, (*axes, along), size, arrange, "cell", width, each, lanes)
 
 
@@ -142,7 +144,7 @@ def parts_of(operator: ROperator, binding: Binding) -> tuple[Part, ...]:
         raise Unsuited("no product in float32")
     if any(p.compute.axes != parts[0].compute.axes or p.depth != parts[0].depth for p in parts):
         raise Unsuited("products of different shapes")
-    if len(parts) not in (1, 2, 4) or parts[0].depth % (128 // len(parts)):
+    if len(parts) not in (1, 2, 4) or parts[0].depth % 4 or parts[0].depth < LEAST_DEPTH:
         raise Unsuited(f"{len(parts)} products of depth {parts[0].depth}")
     return parts
 

@@ -19,6 +19,7 @@ from rammer.tile.traffic import task_cost
 
 from rammer_cuda.family import Family
 from rammer_cuda.generic.kernel import generic
+from rammer_cuda.generic.staged import staged_cycles
 from rammer_cuda.gpu import THREADS as BLOCK_THREADS
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import moved_bytes
@@ -39,10 +40,6 @@ UNROLLED = 4
 SHARED, LEAST = 256, 4
 #: Share of the peak that kernels which stage tiles on chip reach (measured on an H200: 0.03 to 0.1).
 SHARE = 0.06
-#: Cycles of one element of a stage, or of one that a reduction reads there, for a thread of a kernel that stages maps and
-#: reductions on chip, one block an SM: the slower one of two such kernels on an H200 (the other takes 55). A wrong fusion costs
-#: many times what a missed one does.
-STAGED = 190
 #: Warps of an SM that hide each other's latency.
 WARPS = 48
 
@@ -109,21 +106,21 @@ def _parts(operator: ROperator, elements: int) -> int:
     return 1 << (most.bit_length() - 1) if most >= 2 else 1
 
 
+def generic_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
+    """Predicted seconds of all tasks of a tiled operator, without its launch."""
+    alone, crowded = times(operator, binding, gpu)
+    return max(alone, crowded * -(-operator.task_count // gpu.sms)) if operator.task_count else 0.0
+
+
 def times(operator: ROperator, binding: Binding, gpu: Gpu) -> tuple[float, float]:
-    """Predicted seconds of one round of tasks, alone and crowded: of what no tile suits, as the core counts bytes."""
+    """Predicted seconds of one round of tasks, alone and crowded: of what no plain tile suits, by its stages
+    (``generic.staged``), and no less than its bytes and its product take."""
     if suits(operator):
         return (plain_seconds(operator, binding, gpu) / -(-operator.task_count // gpu.sms),) * 2
     cost = task_cost(operator, binding.types, gpu.vdevice)
-    slow = operator.main.flops / max(operator.task_count, 1) / gpu.flops / SHARE
-    if {c.kind for c in operator.computes} <= {"map", "reduction"}:
-        slow = max(slow, _staged(operator) / gpu.model_clock)
-    return max(cost.alone, slow), max(cost.crowded, slow)
+    product = operator.main.flops / max(operator.task_count, 1) / gpu.flops / SHARE
+    alone, crowded = staged_cycles(operator, binding, gpu) if operator.task_count else (0.0, 0.0)
+    return max(cost.alone, product, alone / gpu.model_clock), max(cost.crowded, product, crowded / gpu.model_clock)
 
 
-def _staged(operator: ROperator) -> float:
-    """Cycles of one task, whose threads take turns with every element of a stage and wait for each."""
-    elements = sum(c.points for c in operator.computes)
-    return STAGED * elements / max(operator.task_count, 1) / dict(operator.config).get("threads", BLOCK_THREADS)
-
-
-GENERIC: Final = Family("", {"threads": range(32, 1025)}, plain_candidates, plain_seconds, generic, times=times, beside=True)
+GENERIC: Final = Family("", {"threads": range(32, 1025)}, plain_candidates, generic_seconds, generic, times=times, beside=True)

@@ -266,7 +266,9 @@ def test_cache_status_and_clear(rammer: Command, model: Path, own_cache: Path) -
     assert rows["compiled programs"][0] == rows["model ports"][0] == "1"
     done = rammer("cache", "clear")
     assert re.fullmatch(
-        r"removed \d+ tuned kernels, 1 compiled programs, \d+ constants, 1 model ports, 0 device binaries\n", done.out
+        r"removed \d+ tuned kernels, 1 compiled programs, \d+ constants, 1 model ports, 0 model digests, "
+        r"0 device binaries\n",
+        done.out,
     )
     assert not list(own_cache.glob("programs/*")) and not list(own_cache.glob("heads/*"))
     assert rammer("cache", "status").out.startswith(f"{own_cache}\n")

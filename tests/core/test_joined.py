@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rammer.compiled.kept import DEEPEST, JOINED, LARGE, KeptConstants, Row
+from rammer.compiled.kept import DEEPEST, JOINED, LARGE, SCALED, KeptConstants, Row
 from rammer.ir.content import digest
-from rammer.ir.joined import Constants, Contents, recipe_of, side_by_side
+from rammer.ir.joined import ArrayRecipe, Constants, Contents, as_array, content_of, recipe_of, scaled, side_by_side
 from rammer.ir.mapped import Mapped
 
 WIDE = 192  # of float32 a square is larger than what a program holds itself
 
 
-def filed(path: Path, rng: np.random.Generator, count: int) -> tuple[Mapped, list[np.ndarray[Any, Any]]]:
+def filed(path: Path, rng: np.random.Generator, count: int, dtype: str = "float32") -> tuple[Mapped, list[np.ndarray[Any, Any]]]:
     """A file of square matrices, and these as they lie there or transposed."""
-    path.write_bytes(rng.standard_normal((count, WIDE, WIDE), np.float32).tobytes())
+    path.write_bytes(rng.standard_normal((count, WIDE, WIDE), np.float32).astype(dtype).tobytes())
     file = Mapped.of(path)
-    arrays = np.frombuffer(file.data, np.float32).reshape(count, WIDE, WIDE)
+    arrays = np.frombuffer(file.data, dtype).reshape(count, WIDE, WIDE)
     return file, [a.T if rng.random() < 0.3 else a for a in arrays]
 
 
 def read(kept: KeptConstants, row: Row, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return kept.get(row, str(like.dtype), like.shape)
+    return as_array(kept.get(row, str(like.dtype), like.shape))
 
 
 @pytest.mark.sampled(4)
@@ -55,6 +56,47 @@ def test_pieces_stay_where_they_are(number: int, rng: np.random.Generator, tmp_p
     again = read(kept, row, want[0])
     np.testing.assert_array_equal(again, want[0])
     assert recipe_of(again) is not None and digest(again) == digest(want[0])
+
+
+def times(values: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Factors of some of the axes of ``values``, or one for all."""
+    of = rng.random(values.ndim) < 0.5
+    of[int(rng.integers(values.ndim))] = False  # else they would be as many as the values
+    return rng.standard_normal([n if there else 1 for n, there in zip(values.shape, of, strict=True)])
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("number", range(40))
+def test_what_was_scaled_is_known_by_its_factors(number: int, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Times factors once or twice, before or behind being put together; to the last bit what was rounded each time."""
+    dtype = ("float32", "float16")[number % 2]
+    file, pieces = filed(tmp_path / "m.onnx", rng, 2, dtype)
+    want = list(pieces)
+    for _ in range(int(rng.integers(1, 4))):
+        if rng.random() < 0.3:
+            want, pieces = [np.concatenate(want)] * 2, [side_by_side(pieces, 0, False)] * 2
+        factors = times(pieces[0], rng)
+        with np.errstate(all="ignore"):
+            want = [(w.astype(np.float64) * factors).astype(dtype) for w in want]
+        pieces = [scaled(p, factors) for p in pieces]
+    made = pieces[0]
+    np.testing.assert_array_equal(made, want[0])
+    assert recipe_of(made) is not None and not made.flags.writeable
+    kept = KeptConstants(tmp_path / "kept", tmp_path, {"m.onnx": file.state})
+    row = json.loads(json.dumps(kept.put(made, (file,))))
+    assert not [*tmp_path.glob("kept/*")]
+    del made, pieces
+    part = kept.get(row, dtype, want[0].shape)
+    assert isinstance(part, ArrayRecipe) and part.dtype == dtype and not part.alive
+    assert content_of(part) == digest(want[0]) and not part.alive, "nobody need make it to know what it holds"
+    np.testing.assert_array_equal(as_array(part), want[0])
+
+
+def test_many_factors_are_no_recipe(rng: np.random.Generator, tmp_path: Path) -> None:
+    _, pieces = filed(tmp_path / "m.onnx", rng, 1)
+    made = scaled(pieces[0], rng.standard_normal((WIDE, WIDE)))
+    assert recipe_of(made) is None and not made.flags.writeable
+    assert recipe_of(scaled(np.array(pieces[0]), np.ones((1, 1)))) is None, "values of no file"
 
 
 def test_what_no_file_has_is_an_array(rng: np.random.Generator, tmp_path: Path) -> None:
@@ -85,7 +127,8 @@ def test_values_live_as_long_as_somebody_has_them(rng: np.random.Generator, tmp_
 def test_rows_that_nobody_wrote_are_refused(rng: np.random.Generator, tmp_path: Path) -> None:
     """Every part of a row as something else: a ValueError, or the same values."""
     file, pieces = filed(tmp_path / "m.onnx", rng, 3)
-    made = side_by_side([side_by_side(pieces[:2], 0, False), side_by_side(pieces[1:], 0, False)], 1, True)
+    some = scaled(side_by_side(pieces[:2], 0, False), times(pieces[0], rng)[:1])
+    made = side_by_side([some, side_by_side(pieces[1:], 0, False)], 1, True)
     kept = KeptConstants(tmp_path / "kept", tmp_path, {"m.onnx": file.state})
     row = kept.put(made, (file,))
     assert row[0] == JOINED
@@ -111,6 +154,10 @@ def test_rows_that_nobody_wrote_are_refused(rng: np.random.Generator, tmp_path: 
         deep = [JOINED, False, 0, "x", [[list(made.shape), deep]]]
     with pytest.raises(ValueError, match="are none"):
         read(kept, deep, made)
+    for factors in ("", "AAAA", 8, "AAAAAAAA8D8", "AAAAAAAA8D8=" * 2, "\u00e4AAAAAAA8D8="):
+        with pytest.raises(ValueError):
+            read(kept, [SCALED, [1, 1, 1], factors, "x", row], made)
+    assert read(kept, [SCALED, [1, 1, 1], "AAAAAAAA8D8=", "x", row], made).tobytes() == made.tobytes()
 
 
 def _places(row: Any, before: tuple[int, ...]) -> Any:

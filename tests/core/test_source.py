@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rammer
 import rammer.frontend.reader
+from rammer.compiled.files import cache_text, cached_text
 from rammer.errors import BadInput
 from rammer.profile.folder import cache_folder
+from rammer.runtime import digests
+from rammer.runtime.digests import SHARE
 from rammer.runtime.executable import Executable
-from rammer.runtime.source import SHARE, open_source
+from rammer.runtime.source import open_source
 
 SIZE = 2 * SHARE + 12_345
 
@@ -50,6 +54,105 @@ def test_what_cannot_be_read_is_no_model_that_is_known(tmp_path: Path) -> None:
     empty = tmp_path / "empty.onnx"
     empty.touch()
     assert {open_source(s).digest for s in (empty, b"", tmp_path, tmp_path / "missing.onnx")} == {""}
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> Path:
+    """A file whose digest is kept at once, and a cache of its own."""
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(digests, "SETTLED", 0.0)
+    path = tmp_path / "large.onnx"
+    path.write_bytes(content(rng))
+    time.sleep(TICK)
+    return path
+
+
+#: Seconds after which a change of a file has another time, on any file system that tests run on.
+TICK = 0.05
+
+
+def hashed(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
+    """The digest of a file, and how many of its shares were hashed."""
+    shares, share = list[int](), digests.share_hash
+    with monkeypatch.context() as patch:
+        patch.setattr(digests, "share_hash", lambda path, at: (shares.append(at), share(path, at))[1])
+        return open_source(path).digest, len(shares)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="nothing is kept where a file does not tell when it changed")
+def test_a_large_file_is_hashed_once(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, count = hashed(large, monkeypatch)
+    assert count == 3 and first == open_source(large.read_bytes()).digest
+    assert hashed(large, monkeypatch) == (first, 0)
+    link = large.with_name("link.onnx")
+    link.symlink_to(large)
+    assert hashed(link, monkeypatch) == (first, 0)
+
+
+@pytest.mark.parametrize("how", ["in place", "another file", "another file with its number", "at the end", "through a mapping"])
+def test_whatever_changes_a_file_it_is_hashed_again(
+    large: Path, how: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Also where times and lengths are as they were."""
+    before, first = large.stat(), hashed(large, monkeypatch)[0]
+    place, new = int(rng.integers(SIZE)), bytearray(large.read_bytes())
+    new[place] ^= 1
+    if how in ("in place", "at the end"):
+        with large.open("r+b") as file:
+            file.seek(place if how == "in place" else SIZE)
+            file.write(new[place : place + 1])
+    elif how == "through a mapping":
+        mapped = np.memmap(large, np.uint8, "r+")
+        mapped[place] ^= 1
+        mapped.flush()
+    else:
+        if how == "another file with its number":  # file systems give a number that is free again
+            large.unlink()
+        large.with_name("new").write_bytes(new)
+        large.with_name("new").replace(large)
+    os.utime(large, ns=(before.st_atime_ns, before.st_mtime_ns))
+    found, count = hashed(large, monkeypatch)
+    assert found == open_source(large.read_bytes()).digest != first and count >= 3
+
+
+def test_a_file_that_was_just_written_is_hashed_every_time(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next change might have the same time."""
+    monkeypatch.setattr(digests, "SETTLED", 45.0)
+    assert hashed(large, monkeypatch)[1] == hashed(large, monkeypatch)[1] == 3
+    os.utime(large, (1e9, 1e9))  # says that it is old
+    assert hashed(large, monkeypatch)[1] == 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="nothing is kept where a file does not tell when it changed")
+def test_a_file_that_changes_while_it_is_hashed_is_hashed_again(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    share = digests.share_hash
+
+    def slowly(path: Path, at: int) -> bytes:
+        found = share(path, at)
+        if at == 0:
+            with path.open("r+b") as file:
+                file.write(b"changed")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(digests, "share_hash", slowly)
+        open_source(large)
+    assert hashed(large, monkeypatch) == (open_source(large.read_bytes()).digest, 3)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="nothing is kept where a file does not tell when it changed")
+def test_a_kept_digest_that_is_none_is_not_trusted(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = hashed(large, monkeypatch)
+    (kept,) = (cache_folder() / "digests").iterdir()
+    text = cached_text(kept)
+    assert text is not None and hashed(large, monkeypatch)[1] == 0
+    spoiled = [text.replace(first, first[::-1]), "", "[", "[1]", "{}", "null", text.replace(f'"{first}"', "1")]
+    for other in spoiled[:1]:  # without its checksum
+        kept.write_text(other)
+        assert hashed(large, monkeypatch) == (first, 3)
+    for other in spoiled[1:]:
+        cache_text(kept, other)
+        assert hashed(large, monkeypatch) == (first, 3)
 
 
 @pytest.fixture

@@ -14,7 +14,13 @@ from rammer.report.table import plain, size
 
 #: What is kept in files of its own: shown name -> folders under the cache folder. Plugins keep compiled
 #: kernels under ``binaries/NAME``.
-FILES = {"compiled programs": "programs", "constants": "constants", "model ports": "heads", "device binaries": "binaries/*"}
+FILES = {
+    "compiled programs": "programs",
+    "constants": "constants",
+    "model ports": "heads",
+    "model digests": "digests",
+    "device binaries": "binaries/*",
+}
 
 
 @click.group(invoke_without_command=False)

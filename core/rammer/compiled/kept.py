@@ -1,13 +1,14 @@
 """Large constants of kept programs: once on disk, whichever programs of a model read them.
 
 What a model's own files hold, whatever the order of its axes, stays there, and a program names the file and the place; of what
-was put together of such, it names the pieces. Anything else is a file of the cache, named after what it holds. Files are mapped
-when a program is loaded.
+was made of such (put together, or times factors, as weights that a batch norm was folded into), it names what it was made of.
+Anything else is a file of the cache, named after what it holds. Files are mapped when a program is loaded.
 """
 
 from __future__ import annotations
 
 import math
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,18 +20,20 @@ import numpy as np
 from rammer.compiled.files import write_whole
 from rammer.ir.content import digest, remembered
 from rammer.ir.data import place_in
-from rammer.ir.joined import JoinRecipe, recipe_of
+from rammer.ir.joined import ArrayRecipe, JoinRecipe, Part, ScaledRecipe, as_array, recipe_of
 from rammer.ir.mapped import Mapped, dense_order, place_of, released
+from rammer.ir.types import is_float
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Bytes from which a constant is kept apart from programs.
 LARGE: Final = 1 << 16
 #: A constant in an index: the file of the model and the first byte, or the name of a file of the cache and 0; its digest; and its
 #: axes in the order in which its values lie in the file. Of pieces side by side: whether their axis is a new one, and which; the
-#: digest of the whole; and shape and row of each.
+#: digest of the whole; and shape and row of each. Of a piece times factors: their shape, and their bytes in base 64; the digest
+#: of the whole; and the row of the piece.
 Row: TypeAlias = "list[Any]"
-MODEL, CACHE, JOINED = "model", "cache", "joined"
-#: How often pieces are put together of pieces, at most.
+MODEL, CACHE, JOINED, SCALED = "model", "cache", "joined", "scaled"
+#: How often arrays are made of arrays that are made, at most.
 DEEPEST: Final = 8
 
 
@@ -48,7 +51,7 @@ class KeptConstants:
         """Keep an array, which may be in a file of the model. OSError where that fails."""
         recipe = recipe_of(array)
         if recipe is not None:
-            return self._put_together(recipe, sources)
+            return self._made_of(recipe, sources)
         made = digest(array)
         for file in sources:
             at, order = place_of(array, file), dense_order(array)
@@ -65,33 +68,47 @@ class KeptConstants:
         released(array)
         return [CACHE, made, 0, made, list(range(array.ndim))]
 
-    def _put_together(self, recipe: JoinRecipe, sources: tuple[Mapped, ...]) -> Row:
-        pieces = [p.array() if isinstance(p, JoinRecipe) else p for p in recipe.pieces]
-        return [JOINED, recipe.new, recipe.axis, recipe.digest(), [[list(p.shape), self.put(p, sources)] for p in pieces]]
+    def _made_of(self, recipe: ArrayRecipe, sources: tuple[Mapped, ...]) -> Row:
+        if isinstance(recipe, ScaledRecipe):
+            factors = np.ascontiguousarray(recipe.factors, np.float64)
+            text = b64encode(factors.data).decode()
+            return [SCALED, list(factors.shape), text, recipe.digest(), self.put(as_array(recipe.piece), sources)]
+        assert isinstance(recipe, JoinRecipe)
+        pieces = [[list(p.shape), self.put(as_array(p), sources)] for p in recipe.pieces]
+        return [JOINED, recipe.new, recipe.axis, recipe.digest(), pieces]
 
-    def get(self, row: Row, dtype: str, shape: tuple[int, ...]) -> Array:
-        """The array that a row tells of. ValueError or OSError where it is not there, or is another one."""
-        if isinstance(row, list) and row[:1] == [JOINED]:
-            recipe = self._recipe(row, dtype, DEEPEST)
-            if recipe.shape != shape:
-                raise ValueError("pieces of a kept constant come to another one")
-            return recipe.array()
-        return self._one(row, dtype, shape)
+    def get(self, row: Row, dtype: str, shape: tuple[int, ...]) -> Part:
+        """The array that a row tells of, or how it is made. ValueError or OSError where it is not there, or is another one."""
+        part = self._part(row, dtype, shape, DEEPEST)
+        if part.shape != shape:
+            raise ValueError("what a kept constant is made of comes to another one")
+        return part
 
-    def _recipe(self, row: Row, dtype: str, left: int) -> JoinRecipe:
-        _, new, axis, made, rows = row if len(row) == 5 else ("", None, None, None, None)
-        if not isinstance(new, bool) or type(axis) is not int or axis < 0 or not isinstance(made, str) or not left:
+    def _part(self, row: Row, dtype: str, shape: tuple[int, ...], left: int) -> Part:
+        kind = row[0] if isinstance(row, list) and len(row) == 5 else None
+        if kind not in (JOINED, SCALED):
+            return self._one(row, dtype, shape)
+        if not left or not isinstance(row[3], str):
             raise ValueError("pieces of a kept constant are none")
-        if not isinstance(rows, list) or not rows:
+        if kind == JOINED:
+            return JoinRecipe(self._pieces(row, dtype, left), row[2], row[1], content=row[3])
+        if not is_float(dtype):
+            raise ValueError("factors of a kept constant that has none")
+        return ScaledRecipe(self._part(row[4], dtype, shape, left - 1), _factors(row[1], row[2]), content=row[3])
+
+    def _pieces(self, row: Row, dtype: str, left: int) -> tuple[Part, ...]:
+        _, new, axis, _, rows = row
+        if not isinstance(new, bool) or type(axis) is not int or axis < 0 or not isinstance(rows, list) or not rows:
             raise ValueError("pieces of a kept constant are none")
-        pieces: list[Array | JoinRecipe] = []
+        pieces = list[Part]()
         for pair in rows:
             shape, piece = pair if isinstance(pair, list) and len(pair) == 2 else (None, [])
-            if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+            if not _is_shape(shape):
                 raise ValueError("a piece of a kept constant has an impossible shape")
-            joined = isinstance(piece, list) and piece[:1] == [JOINED]
-            pieces.append(self._recipe(piece, dtype, left - 1) if joined else self._one(piece, dtype, tuple(shape)))
-        return JoinRecipe(tuple(pieces), axis, new, made)
+            pieces.append(self._part(piece, dtype, tuple(shape), left - 1))
+            if pieces[-1].shape != tuple(shape):
+                raise ValueError("a piece of a kept constant has an impossible shape")
+        return tuple(pieces)
 
     def _one(self, row: Row, dtype: str, shape: tuple[int, ...]) -> Array:
         if not isinstance(row, list) or len(row) != 5:
@@ -126,6 +143,17 @@ class KeptConstants:
         if path not in self.files:
             self.files[path] = Mapped.of(path)
         return self.files[path]
+
+
+def _factors(shape: Any, text: Any) -> Array:
+    """The factors of these extents in a row. ValueError where there are none."""
+    if not _is_shape(shape) or not isinstance(text, str):
+        raise ValueError("factors of a kept constant are none")
+    return np.frombuffer(b64decode(text, validate=True), np.float64).reshape(shape)
+
+
+def _is_shape(found: Any) -> bool:
+    return isinstance(found, list) and all(type(n) is int and n >= 0 for n in found)
 
 
 def _is_order(found: object, axes: int) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.extent import Ranged
 from rammer.ir.graph import Graph, Node
-from rammer.ir.joined import Contents
+from rammer.ir.joined import Constants, Contents, as_array
 from rammer.ir.mapped import in_memory
 from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram
@@ -151,5 +151,5 @@ def with_contents(compiled: Compiled, contents: Contents) -> Compiled:
     memory: a file may be written to later."""
     segments = tuple(s.with_contents(contents) if isinstance(s, ProgramSegment) else s for s in compiled.segments)
     needed, held = host_needs(compiled), contents.of(compiled.graph.constants)
-    constants = {n: in_memory(a) if n in needed else a for n, a in held.items()}
+    constants = Constants({n: in_memory(as_array(p)) if n in needed else p for n, p in held.parts.items()})
     return replace(compiled, graph=replace(compiled.graph, constants=constants), segments=segments)

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from rammer.ir.content import digest
+from rammer.ir.joined import Part, as_array, content_of
 from rammer.ir.mapped import released
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -30,17 +30,27 @@ class ConstantForm:
 
 @dataclass(frozen=True, slots=True)
 class WantedForm:
-    """A form, and how it is made of the constant's values."""
+    """A form, and how it is made of the constant's values, which are read-only: an array whose elements, row by row, are the
+    form's, however they lie."""
 
     form: ConstantForm
-    values: Array
+    values: Part
     make: Callable[[Array], Array]
 
     def given(self, put: Callable[[Array], Result]) -> Result:
-        """What ``put`` makes of the form; the constant then takes no memory if it is mapped."""
-        result = put(self.make(self.values))
-        released(self.values)
+        """What ``put`` makes of the form; the constant then takes no memory if it is mapped, or was made of what is."""
+        values = as_array(self.values)
+        result = put(self.make(values))
+        released(values)
         return result
+
+    def fill(self, target: Array) -> None:
+        """Write the form's bytes into ``target``, as many bytes. ValueError where it is larger or smaller."""
+
+        def put(made: Array) -> None:
+            target.view(made.dtype).reshape(made.shape)[...] = made
+
+        self.given(put)
 
 
 class Upload(Protocol[Made]):
@@ -73,6 +83,6 @@ class SharedConstants(Generic[Held]):
             self.held.pop(form, None)
 
 
-def form_of(values: Array, arrangement: str, nbytes: int) -> ConstantForm:
+def form_of(values: Part, arrangement: str, nbytes: int) -> ConstantForm:
     """The form of a constant with these values."""
-    return ConstantForm(digest(values), arrangement, nbytes)
+    return ConstantForm(content_of(values), arrangement, nbytes)

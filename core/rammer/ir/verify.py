@@ -192,14 +192,19 @@ class _Reads:
 
 @dataclass(frozen=True, slots=True)
 class _ArenaUse:
+    """An arena buffer that holds a value, with who touches it; ``age`` sorts them in any legal order of reuse. ``over`` is where
+    the last of its users are on every row, ``known`` what all of its writers know of every row."""
+
     buffer: Buffer
     writers: tuple[str, ...]
     users: tuple[str, ...]
     age: int
+    over: NDArray[np.int32]
+    known: NDArray[np.int32]
 
 
 def _uses(program: RProgram, clocks: Clocks) -> list[_ArenaUse]:
-    """Arena buffers that hold a value, with who touches them; ``age`` sorts them in any legal order of reuse."""
+    """Arena buffers that hold a value."""
     # What an operator knows grows strictly along happens-before, so its sum is a topological key.
     age = clocks.known.astype(np.int64).sum(axis=1)
     writers: dict[str, list[str]] = {}
@@ -211,11 +216,13 @@ def _uses(program: RProgram, clocks: Clocks) -> list[_ArenaUse]:
             users.setdefault(program.storage[tensor].buffer, []).append(operator.name)
         for tensor in operator.outputs:
             writers.setdefault(program.storage[tensor].buffer, []).append(operator.name)
-    return [
-        _ArenaUse(b, tuple(writers[b.name]), tuple(users[b.name]), min(int(age[clocks.number[w]]) for w in writers[b.name]))
-        for b in program.buffers
-        if b.kind == "arena" and b.nbytes and b.name in writers
-    ]
+    result = list[_ArenaUse]()
+    for b in program.buffers:
+        if b.kind == "arena" and b.nbytes and b.name in writers:
+            by, of = ([clocks.number[o] for o in names[b.name]] for names in (writers, users))
+            over, known = clocks.done[of].max(axis=0), clocks.known[by].min(axis=0)
+            result.append(_ArenaUse(b, tuple(writers[b.name]), tuple(users[b.name]), int(age[by].min()), over, known))
+    return result
 
 
 def _check_arena(program: RProgram, clocks: Clocks) -> int:
@@ -249,6 +256,8 @@ def _events(uses: Sequence[_ArenaUse]) -> Iterator[tuple[int, bool, int]]:
 
 
 def _check_reuse(old: _ArenaUse, new: _ArenaUse, clocks: Clocks) -> None:
+    if (old.over <= new.known).all():  # so each writer starts after each user
+        return
     for writer in new.writers:
         for user in old.users:
             if not clocks.operator_before(user, writer):

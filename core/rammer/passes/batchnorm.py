@@ -12,6 +12,7 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 
 from rammer.ir.graph import Graph, Node
+from rammer.ir.joined import scaled
 from rammer.ir.names import identifier
 from rammer.ir.types import TensorType, is_float
 from rammer.passes.rewrite import producers, readers, rebuilt
@@ -73,7 +74,7 @@ class _Folded:
     def new_constant(self, near: str, value: Array, dtype: str) -> str:
         """A constant named after the value ``near``, rounded to ``dtype``."""
         name = identifier(near, self.taken)
-        self.constants[name] = value.astype(dtype)
+        self.constants[name] = np.ascontiguousarray(value, dtype)
         return name
 
     def into_producer(self, node: Node) -> bool:
@@ -105,12 +106,13 @@ class _Folded:
         if weight is None or not is_float(str(weight.dtype)) or (biased and operands[2] is None):
             return None
         bias = operands[2].astype(np.float64) if biased and operands[2] is not None else np.zeros(1)
-        wide = weight.astype(np.float64)
-        if layer.op == "Gemm":
-            wide = wide * layer.attributes.get("alpha", 1.0)
-            bias = bias * layer.attributes.get("beta", 1.0)
         scale, shift = affine
-        new_weight = _scaled(layer, wide, scale)
+        factors = _factors(layer, weight, scale)
+        new_weight = scaled(weight, factors)
+        if layer.op == "Gemm":
+            bias = bias * layer.attributes.get("beta", 1.0)
+            if layer.attributes.get("alpha", 1.0) != 1.0:
+                new_weight = weight.astype(np.float64) * layer.attributes["alpha"] * factors
         new_bias = scale * bias + shift
         if layer.op != "Gemm":
             new_bias = np.broadcast_to(new_bias, (_channels(layer, weight),))
@@ -162,9 +164,9 @@ class _Folded:
         inner = (group, weight.shape[1])
         wide = weight.astype(np.float64).reshape(group, -1, *weight.shape[1:])
         per_input = (group, 1, weight.shape[1], *[1] * (weight.ndim - 2))
-        scale = np.broadcast_to(affine[0], (group * weight.shape[1],)).reshape(inner).reshape(per_input)
+        scale = np.broadcast_to(affine[0], (group * weight.shape[1],)).reshape(inner)
         shift = np.broadcast_to(affine[1], (group * weight.shape[1],)).reshape(inner).reshape(per_input)
-        new_weight = (wide * scale).reshape(weight.shape)
+        new_weight = scaled(weight, _by_group(scale, weight))
         new_bias = bias.astype(np.float64) + (wide * shift).reshape(weight.shape[0], -1).sum(axis=1)
         dtype = str(weight.dtype)
         first = self.new_constant(conv.inputs[1], new_weight, dtype)
@@ -183,19 +185,20 @@ def _channels(layer: Node, weight: Array) -> int:
     return int(weight.shape[0])
 
 
-def _scaled(layer: Node, weight: Array, scale: Array) -> Array:
-    """``weight`` with every output channel multiplied by its ``scale`` ([channels] or [1])."""
-    result: Array
+def _factors(layer: Node, weight: Array, scale: Array) -> Array:
+    """What each element of ``weight`` is multiplied by, so that every output channel is by its ``scale`` ([channels] or [1])."""
     if layer.op == "Gemm":
-        result = weight * (scale[:, None] if layer.attributes.get("transB", 0) else scale)
-        return result
+        return scale[:, None] if layer.attributes.get("transB", 0) else scale[None]
     if layer.op == "Conv":
-        result = weight * scale.reshape(-1, *[1] * (weight.ndim - 1))
-        return result
+        return scale.reshape(-1, *[1] * (weight.ndim - 1))
     group = int(layer.attributes.get("group", 1))
-    wide = weight.reshape(group, -1, *weight.shape[1:])
-    result = wide * np.broadcast_to(scale, (group * weight.shape[1],)).reshape(group, 1, -1, *[1] * (weight.ndim - 2))
-    return result.reshape(weight.shape)
+    return _by_group(np.broadcast_to(scale, (group * weight.shape[1],)).reshape(group, -1), weight)
+
+
+def _by_group(scale: Array, weight: Array) -> Array:
+    """Factors of ``weight``, whose first axis is that of so many groups, by group and position on the second axis."""
+    lines = scale if len(scale) == 1 else np.repeat(scale, weight.shape[0] // len(scale), axis=0)
+    return lines.reshape(*lines.shape, *[1] * (weight.ndim - 2))
 
 
 def _varying(node: Node, constants: Mapping[str, Array]) -> str | None:

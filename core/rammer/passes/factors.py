@@ -14,6 +14,8 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 
 from rammer.ir.graph import Graph, Node
+from rammer.ir.joined import scaled
+from rammer.ir.mapped import released
 from rammer.ir.names import identifier
 from rammer.ir.types import is_float
 from rammer.passes.rewrite import producers, readers, rebuilt, renamed
@@ -165,21 +167,18 @@ class _Factors:
         value = self.constants.get(name)
         if value is None or value.size != max(value.shape[-1:], default=1) or value.size not in (1, len(columns)):
             return None
-        return self._scaled(name, columns)
-
-    def _weights(self, name: str, columns: Array) -> Array | None:
-        value = self.constants.get(name)
-        return self._scaled(name, columns) if value is not None and value.ndim == 2 else None
-
-    def _scaled(self, name: str, columns: Array) -> Array | None:
-        """A constant times ``columns``, in its own type; None where that loses a value."""
-        value = self.constants.get(name)
-        if value is None or not is_float(str(value.dtype)):
+        if not is_float(str(value.dtype)):
             return None
         with np.errstate(over="ignore", under="ignore"):
-            made = np.asarray(value.astype(np.float64) * columns).astype(value.dtype)
-        small = (np.abs(made) < np.finfo(value.dtype).tiny) & (np.broadcast_to(value, made.shape) != 0) & (columns != 0)
-        return made if np.isfinite(made).all() and not small.any() else None
+            return _whole(np.asarray(value.astype(np.float64) * columns).astype(value.dtype), value, columns)
+
+    def _weights(self, name: str, columns: Array) -> Array | None:
+        """A matrix times ``columns``, of one or two axes."""
+        value = self.constants.get(name)
+        if value is None or value.ndim != 2 or not is_float(str(value.dtype)):
+            return None
+        factors = columns.reshape(-1, columns.shape[-1])
+        return _whole(scaled(value, factors), value, factors)
 
     def _put(self, node: Node, operands: Mapping[int, Array | None]) -> bool:
         """Let ``node`` read new constants in these places."""
@@ -193,6 +192,13 @@ class _Factors:
             inputs[place] = name
         self.changed[node.outputs[0]] = replace(node, inputs=tuple(inputs))
         return True
+
+
+def _whole(made: Array, value: Array, factors: Array) -> Array | None:
+    """What was ``made`` of ``value``; None where that loses a value."""
+    small = (np.abs(made) < np.finfo(value.dtype).tiny) & (np.broadcast_to(value, made.shape) != 0) & (factors != 0)
+    released(value)
+    return made if np.isfinite(made).all() and not small.any() else None
 
 
 def _factor(node: Node, constants: Mapping[str, Array]) -> tuple[str, Array] | None:

@@ -267,7 +267,7 @@ class Executable:
                     return self._loaded(compiled, start)
             except BadInput as problem:
                 warn(f"{problem.what}; compiling again")
-        compiled = compile_it()
+        compiled = with_contents(compile_it(), self.contents)  # from here on nobody has the values that passes have made
         self.kept.keep(path, compiled)
         return self._loaded(compiled, start)
 

@@ -13,22 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rammer.compiled.files import cache_text, cached_text
-from rammer.compiled.shares import in_threads
 from rammer.device.operators import CustomOperators
 from rammer.ir.data import loads, place_in
 from rammer.ir.mapped import Mapped, State, state_of
 from rammer.ir.port import ON_HOST, InputPort
 from rammer.profile.folder import cache_folder
-from rammer.version import __version__
+from rammer.runtime.digests import content_digest
 
 if TYPE_CHECKING:
     import onnx
 
     from rammer.frontend.reader import Model
-
-
-#: Bytes of a file that are hashed by one thread, and at a time.
-SHARE, PIECE = 16 << 20, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +89,7 @@ class ModelSource:
         try:
             places = [p for p in (place_in(self.path.parent, name) for name in names) if p is not None]
             self.seen |= {n: state_of(p.stat()) for n, p in zip(names, places, strict=False)}
-            found = [_digest(p) for p in places]
+            found = [content_digest(p) for p in places]
             late = began and any(p.stat().st_mtime_ns >= began for p in places)
         except (OSError, ValueError):
             return ""
@@ -119,35 +114,8 @@ def open_source(source: str | Path | bytes | onnx.ModelProto, plugins: Callable[
     seen = dict[str, State]()
     with suppress(OSError, ValueError):  # reading it says what is wrong
         seen |= {path.name: state_of(path.stat())} if path is not None else {}
-    digest = _digest(path) if path is not None else _digest(source) if isinstance(source, bytes) else ""
+    digest = content_digest(path) if path is not None else content_digest(source) if isinstance(source, bytes) else ""
     return ModelSource(read, digest, path, seen=seen)
-
-
-def _digest(source: Path | bytes) -> str:
-    """Hash of rammer's version and of the hashes of all shares; "" for a file that is empty or cannot be read. Shares of a
-    file are read and hashed at the same time, outside Python's lock: 0.4 GB of weights would take a quarter of a second."""
-    try:
-        if isinstance(source, bytes):
-            view = memoryview(source)
-            shares = [hashlib.sha256(view[at : at + SHARE]).digest() for at in range(0, len(view), SHARE)]
-        elif not source.is_file():
-            return ""
-        else:
-            shares = in_threads(lambda at: _share(source, at), range(0, source.stat().st_size, SHARE))
-    except OSError:
-        return ""  # reading it properly says what is wrong
-    return hashlib.sha256(b"".join((__version__.encode(), *shares))).hexdigest() if shares else ""
-
-
-def _share(path: Path, start: int) -> bytes:
-    """Hash of ``SHARE`` bytes of a file from ``start``, read in pieces."""
-    found, piece, left = hashlib.sha256(), memoryview(bytearray(PIECE)), SHARE
-    with path.open("rb", buffering=0) as file:
-        file.seek(start)
-        while left and (count := file.readinto(piece[:left])):
-            found.update(piece[:count])
-            left -= count
-    return found.digest()
 
 
 def _files(names: Any) -> tuple[str, ...]:

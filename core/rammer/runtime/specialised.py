@@ -18,6 +18,7 @@ from rammer.device.repeating import repeats
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.collector import collector_paused
 from rammer.ir.formats import carried, restored
+from rammer.ir.joined import ArrayRecipe, parts_of
 from rammer.ir.mapped import released
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.cases import load_tables
@@ -237,8 +238,9 @@ def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:
                     if segment.program.repeat is not None and not repeats(backend):
                         raise DeviceFailure(f"program {segment.program.name} repeats, which {backend.hardware.name} cannot")
                     loaded[number] = load_tables(backend, segment)
-                    for array in segment.constants.values():
-                        released(array)
+                    for part in parts_of(segment.constants).values():
+                        if not isinstance(part, ArrayRecipe):
+                            released(part)
     except BaseException:
         for program in loaded.values():
             program.close()

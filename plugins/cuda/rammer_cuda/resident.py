@@ -19,6 +19,8 @@ from rammer.device.manifest import Array
 from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import DeviceFailure
 from rammer.ir.content import digest
+from rammer.ir.joined import ArrayRecipe, Part, parts_of
+from rammer.ir.mapped import released
 from rammer.ir.program import RProgram
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import fills, image, view
@@ -106,9 +108,9 @@ class Resident:
     ) -> dict[str, Any]:
         """Buffer name -> device bytes: one arena, one allocation for each other buffer but those in ``common``."""
         cp, program = self.cp, self.program
-        values = {program.storage[n].buffer: n for n in constants}
+        values, parts = {program.storage[n].buffer: n for n in constants}, parts_of(constants)
         kept = [b for b in program.buffers if b.kind != "constant" or read is None or b.name in read]
-        plain = {b.name: self._plain(values[b.name], constants[values[b.name]]) for b in kept if b.name in values}
+        plain = {b.name: self._plain(values[b.name], parts[values[b.name]]) for b in kept if b.name in values}
         there = {name for name, how in plain.items() if how.form in self.shared.held} | common.keys()
         fits = self.arena is not None and self.arena.nbytes >= program.arena_bytes
         need = program.arena_bytes * (not fits) + sum(b.nbytes for b in kept if b.kind != "arena" and b.name not in there)
@@ -146,7 +148,8 @@ class Resident:
     def pack(self, arguments: Iterable[Argument], constants: Mapping[str, Array]) -> None:
         """Upload every constant that a kernel wants arranged, once for each arrangement."""
         wanted = {(a.tensor, a.packing.key): a.packing for a in arguments if a.packing is not None}
-        forms = {key: _packed(np.asarray(constants[key[0]]), packing) for key, packing in wanted.items()}
+        parts = parts_of(constants)
+        forms = {key: _packed(parts[key[0]], packing) for key, packing in wanted.items()}
         held = self._held({how.form: how for how in forms.values()})
         self.packed |= {key: held[how.form].array for key, how in forms.items()}
 
@@ -159,8 +162,12 @@ class Resident:
     def _upload(self, wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, OnGpu]:
         # NumPy copies and hashes are made outside Python's lock; a few at a time keep the memory for it small.
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-            arranged = pool.map(lambda how: how.given(_told), wanted.values())
-            return {form: self._put(*told) for form, told in zip(wanted, arranged, strict=True)}
+            arranged, result = pool.map(lambda how: how.given(_told), wanted.values()), dict[ConstantForm, OnGpu]()
+            for (form, how), told in zip(wanted.items(), arranged, strict=True):
+                result[form] = self._put(*told)
+                if not isinstance(how.values, ArrayRecipe):
+                    released(how.values)  # a form may be the mapped values as they are
+            return result
 
     def _put(self, values: Array, key: str) -> OnGpu:
         """Values on the GPU: large ones, which have a ``key``, once, whatever they were arranged from. A matrix of words that are
@@ -176,7 +183,7 @@ class Resident:
     def _on_gpu(self, values: Array) -> Any:
         return self.cp.asarray(values) if values.size else self.cp.zeros(1, self.cp.uint8)
 
-    def _plain(self, tensor: str, values: Array) -> WantedForm:
+    def _plain(self, tensor: str, values: Part) -> WantedForm:
         """A constant as it is in its buffer."""
         storage = self.program.storage[tensor]
         buffer = self.program.buffer[storage.buffer]
@@ -325,7 +332,7 @@ def _told(values: Array) -> tuple[Array, str]:
     return values, digest(values.reshape(-1).view(np.uint8)) if values.nbytes >= LARGE else ""
 
 
-def _packed(values: Array, packing: Packing) -> WantedForm:
+def _packed(values: Part, packing: Packing) -> WantedForm:
     nbytes = packing.size * itemsize(packing.dtype)
     return WantedForm(form_of(values, packing.key, nbytes), values, lambda given: packing.make(given).reshape(-1))
 

@@ -13,6 +13,7 @@ from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.evaluate import evaluate
 from rammer.ir.homes import CROSSING
+from rammer.ir.joined import as_array, parts_of
 from rammer.ir.mapped import in_memory
 from rammer.ir.program import MoveTime, RProgram
 from rammer.runtime.host_bound import HostBound
@@ -128,7 +129,7 @@ class LoadedProgram:
     def _constants(self, constants: Mapping[str, Array], shared: SharedConstants[HeldConstant]) -> dict[str, HeldConstant]:
         """The constants by buffer; one that fills its buffer may be another program's, too."""
         own, wanted = dict[str, Array](), dict[str, WantedForm]()
-        for name, value in constants.items():
+        for name, value in parts_of(constants).items():
             if name not in self.program.storage:
                 continue
             storage = self.program.storage[name]
@@ -137,7 +138,7 @@ class LoadedProgram:
                 wanted[buffer.name] = WantedForm(form_of(value, "", buffer.nbytes), value, _flat)
             else:
                 image = own.setdefault(buffer.name, poisoned((buffer.size,), buffer.dtype))
-                tensor_view(image, storage)[...] = value
+                tensor_view(image, storage)[...] = as_array(value)
         held = shared.take({w.form: w for w in wanted.values()}, _held)
         return {n: held[w.form] for n, w in wanted.items()} | {n: HeldConstant(a) for n, a in own.items()}
 

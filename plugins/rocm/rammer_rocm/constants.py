@@ -20,6 +20,7 @@ from rammer.codegen.task import Packing
 from rammer.compiled.shares import by_bytes, readers
 from rammer.device.manifest import Array
 from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
+from rammer.ir.joined import Part
 from rammer.ir.program import Buffer, Storage
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import fills, image
@@ -62,16 +63,13 @@ class PlacedConstants:
     parts: tuple[PlacedForm, ...]
 
 
-def packed(values: Array, packing: Packing) -> WantedForm:
+def packed(values: Part, packing: Packing) -> WantedForm:
     """A constant as kernels want it arranged."""
-
-    def make(given: Array) -> Array:
-        return np.ascontiguousarray(packing.make(given), packing.dtype)
-
-    return WantedForm(form_of(values, packing.key, packing.size * itemsize(packing.dtype)), values, make)
+    nbytes = packing.size * itemsize(packing.dtype)
+    return WantedForm(form_of(values, packing.key, nbytes), values, lambda given: np.asarray(packing.make(given), packing.dtype))
 
 
-def plain(values: Array, storage: Storage, buffer: Buffer) -> WantedForm:
+def plain(values: Part, storage: Storage, buffer: Buffer) -> WantedForm:
     """A constant as it is in its buffer."""
     key = "" if fills(storage, buffer) else f"{storage.strides} {storage.offset} {buffer.size}"
     return WantedForm(form_of(values, key, buffer.nbytes), values, lambda given: image(storage, buffer, given))
@@ -133,7 +131,7 @@ class DeviceConstants:
 
             def fill(share: list[tuple[ConstantForm, WantedForm]]) -> None:
                 for form, how in share:
-                    _make(how, host[starts[form] : starts[form] + form.nbytes])
+                    how.fill(host[starts[form] : starts[form] + form.nbytes])
 
             self.fresh.extend(wanted)
             self.jobs.extend(self.pool[-1].submit(fill, share) for share in shares)
@@ -142,14 +140,9 @@ class DeviceConstants:
         buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, end + SLACK)
         for form, how in wanted.items():
             if form.nbytes:
-                how.given(partial(cl.enqueue_copy, self.queue, buffer, dst_offset=starts[form], is_blocking=True))
+                how.given(partial(self._send, buffer, starts[form]))
         return {form: PlacedForm(buffer, start) for form, start in starts.items()}
 
-
-def _make(how: WantedForm, target: Array) -> None:
-    """A form at its place, all bytes of it."""
-
-    def put(made: Array) -> None:
-        target[...] = np.ascontiguousarray(made).reshape(-1).view(np.uint8)
-
-    how.given(put)
+    def _send(self, buffer: Any, start: int, made: Array) -> None:
+        """Copy a form to byte ``start`` of a buffer."""
+        opencl().enqueue_copy(self.queue, buffer, np.ascontiguousarray(made), dst_offset=start, is_blocking=True)

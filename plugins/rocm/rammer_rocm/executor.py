@@ -14,6 +14,7 @@ from rammer.compiled.written import CachedValue, KernelForm, of_generators
 from rammer.device.manifest import Array, Binding, Bound, RunResult
 from rammer.device.shared import WantedForm
 from rammer.errors import DeviceFailure
+from rammer.ir.joined import parts_of
 from rammer.ir.program import RProgram
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import fills, view
@@ -108,13 +109,13 @@ class OpenClProgram:
     ) -> PlacedConstants:
         """The constants that kernels read, on the device in the forms that they want."""
         filling = {self.program.storage[n].buffer: n for n in constants if n in self.program.storage}
-        wanted = dict[tuple[str, str], WantedForm]()
+        wanted, parts = dict[tuple[str, str], WantedForm](), parts_of(constants)
         for a in (a for f in functions.values() for a in f.arguments):
             name = self.program.storage[a.tensor].buffer if a.packing is None else a.tensor
             if a.packing is not None:
-                wanted[name, a.packing.key] = packed(constants[name], a.packing)
+                wanted[name, a.packing.key] = packed(parts[name], a.packing)
             elif name in filling and name not in self.memory.buffers:
-                wanted[name, ""] = plain(constants[filling[name]], self.program.storage[filling[name]], self.program.buffer[name])
+                wanted[name, ""] = plain(parts[filling[name]], self.program.storage[filling[name]], self.program.buffer[name])
         try:
             return shared.placed(wanted)
         except opencl().MemoryError as problem:

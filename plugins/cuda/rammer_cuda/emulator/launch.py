@@ -87,7 +87,10 @@ class HostKernel:
 
 def host_arguments(arguments: Iterable[Argument], values: Mapping[str, Array]) -> list[HostArgument]:
     """A kernel's arguments; where it wants a constant arranged, that of ``values``."""
-    return [HostArgument(a.tensor, a.written, None if a.packing is None else a.packing.make(values[a.tensor])) for a in arguments]
+    return [
+        HostArgument(a.tensor, a.written, None if a.packing is None else np.array(a.packing.make(values[a.tensor]), order="C"))
+        for a in arguments
+    ]
 
 
 def run_on_host(kernel: HostKernel, values: Mapping[str, Array], first: int = 0) -> dict[str, Array]:

@@ -44,20 +44,37 @@ def address(program: RProgram, storage: Storage, index: tuple[int, ...]) -> tupl
     return ("arena", buffer.offset // 4 + element) if buffer.kind == "arena" else (buffer.name, element)
 
 
-def indices(operator: ROperator, task: int) -> Iterator[tuple[int, ...]]:
-    yield from product(*(range(lo, hi) for lo, hi in operator.task_box(task)))
+def indices(operator: ROperator, task: int, output: str = "") -> Iterator[tuple[int, ...]]:
+    """The elements of an output (the anchor's, unless it is named) that a task writes: those whose axes which the anchor has, too
+    (place by place, or the first ones of fewer), are in the task's box."""
+    box, anchor = operator.task_box(task), operator.anchor.shape
+    (shape,) = {c.shape for c in operator.computes if c.name == (output or operator.anchor.name)}
+    spans, leading = [], True
+    for d, n in enumerate(shape):
+        same = d < len(anchor) and anchor[d] == n
+        leading = leading and same
+        spans.append(range(*box[d]) if (same if len(shape) == len(anchor) else leading) else range(n))
+    yield from product(*spans)
 
 
 def reads(program: RProgram, operator: ROperator, task: int) -> set[tuple[str, tuple[str, int]]]:
-    """(tensor, address) of every element that a task of a one-compute operator loads."""
-    found = set()
-    compute = operator.anchor
-    for point in indices(operator, task):
+    """(tensor, address) of every element that a task loads from outside."""
+    computes, found = {c.name: c for c in operator.computes}, set()
+    ahead = [(output, point) for output in operator.outputs for point in indices(operator, task, output)]
+    seen = set(ahead)
+    while ahead:
+        name, point = ahead.pop()
+        compute = computes[name]
         for inner in product(*(range(r.extent) for r in compute.reduce)):
             axes = dict(zip([a.name for a in (*compute.axes, *compute.reduce)], (*point, *inner), strict=True))
             for load in compute.loads:
                 span = [ex.interval(i, {a: (v, v) for a, v in axes.items()}) for i in load.indices]
                 index = tuple(s[0] for s in span if s is not None)
+                if load.tensor in computes:
+                    if (load.tensor, index) not in seen:
+                        seen.add((load.tensor, index))
+                        ahead.append((load.tensor, index))
+                    continue
                 storage = program.storage[load.tensor]
                 if all(0 <= i < n for i, n in zip(index, storage.shape, strict=True)):
                     found.add((load.tensor, address(program, storage, index)))
@@ -73,20 +90,22 @@ def is_legal(program: RProgram) -> bool:
     if before is None:
         return False
     writers: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    wrote: dict[tuple[tuple[str, int], tuple[str, int]], str] = {}  # which tensor of it a task writes at an address
     for operator in program.operators:
-        for task in range(operator.task_count):
-            for point in indices(operator, task):
-                spot = address(program, program.storage[operator.anchor.name], point)
+        for task, output in product(range(operator.task_count), operator.outputs):
+            for point in indices(operator, task, output):
+                spot = address(program, program.storage[output], point)
                 writers.setdefault(spot, []).append((operator.name, task))
+                wrote[spot, (operator.name, task)] = output
     for tasks in writers.values():
         if any(a not in before[b] and b not in before[a] for a, b in combinations(tasks, 2)):
             return False
-    produced = {o.name for o in program.operators}
+    produced = {t for o in program.operators for t in o.outputs}
     for operator in program.operators:
         for index in range(operator.task_count):
             me = (operator.name, index)
             for tensor, spot in reads(program, operator, index):
-                right = [w for w in writers.get(spot, ()) if w[0] == tensor]
+                right = [w for w in writers.get(spot, ()) if wrote[spot, w] == tensor]
                 if tensor in produced and (not right or right[0] not in before[me]):
                     return False
                 for other in writers.get(spot, ()):

@@ -16,6 +16,7 @@ from rammer.codegen.target import CFunction, CTarget, head_of, words
 from rammer.codegen.task import hash_of
 from rammer.codegen.text import total
 from rammer.device.manifest import Binding
+from rammer.ir.compute import Compute
 from rammer.ir.expr import Ref, integer
 from rammer.ir.operator import ROperator
 from rammer.ir.types import row_major
@@ -137,14 +138,14 @@ class _Emitter:
         for c in computes:
             written = [Target(self.tiles[c.name])] if stage.offset >= 0 else []
             if c.name in self.operator.outputs:
-                written.append(Target(self.globals[c.name], self._own(stage)))
+                written.append(Target(self.globals[c.name], self._own(stage, c)))
             targets.append((c, written))
         Nest(self.unit, replace(stage, computes=computes), targets, self.shared[stage.root.name]).emit(body)
 
-    def _own(self, stage: Stage) -> tuple[Test, ...]:
+    def _own(self, stage: Stage, c: Compute) -> tuple[Test, ...]:
         """Tests that a point is the task's own part, where the stage's box is larger."""
         tests: list[Test] = []
-        for d, (have, own) in enumerate(zip(stage.box, self.layout.tile, strict=True)):
+        for d, (have, own) in enumerate(zip(stage.box, self.layout.own(c.name), strict=True)):
             tests += [(d, ">=", own.low)] if have.low != own.low else []
             tests += [(d, "<", own.high)] if have.high != own.high else []
         return tuple(tests)

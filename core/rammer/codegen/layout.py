@@ -2,13 +2,14 @@
 
 A *stage* is one loop nest. Producers connected at layer ``thread`` have no stage: their consumers
 compute them in place. A producer connected at layer ``veu`` has one, over the box its consumers read,
-and leaves its tile in scratch memory. The last stage computes every other output over the task's tile.
+and leaves its tile in scratch memory. The last stages compute every other output over what a task writes of it: one stage for
+all outputs of one shape.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -115,24 +116,28 @@ class Layout:
             result.append(AxisBound(Ref(f"o{k}"), end))
         return tuple(result)
 
+    def own(self, output: str) -> tuple[AxisBound, ...]:
+        """What of an output a task writes."""
+        axes = zip(self.operator.shared[output], self.computes[output].axes, strict=True)
+        return tuple(AxisBound(integer(0), integer(a.extent)) if d is None else self.tile[d] for d, a in axes)
+
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Stages in execution order. Raises ValueError where the operator is ill-formed."""
-        last = tuple(self.computes[n] for n in self.computes if n in self.operator.outputs and n not in self.staged)
-        boxes: dict[str, tuple[AxisBound, ...]] = {n: self.tile for n in self.staged if n in self.operator.outputs}
-        for c in last:
-            self._collect(c, self.tile, boxes, set())
+        last = last_stages(self.operator, self.staged)
+        boxes: dict[str, tuple[AxisBound, ...]] = {n: self.own(n) for n in self.staged if n in self.operator.outputs}
+        for c in (c for group in last for c in group):
+            self._collect(c, self.own(c.name), boxes, set())
         for number, name in reversed(list(enumerate(self.staged))):
             if name not in boxes:
                 raise ValueError(f"operator {self.operator.name}: nothing reads {name}")
             boxes[name] = self._named(number, self.computes[name], boxes[name])
             self._collect(self.computes[name], boxes[name], boxes, set())
-        extents = self._extents({**boxes, "": self.tile})
-        stages = [Stage((self.computes[n],), boxes[n], extents[n]) for n in self.staged]
-        if last:
-            stages.append(Stage(last, self.tile, extents[""]))
-        own = {n for n in self.staged if self.rereads and n in self.operator.outputs and boxes[n] == self.tile}
-        return _placed(stages, [names - own for names in self._readers()])
+        boxes |= {group[-1].name: self.own(group[-1].name) for group in last}
+        extents, groups = self._extents(boxes), [*((self.computes[n],) for n in self.staged), *last]
+        stages = [Stage(group, boxes[group[-1].name], extents[group[-1].name]) for group in groups]
+        own = {n for n in self.staged if self.rereads and n in self.operator.outputs and boxes[n] == self.own(n)}
+        return _placed(stages, [self._reads(group) - own for group in groups])
 
     def _named(self, number: int, c: Compute, box: tuple[AxisBound, ...]) -> tuple[AxisBound, ...]:
         """Give the bounds of a box names, unless they are literals or names already."""
@@ -174,12 +179,8 @@ class Layout:
                 known = boxes.get(load.tensor)
                 boxes[load.tensor] = read if known is None else joined(known, read)
 
-    def _readers(self) -> list[set[str]]:
-        """For each stage the staged tensors that it reads, directly or through inlined producers."""
-        last = [c for c in self.inlined.values() if c.name in self.operator.outputs]
-        return [self._reads([self.computes[n]]) for n in self.staged] + [self._reads(last)]
-
     def _reads(self, computes: Sequence[Compute]) -> set[str]:
+        """The staged tensors that a stage reads, directly or through inlined producers."""
         found: set[str] = set()
         for c in computes:
             for name in c.reads:
@@ -214,6 +215,15 @@ def _check(operator: ROperator) -> None:
         for name in c.reads:
             if name in inside and known.get((name, c.name)) not in ("thread", "veu"):
                 raise ValueError(f"operator {operator.name}: {name} and {c.name} meet at no layer inside a task")
+
+
+def last_stages(operator: ROperator, staged: Collection[str]) -> list[tuple[Compute, ...]]:
+    """The outputs that are not ``staged``, by what a task writes of them."""
+    groups: dict[tuple[object, ...], list[Compute]] = {}
+    for c in operator.computes:
+        if c.name in operator.outputs and c.name not in staged:
+            groups.setdefault((operator.shared[c.name], c.shape), []).append(c)
+    return [tuple(group) for group in groups.values()]
 
 
 def _placed(stages: Sequence[Stage], reads: Sequence[set[str]]) -> tuple[Stage, ...]:

@@ -1,13 +1,14 @@
 """Seeing an operator as work on rows: softmax, normalisations, pooling over whole images, any joined reductions.
 
 A *row* is the set of values that one reduction combines. All reductions of the operator run over the same rows, and
-its result is either one value a row or one value for every element of the rows.
+each of its results is either one value a row or one value for every element of the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from rammer.codegen.layout import heads
 from rammer.ir import expr as ex
@@ -15,13 +16,18 @@ from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
+#: For each axis of a result a position among axes of rows or of elements, or None; and both.
+Places: TypeAlias = "tuple[int | None, ...]"
+RowAxes: TypeAlias = "tuple[Places, Places]"
+
 
 @dataclass(frozen=True)
 class RowForm:
     """``rows`` are the axes that number the rows and ``elements`` those within one (extents above 1 only).
 
     ``row_of[d]`` and ``element_of[d]`` are the positions that the anchor's axis ``d`` has among them, or None; an
-    axis with neither has extent 1. ``reductions`` are in program order.
+    axis with neither has extent 1. ``others`` are both of results of another shape than the anchor's. ``reductions`` are in
+    program order.
     """
 
     operator: ROperator
@@ -30,6 +36,7 @@ class RowForm:
     row_of: tuple[int | None, ...]
     element_of: tuple[int | None, ...]
     reductions: tuple[Compute, ...]
+    others: Mapping[str, RowAxes] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -39,21 +46,23 @@ class RowForm:
             result *= axis.extent
         return result
 
-    @property
-    def whole(self) -> bool:
-        """Whether the result has one value for every element, not one a row."""
-        return any(d is not None for d in self.element_of)
+    def whole(self, output: str) -> bool:
+        """Whether a result has one value for every element, not one a row."""
+        return any(d is not None for d in self._axes(output)[1])
 
     def reduced(self, c: Compute, rows: tuple[Expr, ...], elements: tuple[Expr, ...]) -> dict[str, Expr]:
         """The axes of the reduction ``c`` at a row and an element of it."""
         return _placed(c.axes, rows) | _placed(c.reduce, elements)
 
-    def point(self, rows: tuple[Expr, ...], elements: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """The anchor's point at a row and an element of it."""
+    def point(self, output: str, rows: tuple[Expr, ...], elements: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """A result's point at a row and an element of it."""
         result: list[Expr] = []
-        for r, e in zip(self.row_of, self.element_of, strict=True):
+        for r, e in zip(*self._axes(output), strict=True):
             result.append(rows[r] if r is not None else elements[e] if e is not None else integer(0))
         return tuple(result)
+
+    def _axes(self, output: str) -> RowAxes:
+        return self.others.get(output, (self.row_of, self.element_of))
 
 
 def _placed(axes: tuple[Axis, ...], values: tuple[Expr, ...]) -> dict[str, Expr]:
@@ -73,13 +82,13 @@ def row_form(operator: ROperator) -> RowForm | None:
     row_of = _row_places(operator, lead)
     if not same or not elements or row_of is None:
         return None
-    rest = [d for d, a in enumerate(anchor.axes) if a.extent > 1 and row_of[d] is None]
-    if rest and [anchor.axes[d].extent for d in rest] != [e.extent for e in elements]:
+    element_of = _element_places(anchor, row_of, elements)
+    written = [c for c in operator.computes if c.name in operator.outputs]
+    others = {c.name: _other_places(operator, c, row_of, (rows, elements)) for c in written if c.shape != anchor.shape}
+    found = {name: places for name, places in others.items() if places is not None}
+    if element_of is None or len(found) < len(others):
         return None
-    element_of = tuple(rest.index(d) if d in rest else None for d in range(len(anchor.axes)))
-    if any(c.shape != anchor.shape for c in operator.computes if c.name in operator.outputs):
-        return None
-    return RowForm(operator, rows, elements, row_of, element_of, reductions)
+    return RowForm(operator, rows, elements, row_of, element_of, reductions, found)
 
 
 def map_form(operator: ROperator, strides: Mapping[str, tuple[int, ...]], most: int) -> RowForm | None:
@@ -101,7 +110,23 @@ def map_form(operator: ROperator, strides: Mapping[str, tuple[int, ...]], most: 
     return None
 
 
-def _row_places(operator: ROperator, lead: Compute) -> tuple[int | None, ...] | None:
+def _element_places(c: Compute, row_of: Places, elements: tuple[Axis, ...]) -> Places | None:
+    """For each axis of a result its position among the element axes: of all of them in order, or of none."""
+    rest = [d for d, a in enumerate(c.axes) if a.extent > 1 and row_of[d] is None]
+    if rest and [c.axes[d].extent for d in rest] != [e.extent for e in elements]:
+        return None
+    return tuple(rest.index(d) if d in rest else None for d in range(len(c.axes)))
+
+
+def _other_places(operator: ROperator, c: Compute, row_of: Places, axes: tuple[tuple[Axis, ...], ...]) -> RowAxes | None:
+    """The places of a result of another shape than the anchor's, which has the anchor's rows in common with it."""
+    rows, elements = axes
+    own = tuple(None if d is None or a.extent < 2 else row_of[d] for d, a in zip(operator.shared[c.name], c.axes, strict=True))
+    element_of = _element_places(c, own, elements)
+    return None if element_of is None or {*own} - {None} != {*range(len(rows))} else (own, element_of)
+
+
+def _row_places(operator: ROperator, lead: Compute) -> Places | None:
     """For each axis of the anchor its position among the live row axes; None where rows are no plain axes."""
     anchor = operator.anchor
     if anchor is lead:
@@ -152,13 +177,13 @@ def accesses(form: RowForm) -> Accesses:
     """Every access of an operator in row form, reductions that it has already computed left out."""
     rows = tuple(Ref(f"row{k}__") for k in range(len(form.rows)))
     elements = tuple(Ref(f"element{k}__") for k in range(len(form.elements)))
-    point = form.point(rows, elements)
+    results = [Load(name, form.point(name, rows, elements)) for name in form.operator.outputs]
     inlined = {c.name: c for c in form.operator.computes if not c.reduce}
     bodies = [ex.substitute(c.body, form.reduced(c, rows, elements)) for c in form.reductions]
-    bodies += [Load(name, point) for name in form.operator.outputs if name in inlined]
+    bodies += [result for result in results if result.tensor in inlined]
     loads, outside = _reads(bodies, inlined)
     computed = {c.name for c in form.reductions}
-    found = [ld for ld in loads if ld.tensor not in computed] + [Load(name, point) for name in form.operator.outputs]
+    found = [ld for ld in loads if ld.tensor not in computed] + results
     return Accesses(rows, elements, tuple(dict.fromkeys(found)), frozenset(outside))
 
 

@@ -69,6 +69,8 @@ def candidates(group: Any, operator: ROperator) -> list[tuple[Any, Any]]:
             raise ValueError(f"it offers another operator than the one that was asked for: {value.head()}")
         if len(value.tile) != len(operator.anchor.axes) or any(type(n) is not int or n < 1 for n in value.tile):
             raise ValueError(f"it offers the tile {value.tile} for {len(operator.anchor.axes)} axes")
+        if any(value.tile[d] < operator.anchor.axes[d].extent for d in operator.uncut):
+            raise ValueError(f"it offers the tile {value.tile}, which cuts an axis that some result has not")
     return [(None, value) for value in group]
 
 

@@ -34,10 +34,12 @@ class Connection:
 class ROperator:
     """Connected Computes with a tile: ``task_count`` independent tasks (Rammer, figure 6).
 
-    ``tile`` gives the elements per task along each output axis of the anchor, the last Compute. Every
-    output has the anchor's shape, so that the tasks partition it. ``family`` and ``config`` are the kernel
-    family that the tile was chosen for; a device that does not know the family uses its generic kernel. ``endings`` and
-    ``stops`` are of a program for a range of lengths; those endings that write nothing come first.
+    ``tile`` gives the elements per task along each output axis of the anchor, the last Compute. The tasks partition every
+    output: mostly those have the anchor's shape; where one has not (rows kept beside what they are reduced to), a task writes
+    all of it along the axes that only one of the two has, and no tile cuts the anchor there (``uncut``).
+    ``family`` and ``config`` are the kernel family that the tile was chosen for; a device that does not know the family uses
+    its generic kernel. ``endings`` and ``stops`` are of a program for a range of lengths; those endings that write nothing come
+    first.
     """
 
     name: str
@@ -87,6 +89,37 @@ class ROperator:
         return math.prod(self.grid)
 
     @cached_property
+    def shared(self) -> dict[str, tuple[int | None, ...]]:
+        """For every output, by its axes, which of the anchor's each one is; None where a task writes all of it."""
+        shapes = {c.name: c.shape for c in self.computes}
+        return {n: shared_axes(shapes[n], self.anchor.shape) for n in self.outputs if n in shapes}
+
+    @cached_property
+    def uncut(self) -> frozenset[int]:
+        """The anchor's axes, by place, that some output has not: a tile has all of them."""
+        axes = range(len(self.anchor.axes))
+        return frozenset(d for d in axes if any(d not in own for own in self.shared.values()))
+
+    @property
+    def even(self) -> bool:
+        """Whether all outputs are cut as the anchor is."""
+        axes = tuple(range(len(self.anchor.axes)))
+        return all(own == axes for own in self.shared.values())
+
+    def part(self, output: str, box: Box) -> Box:
+        """What of ``output`` a task writes that has the ``box`` of the anchor."""
+        extents = self._uneven.get(output)
+        if extents is None:
+            return box
+        return tuple(box[d] if d is not None else (0, n) for d, n in zip(self.shared[output], extents, strict=True))
+
+    @cached_property
+    def _uneven(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the outputs that are not cut as the anchor is."""
+        axes = tuple(range(len(self.anchor.axes)))
+        return {c.name: c.shape for c in self.computes if self.shared.get(c.name, axes) != axes}
+
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Tensors read from outside, in order of first use."""
         inside = {c.name for c in self.computes}
@@ -132,7 +165,13 @@ class ROperator:
         computes = tuple(
             replace(c, axes=tuple(cut(c, a) for a in c.axes), reduce=tuple(cut(c, r) for r in c.reduce)) for c in self.computes
         )
-        return replace(self, computes=computes, endings=(), stops=())
+        return self.shorter(computes, self.tile)
+
+    def shorter(self, computes: tuple[Compute, ...], tile: tuple[int, ...]) -> ROperator:
+        """The same of Computes that end earlier, as an operator without endings; tasks cut its results along the same axes."""
+        made = replace(self, computes=computes, tile=tile, endings=(), stops=())
+        made.__dict__["shared"] = self.shared
+        return made
 
     def inner_box(self) -> Box:
         """The output box of a full tile in the middle: unlike the first one it is clipped by no padding."""
@@ -144,7 +183,7 @@ class ROperator:
         A tensor read by several loads gets the hull of their boxes; the boxes of single loads come
         from ``rammer.ir.compute.read_boxes``.
         """
-        result: dict[str, Box] = dict.fromkeys(self.outputs, output)
+        result: dict[str, Box] = {name: self.part(name, output) for name in self.outputs}
         for name, axes, fixed, loads in self._propagation:
             own = result.get(name)
             if own is None:
@@ -193,6 +232,15 @@ class ROperator:
         lines += [f"  ends {e}" for e in self.endings]
         lines += [f"  stops {s}" for s in self.stops]
         return "\n".join(lines)
+
+
+def shared_axes(shape: tuple[int, ...], anchor: tuple[int, ...]) -> tuple[int | None, ...]:
+    """Which axes two results have in common: of as many axes those of one extent, place by place, else the first ones as long
+    as their extents are the same."""
+    same = [d < len(anchor) and anchor[d] == n for d, n in enumerate(shape)]
+    if len(shape) != len(anchor):
+        same = [all(same[: d + 1]) for d in range(len(shape))]
+    return tuple(d if common else None for d, common in enumerate(same))
 
 
 def inner_box(shape: tuple[int, ...], tile: tuple[int, ...]) -> Box:

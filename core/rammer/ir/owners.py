@@ -113,7 +113,7 @@ class Owners:
         result = np.full(self.size, -1, dtype=np.int32)
         for write in self.writes:
             if write.operator == operator.name:
-                strided(result, write.storage)[...] = task_grid(operator)
+                strided(result, write.storage)[...] = task_grid(operator, write.storage.tensor)
         return result
 
 
@@ -146,13 +146,15 @@ def dense(storage: Storage) -> bool:
     return True
 
 
-def task_grid(operator: ROperator) -> Ints:
-    """The task index of every element of the operator's output, in the anchor's shape."""
-    result = np.zeros((1,) * len(operator.anchor.axes), dtype=np.int32)
+def task_grid(operator: ROperator, output: str) -> Ints:
+    """The task index of every element of one of the operator's outputs, as an array that broadcasts to its shape."""
+    own = operator.shared[output]
+    result = np.zeros((1,) * len(own), dtype=np.int32)
     step = 1
     for i, (axis, tile, count) in reversed(list(enumerate(zip(operator.anchor.axes, operator.tile, operator.grid, strict=True)))):
-        shape = [1] * result.ndim
-        shape[i] = axis.extent
-        result = result + (np.arange(axis.extent, dtype=np.int32) // tile * step).reshape(shape)
+        if i in own:
+            shape = [1] * result.ndim
+            shape[own.index(i)] = axis.extent
+            result = result + (np.arange(axis.extent, dtype=np.int32) // tile * step).reshape(shape)
         step *= count
     return result

@@ -70,7 +70,7 @@ def _cut(operator: ROperator, ends: frozenset[tuple[str, str]], part: float, ins
         for c in operator.computes
     )
     tile = tuple(min(t, a.extent) for t, a in zip(operator.tile, computes[-1].axes, strict=False))
-    return replace(operator, computes=computes, endings=(), stops=(), tile=tile)
+    return operator.shorter(computes, tile)
 
 
 def _anchored(operator: ROperator) -> dict[tuple[str, str], str]:

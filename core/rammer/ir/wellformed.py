@@ -124,11 +124,9 @@ def _check_operator(program: RProgram, operator: ROperator, bodies: Bodies) -> N
         if tensor not in computes:
             raise VerifyError(f"{operator.name} writes {tensor}, which it does not compute", operator.name)
         compute, storage = computes[tensor], program.storage[tensor]
-        if compute.shape != storage.shape or compute.shape != operator.anchor.shape:
-            raise VerifyError(
-                f"{tensor} has shape {compute.shape}, its storage {storage.shape}, the task grid {operator.anchor.shape}",
-                operator.name,
-            )
+        if compute.shape != storage.shape:
+            raise VerifyError(f"{tensor} has shape {compute.shape}, its storage {storage.shape}", operator.name)
+        _check_cut(operator, tensor)
         stored = program.buffer[storage.buffer].dtype
         if compute.dtype != stored:
             raise VerifyError(f"{tensor} is {compute.dtype}, its buffer {stored}", operator.name)
@@ -142,6 +140,19 @@ def _check_operator(program: RProgram, operator: ROperator, bodies: Bodies) -> N
     for edge in operator.connections:
         if edge.producer not in computes or edge.consumer not in computes:
             raise VerifyError(f"{edge} connects what {operator.name} does not compute", operator.name)
+
+
+def _check_cut(operator: ROperator, output: str) -> None:
+    """The tasks partition an output: no tile cuts the grid along an axis that it has not."""
+    own, anchor = operator.shared[output], operator.anchor
+    cut = {d for d, (t, a) in enumerate(zip(operator.tile, anchor.axes, strict=True)) if t < a.extent}
+    if cut - {*own}:
+        raise VerifyError(
+            f"tile {operator.tile} cuts the task grid {anchor.shape} where {output} of another shape has no such axis",
+            operator.name,
+        )
+    if operator.endings and not operator.even:
+        raise VerifyError(f"{output} has another shape than {anchor.name}, and the operator ends somewhere", operator.name)
 
 
 def _check_endings(program: RProgram, operator: ROperator) -> None:

@@ -101,7 +101,8 @@ def image(storage: Storage, buffer: Buffer, values: Array) -> Array:
 def evaluate_task(operator: ROperator, index: int, tensors: Mapping[str, Array]) -> dict[str, tuple[Box, Array]]:
     """Box and values of every output of one task, from whole ``tensors``; interior values stay in the task."""
     outside = {n: TensorType(str(tensors[n].dtype), tensors[n].shape) for n in operator.inputs}
-    boxes = operator.boxes(operator.task_box(index), outside | {c.name: c.type for c in operator.computes})
+    task = operator.task_box(index)
+    boxes = operator.boxes(task, outside | {c.name: c.type for c in operator.computes})
     known: dict[str, Array] = {n: tensors[n] for n in operator.inputs}
     origins: dict[str, tuple[int, ...]] = {}
     for compute in operator.computes:
@@ -109,7 +110,12 @@ def evaluate_task(operator: ROperator, index: int, tensors: Mapping[str, Array])
             box = boxes[compute.name]
             known[compute.name] = evaluate(cut(compute, box, origins), known)
             origins[compute.name] = tuple(low for low, _ in box)
-    return {name: (boxes[name], known[name]) for name in operator.outputs}
+    result = dict[str, tuple[Box, Array]]()
+    for name in operator.outputs:  # of what later Computes read as well the task may have more than it writes
+        own = operator.part(name, task)
+        inside = tuple(slice(low - first, high - first) for (low, high), first in zip(own, origins[name], strict=True))
+        result[name] = own, known[name][inside]
+    return result
 
 
 def cut(compute: Compute, box: Box, origins: Mapping[str, tuple[int, ...]]) -> Compute:

@@ -119,7 +119,8 @@ def picked(operator: ROperator, pick: str) -> ROperator:
     parts = tuple(int(t) for t in tile.split("x")) if tile else ()
     if len(parts) != len(operator.anchor.axes):
         raise ValueError(f"tile {tile} for {operator.anchor.shape}")
-    cut = tuple(max(1, min(t, a.extent)) for t, a in zip(parts, operator.anchor.axes, strict=True))
+    axes = enumerate(zip(parts, operator.anchor.axes, strict=True))
+    cut = tuple(a.extent if d in operator.uncut else max(1, min(t, a.extent)) for d, (t, a) in axes)
     pairs = tuple((k, int(v)) for k, _, v in (c.partition("=") for c in config.split(",") if c))
     return replace(operator, tile=cut, family="" if family == "generic" else family, config=pairs)
 

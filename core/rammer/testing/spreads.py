@@ -141,9 +141,10 @@ class Play:
         """A task reads and writes in its own device's memory, a transfer writes where it goes."""
         operator = self.program.operator[task.operator]
         home = self.homes[task.operator]
-        box = tuple(slice(lo, hi) for lo, hi in operator.task_box(task.index))
+        task_box = operator.task_box(task.index)
         target = self._home(operator.anchor.name) if operator.family == TRANSFER else home
         for name, value in self._values(operator, home).items():
+            box = tuple(slice(lo, hi) for lo, hi in operator.part(name, task_box))
             self._view(self.program.storage[name], target)[box] = value[box]
 
     def _values(self, operator: ROperator, home: int) -> dict[str, np.ndarray]:

@@ -157,7 +157,8 @@ def _cut(operator: ROperator, parts: int) -> ROperator:
     """Its generic kernel on tiles of ``parts`` along every axis; what its tasks keep on chip stays whole."""
     if any(c.layer == "veu" for c in operator.connections):
         return operator
-    tile = tuple(max(1, -(-a.extent // parts)) for a in operator.anchor.axes)
+    axes = enumerate(operator.anchor.axes)
+    tile = tuple(max(1, a.extent if d in operator.uncut else -(-a.extent // parts)) for d, a in axes)
     return replace(operator, tile=tile, family="", config=())
 
 

@@ -60,7 +60,7 @@ def _ranked(
 ) -> list[tuple[float, Tile, TaskCost]]:
     """``ranked_tiles`` whose tasks keep at most ``capacity`` bytes (0: any), for results of these ``shapes``."""
     shape = operator.anchor.shape
-    steps = tuple(step.get(a.name, 1) for a in operator.anchor.axes)
+    steps = tuple(max(1, a.extent) if d in operator.uncut else step.get(a.name, 1) for d, a in enumerate(operator.anchor.axes))
     tried: dict[Tile, tuple[float, TaskCost] | None] = {}
     prices = BoxPrices(operator, types, device)
 

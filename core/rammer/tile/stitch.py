@@ -156,7 +156,7 @@ class _Stitcher:
             if name not in self.tile.graph.constants:
                 alike = dict[tuple[int, ...], list[int]]()
                 for i in sorted(readers & bound):
-                    near = alike.setdefault(self.operators[i].anchor.shape, [])
+                    near = alike.setdefault(_rows(self.operators[i].anchor.shape), [])
                     found |= {(j, i): None for j in near[-WIDE:]}
                     near.append(i)
         return list(found)
@@ -188,8 +188,7 @@ class _Stitcher:
         computes = sorted((c for o in members for c in o.computes), key=lambda c: self.position[c.name])
         inside = {c.name for c in computes}
         outputs = tuple(c.name for c in computes if self._used_outside(c.name, group))
-        shapes = {c.shape for c in computes if c.name in outputs}
-        if len(outputs) > MOST_RESULTS or shapes != {computes[-1].shape}:
+        if len(outputs) > MOST_RESULTS or computes[-1].name not in outputs:
             return None
         links = {(e.producer, e.consumer): e.layer for o in members for e in o.connections}
         connections = list[Connection]()
@@ -201,7 +200,8 @@ class _Stitcher:
                 if kept is None:
                     return None
                 connections.append(Connection(name, c.name, kept))
-        return ROperator(computes[-1].name, tuple(computes), tuple(connections), outputs)
+        made = ROperator(computes[-1].name, tuple(computes), tuple(connections), outputs)
+        return made if made.even or _cuttable(made) else None
 
     def _used_outside(self, name: str, group: Members) -> bool:
         return name in self.escaping or bool(self.readers.get(name, set()) - group)
@@ -355,6 +355,16 @@ class _Stitcher:
                 why = "another plan is faster" if chosen.groups else "the device's kernels are slower"
                 kept = plan == chosen
                 self.decisions.append(ConnectionTrial(subject, "stitch", apart, seconds, kept, "stitched" if kept else why))
+
+
+def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape up to its first axis of more than one element: what results have in common that may be one operator's."""
+    return shape[: next((d for d, n in enumerate(shape) if n > 1), len(shape)) + 1]
+
+
+def _cuttable(operator: ROperator) -> bool:
+    """Whether there may be several tasks."""
+    return any(n > 1 for d, n in enumerate(operator.anchor.shape) if d not in operator.uncut)
 
 
 def _parts(region: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:

@@ -82,14 +82,14 @@ def test_candidates_start_with_one_of_each_family() -> None:
 def test_rows_are_seen() -> None:
     form = row_form(ROWS["instance norm"][0])
     assert form is not None
-    assert ([a.name for a in form.rows], form.length, form.whole) == (["c"], 84, True)
+    assert ([a.name for a in form.rows], form.length, form.whole("y")) == (["c"], 84, True)
     assert form.element_of == (None, None, 0, 1)
     strides = {"x": (840, 84, 14, 1), "y": (840, 84, 14, 1), "g": (1,)}
     assert joinable(form, strides)
     assert not joinable(form, strides | {"x": (840, 84, 16, 1)}), "rows of the image are not next to each other"
     pooled = row_form(ROWS["pool"][0])
     assert pooled is not None
-    assert (pooled.length, pooled.whole) == (49, False)
+    assert (pooled.length, pooled.whole("y")) == (49, False)
     position = row_form(ROWS["arg max"][0])
     assert position is not None
     assert joinable(position, {"x": (50, 1)}) is False, "the position itself is used"

@@ -79,7 +79,7 @@ def test_every_read_is_ordered_after_its_write(batch: int, rng: np.random.Genera
                     continue
                 other = writer[tensor]
                 for i in range(other.task_count):
-                    if meets(other.task_box(i), boxes[tensor]):
+                    if meets(other.part(tensor, other.task_box(i)), boxes[tensor]):
                         assert (other.name, i) in before[task.operator, task.index], f"{task} reads {tensor}"
                         checked += 1
     assert checked

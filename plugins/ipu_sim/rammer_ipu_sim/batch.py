@@ -31,6 +31,7 @@ from rammer_ipu_sim.spans import (
     load_spans,
     pin,
     propagate,
+    written,
 )
 from rammer_ipu_sim.supersteps import Batch
 
@@ -114,8 +115,9 @@ class _Planner:
     def __post_init__(self) -> None:
         self.operator = self.batch.operator
         self.rank = len(self.batch.coordinates)
-        self.output = output_spans(self.batch, clip=False)
-        self.spans = propagate(self.operator, self.output, self.types, clip=False)
+        output = output_spans(self.batch, clip=False)
+        self.written = written(self.operator, output)
+        self.spans = propagate(self.operator, output, self.types, clip=False)
         self.inside = {c.name for c in self.operator.computes}
         self.pinned = {
             c.name: pin(c.body, axis_spans(c, self._uniform(c.name), self.rank), self.rank)
@@ -174,13 +176,13 @@ class _Planner:
     # --- rewriting ----------------------------------------------------------------------------
 
     def _fits(self, name: str) -> bool:
-        pairs = zip(self.spans[name], self.output, strict=True)
+        pairs = zip(self.spans[name], self.written[name], strict=True)
         return all(a.low.shape == b.low.shape and np.all(a.low == b.low) and np.all(a.high == b.high) for a, b in pairs)
 
     def _copy(self, name: str) -> list[Step]:
-        axes = self.operator.anchor.axes
+        axes = next(c.axes for c in self.operator.computes if c.name == name)
         compute = Compute(f"__out_{name}", self.types[name].dtype, axes, Load(name, tuple(Ref(a.name) for a in axes)))
-        self.spans[compute.name] = self.output
+        self.spans[compute.name] = self.written[name]
         return self._rewrite(compute)
 
     def _uniform(self, name: str) -> Spans:

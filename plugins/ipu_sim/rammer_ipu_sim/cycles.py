@@ -23,7 +23,7 @@ from rammer.ir.types import TensorType, itemsize
 from rammer_ipu_sim.batch import output_spans
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.memory import Home
-from rammer_ipu_sim.spans import Numbers, Spans, axis_spans, constant, join, load_spans, propagate
+from rammer_ipu_sim.spans import Numbers, Spans, axis_spans, constant, join, load_spans, propagate, written
 from rammer_ipu_sim.supersteps import Batch
 
 Counts: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -82,11 +82,11 @@ class OutsideBox:
 
 @dataclass(frozen=True, slots=True)
 class ExactBoxes:
-    """Clipped boxes of a batch: of all Computes, of what their loads read from outside, and of the outputs."""
+    """Clipped boxes of a batch: of all Computes, of what their loads read from outside, and of each output."""
 
     spans: dict[str, Spans]
     reads: list[OutsideBox]
-    output: Spans
+    written: dict[str, Spans]
 
 
 def exact(batch: Batch, types: Mapping[str, TensorType]) -> ExactBoxes:
@@ -103,7 +103,7 @@ def exact(batch: Batch, types: Mapping[str, TensorType]) -> ExactBoxes:
                 if load.tensor not in inside:
                     box = load_spans(load, axes, types[load.tensor].shape, rank, clip=True)
                     reads.append(OutsideBox(load.tensor, box))
-    return ExactBoxes(spans, reads, output)
+    return ExactBoxes(spans, reads, written(operator, output))
 
 
 def elements(spans: Spans, rank: int) -> Numbers:
@@ -124,14 +124,14 @@ def task_costs(batch: Batch, types: Mapping[str, TensorType], chip: Chip) -> Tas
 def _costs(batch: Batch, boxes: ExactBoxes, types: Mapping[str, TensorType], chip: Chip) -> TaskCosts:
     operator, rank, spans = batch.operator, len(batch.coordinates), boxes.spans
     received = _received(boxes.reads, types, rank)
-    written = elements(boxes.output, rank) * sum(itemsize(types[n].dtype) for n in operator.outputs)
+    stored = sum((elements(box, rank) * itemsize(types[n].dtype) for n, box in boxes.written.items()), constant(0, rank))
     footprint = received + _held(batch, spans, types)
     compute: Counts = np.full((1,) * rank, float(chip.launch_cycles))
     for c in operator.computes:
         if c.name in spans:
             compute = compute + _arithmetic(c, elements(spans[c.name], rank), chip)
-    compute = np.maximum(compute, (received + written) / chip.local_bytes)
-    return TaskCosts(*(np.broadcast_to(a, batch.tasks.shape) for a in (received, written, footprint, compute)))
+    compute = np.maximum(compute, (received + stored) / chip.local_bytes)
+    return TaskCosts(*(np.broadcast_to(a, batch.tasks.shape) for a in (received, stored, footprint, compute)))
 
 
 def _received(reads: Sequence[OutsideBox], types: Mapping[str, TensorType], rank: int) -> Numbers:
@@ -256,11 +256,11 @@ class Accountant:
     def _senders(self, whole: Sequence[Batch], boxes: Sequence[ExactBoxes]) -> tuple[float, float]:
         """Most bytes that one home tile sends, and most that one receives back."""
         sent, stored = np.zeros(self.chip.tiles), np.zeros(self.chip.tiles)
-        for batch, made in zip(whole, boxes, strict=True):
+        for made in boxes:
             for read in made.reads:
                 self._spread(sent, read.tensor, read.box)
-            for name in batch.operator.outputs:
-                self._spread(stored, name, made.output)
+            for name, box in made.written.items():
+                self._spread(stored, name, box)
         return float(sent.max()), float(stored.max())
 
     def _spread(self, tiles: Counts, name: str, box: Spans) -> None:

@@ -93,17 +93,21 @@ def filled(held: LocalBox, values: Array, shape: tuple[int, ...], fill: float | 
     return np.where(inside, values, np.asarray(fill, dtype=values.dtype))
 
 
-def scatter(batch: Batch, values: Array, tensor: Array) -> None:
-    """Write every task's tile of ``values`` (``[grid or 1..., tile...]``) into ``tensor``, clipped to it."""
-    rank = len(batch.coordinates)
-    grid = tuple(len(c) for c in batch.coordinates)
-    values = np.broadcast_to(values, (*grid, *values.shape[rank:]))
-    pairs = [d for axis in range(rank) for d in (axis, rank + axis)]
-    target: list[Any] = []
-    for places, tile, extent in zip(batch.coordinates, batch.operator.tile, tensor.shape, strict=True):
-        index = (np.asarray(places)[:, None] * tile + np.arange(tile)).reshape(-1)
+def scatter(batch: Batch, output: str, values: Array, tensor: Array) -> None:
+    """Write every task's part of ``output``, ``values`` (``[grid or 1..., part...]``), into its ``tensor``, clipped to it."""
+    own, rank = batch.operator.shared[output], len(batch.coordinates)
+    values = np.broadcast_to(values, (*(len(c) for c in batch.coordinates), *values.shape[rank:]))
+    values = values[tuple(slice(None) if d in own else 0 for d in range(rank))]  # one task there has all of it
+    kept = [d for d in range(rank) if d in own]
+    pairs, target = list[int](), list[Any]()
+    for axis, (d, extent) in enumerate(zip(own, tensor.shape, strict=True)):
+        part = values.shape[len(kept) + axis]
+        pairs += [len(kept) + axis] if d is None else [kept.index(d), len(kept) + axis]
+        places = (0,) if d is None else batch.coordinates[d]
+        index = (np.asarray(places)[:, None] * part + np.arange(part)).reshape(-1)
         target.append(index[index < extent])
-    flat = values.transpose(pairs).reshape([n * t for n, t in zip(grid, batch.operator.tile, strict=True)])
+    counts = [1 if d is None else len(batch.coordinates[d]) for d in own]
+    flat = values.transpose(pairs).reshape([n * t for n, t in zip(counts, values.shape[len(kept) :], strict=True)])
     # Only the last tile along an axis can stick out, and coordinates rise: the valid part is a prefix.
     flat = flat[tuple(slice(0, len(i)) for i in target)]
     if all(len(i) and i[-1] - i[0] + 1 == len(i) for i in target):

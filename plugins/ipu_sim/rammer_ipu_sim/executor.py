@@ -276,12 +276,14 @@ class LoadedProgram:
                 if fill is not None:
                     view = self._written(tensor, written)
                     tile = np.full((*(1 for _ in batch.operator.tile), *batch.operator.tile), fill, view.dtype)
-                    scatter(batch, tile, view)
+                    scatter(batch, tensor, tile, view)
         for plan, local in zip(step.plans, staged, strict=True):
             self._compute(plan, local)
-            within: Any = (*(slice(a.extent) for a in plan.batch.operator.anchor.axes), ...)  # of a scalar, a view of it too
-            for tensor, held in plan.outputs:
-                scatter(plan.batch, local[held], self._written(tensor, written)[within])
+            operator = plan.batch.operator
+            for tensor, held in plan.outputs:  # what ends does so where its anchor does
+                ends = [slice(None) if d is None else slice(operator.anchor.axes[d].extent) for d in operator.shared[tensor]]
+                within: Any = (*ends, ...)  # of a scalar, a view of it too
+                scatter(plan.batch, tensor, local[held], self._written(tensor, written)[within])
             local.clear()
         for name, image in written.items():
             self.memory.write(name, image)

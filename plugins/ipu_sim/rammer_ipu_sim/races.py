@@ -93,8 +93,8 @@ class _Replay:
             if not _written(shadow, where, clock):
                 self.problems.append(f"{name} reads {read.tensor} before it is written")
             shadow.readers[where, veu] = place
-        for tensor in operator.outputs:
-            shadow, where = self._bytes(tensor, boxes.output)
+        for tensor, box in boxes.written.items():
+            shadow, where = self._bytes(tensor, box)
             mine = clock.copy()
             mine[veu] = place + 1  # what a task reads before it writes there
             if not _unused(shadow, where, mine):

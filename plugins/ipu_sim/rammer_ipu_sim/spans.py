@@ -200,6 +200,16 @@ def _narrow(span: IndexRange) -> IndexRange:
     return IndexRange(low, high)
 
 
+def written(operator: ROperator, output: Spans) -> dict[str, Spans]:
+    """What tasks write of every output, from their boxes of the anchor."""
+    rank, shapes = len(output), {c.name: c.shape for c in operator.computes}
+    result = dict[str, Spans]()
+    for name, own in operator.shared.items():
+        whole = (IndexRange(constant(0, rank), constant(n - 1, rank)) for n in shapes[name])
+        result[name] = tuple(w if d is None else output[d] for d, w in zip(own, whole, strict=True))
+    return result
+
+
 def propagate(operator: ROperator, output: Spans, types: Mapping[str, TensorType], clip: bool) -> dict[str, Spans]:
     """The box of every Compute of ``operator`` from the tasks' output boxes, backwards.
 
@@ -208,7 +218,7 @@ def propagate(operator: ROperator, output: Spans, types: Mapping[str, TensorType
     """
     rank = len(output)
     inside = {c.name for c in operator.computes}
-    result: dict[str, Spans] = {name: output for name in operator.outputs}
+    result = written(operator, output)
     for c in reversed(operator.computes):
         if c.name not in result:
             continue

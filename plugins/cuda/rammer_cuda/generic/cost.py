@@ -63,9 +63,10 @@ def plain_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Ch
 
 
 def suits(operator: ROperator) -> bool:
-    """Whether the operator stages no tile on chip and has no chain of reductions, which elements would repeat."""
+    """Whether the operator stages no tile on chip, has no chain of reductions, which elements would repeat, and its tiles may be
+    cut anywhere."""
     staged = any(c.layer == "veu" for c in operator.connections)
-    return not staged and sum(bool(c.reduce) for c in operator.computes) <= 1 and 0 not in operator.anchor.shape
+    return not staged and sum(bool(c.reduce) for c in operator.computes) <= 1 and 0 not in operator.anchor.shape and operator.even
 
 
 def plain_seconds(operator: ROperator, binding: Binding, gpu: Gpu, parts: int = 0) -> float:

@@ -168,11 +168,12 @@ class _Own:
         """For ``tensor``, read by ``task`` and written by operator ``writer`` as its output ``written``."""
         if tensor != written or (row, writer, task.index) not in self.before:
             return False
-        key = self.kind[task.operator], self.inputs[task.operator].index(tensor), self.kind[writer][1], task.index
+        own = self.program.operator[writer].shared[written]
+        key = self.kind[task.operator], self.inputs[task.operator].index(tensor), self.kind[writer][1], own, task.index
         if key not in self.same:
             reader, other = self.program.operator[task.operator], self.program.operator[writer]
             box = reader.boxes(reader.task_box(task.index), self.program.types).get(tensor, ())
-            have = other.task_box(task.index) if other.grid == reader.grid else ()
+            have = other.part(written, other.task_box(task.index)) if other.grid == reader.grid else ()
             inside = len(box) == len(have) and all(h[0] <= b[0] and b[1] <= h[1] for b, h in zip(box, have, strict=True))
             self.same[key] = inside
         return self.same[key]

@@ -112,7 +112,7 @@ class _Rowwise:
         extents = {ends.get((c.name, first)) for c, first in firsts}
         if len(extents) != 1 or None in extents:
             return ""
-        if form.whole:
+        if form.whole(operator.anchor.name):
             axis = operator.anchor.axes[form.element_of.index(0)].name
             found = [e for e in operator.endings if e.axis == axis and e.extent in extents and not e.below]
             if not found:
@@ -152,7 +152,7 @@ class _Rowwise:
         """Everything evaluated at one element of this thread's row."""
         form = self.form
         bodies = [ex.substitute(c.body, form.reduced(c, self.rows, elements)) for c in form.reductions]
-        return bodies + [Load(n, form.point(self.rows, elements)) for n in form.operator.outputs]
+        return bodies + [Load(n, form.point(n, self.rows, elements)) for n in form.operator.outputs]
 
     def _loads(self) -> None:
         """Every load of the row: constants first, then, once they may be read, the others, all before any arithmetic."""
@@ -221,8 +221,8 @@ class _Rowwise:
         form = self.form
         self.block.line("// Maps and stores.")
         for name in form.operator.outputs:
-            if not form.whole:
-                point = form.point(self.rows, self.elements[0][0])
+            if not form.whole(name):
+                point = form.point(name, self.rows, self.elements[0][0])
                 value = self.block.load(Load(name, point))
                 inside = " && ".join(filter(None, ("lane == 0" if self.s.across > 1 else "", self.inside)))
                 with self.block.nest(f"if ({inside or 'true'})") as scope:
@@ -230,7 +230,7 @@ class _Rowwise:
                 continue
             for chunk, elements in enumerate(self.elements):
                 tests = " && ".join(filter(None, (self.inside, f"m{chunk}" if self._partial(chunk) else "")))
-                self._store_chunk(name, [form.point(self.rows, e) for e in elements], tests)
+                self._store_chunk(name, [form.point(name, self.rows, e) for e in elements], tests)
                 if self.deep and (fill := self.fills[name]) is not None:
                     self._fill(name, chunk, fill)
 
@@ -254,7 +254,7 @@ class _Rowwise:
         with f.scope(f"if ({' && '.join(tests)})"):
             start = f.variable(f"beyond{chunk}", self._place(chunk), n)
             for v in range(s.vector):
-                at = self.block.address(place, self.form.point(self.rows, self._element(start, v)))
+                at = self.block.address(place, self.form.point(name, self.rows, self._element(start, v)))
                 self.block.line(ops.put(CUDA, place.pointer, at, place.dtype, ops.literal(CUDA, value, place.dtype)))
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rammer.codegen.context import FunctionContext, Place
+from rammer.codegen.layout import last_stages
 from rammer.codegen.reads import bodies, step, vector_cost
 from rammer.codegen.rows import FOLDED
 from rammer.codegen.target import CTarget
@@ -324,8 +325,7 @@ def nests_of(operator: ROperator, binding: Binding, target: CTarget) -> Iterator
     unit = FunctionContext(target, binding.types, inlined, stored, {})
     for c in (c for c in operator.computes if c.name in kept):
         yield CountedNest(unit, (c,))
-    last = tuple(c for c in operator.computes if c.name in operator.outputs and c.name not in kept)
-    if last:
+    for last in last_stages(operator, kept):
         yield CountedNest(unit, last)
 
 

@@ -184,7 +184,8 @@ def test_groups_that_do_not_pay_are_undone_one_by_one(seed: int) -> None:
             inside = {c.name for c in operator.computes}
             parts = [o for o in before.operators if o.name in inside]
             undone = [*(o for o in after.operators if o is not operator), *parts]
-            assert len(parts) == 1 or whole < waves(undone, latency), str(case)
+            # Beside another region that takes longer, what a group saves of its own may not be seen.
+            assert len(parts) == 1 or whole <= waves(undone, latency), str(case)
         tried += len(before.operators) > 1
 
 

@@ -174,6 +174,13 @@ _TABLES: Final = (
         spelled={**_MARKED, "tune": "--tune"},
         devices=("cuda",),
     ),
+    Table(
+        "stitched-graphs",
+        "random memory-bound graphs, stitched and apart",
+        "stitched_cuda",
+        spelled={"seed": "--seed", **_MARKED},
+        devices=("cuda",),
+    ),
     Table("families", "operator by operator: predicted, floor, measured", "families_cuda", devices=("cuda",)),
     Table("demo", "a trained model on every device that works here", "demo"),
 )

@@ -44,12 +44,12 @@ NOISE = 1.15
 STITCH = rammer.compiler.stitch
 
 
-def drawn(random: Random) -> NetCase:
-    """A random memory-bound graph with several results."""
+def drawn(random: Random, work: tuple[int, int] = WORK) -> NetCase:
+    """A random memory-bound graph with several results, of ``work`` elements."""
     tags = tuple(t for t in KINDS["stitched"].tags if t not in ("slice", "dims") and random.random() < 0.4)
     while True:
         sizes = {**{n: random.choice(EXTENTS) for n in ("b", "m", "depth")}, "t": random.randrange(3), "off": 1}
-        if WORK[0] <= sizes["b"] * sizes["m"] * sizes["depth"] <= WORK[1]:
+        if work[0] <= sizes["b"] * sizes["m"] * sizes["depth"] <= work[1]:
             return NetCase("stitched", sizes, tags, seed=random.randrange(1 << 20))
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, Final
 
+import numpy as np
+
 from rammer.codegen.contraction import BYTE, Product, product_of
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
@@ -44,10 +46,10 @@ class Fragment:
 
     def places(self, threads: int) -> Iterator[tuple[int, int, int, int]]:
         """(thread, element, row, column) of everything that ``threads`` threads hold."""
-        for thread, e in product(range(threads), range(self.elements)):
-            known = {"warp": thread // 32, "lg": thread % 32 // 4, "lt": thread % 4, "e": e}
-            row, column = (int(eval(" + ".join(side).replace("/", "//"), {}, known)) for side in (self.rows, self.columns))
-            yield thread, e, row, column
+        thread, e = (n.reshape(-1) for n in np.indices((threads, self.elements)))
+        known = {"warp": thread // 32, "lg": thread % 32 // 4, "lt": thread % 4, "e": e}
+        sides = (eval(" + ".join(side).replace("/", "//"), {}, known) for side in (self.rows, self.columns))
+        yield from zip(*(np.broadcast_to(n, thread.shape).tolist() for n in (thread, e, *sides)), strict=True)
 
     def prove(self, threads: int, rows: int, columns: int) -> None:
         """ValueError unless ``threads`` threads hold every element of ``rows x columns`` once."""

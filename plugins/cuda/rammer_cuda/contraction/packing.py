@@ -116,7 +116,9 @@ def cores(values: Array, order: Sequence[int] = range(DEEP)) -> Array:
     products holds product ``order[i]``."""
     *outer, deep, columns = values.shape
     wide = 16 // values.itemsize
-    split = values.reshape(*outer, deep // DEEP, DEEP, columns)[..., list(order), :]
+    split = values.reshape(*outer, deep // DEEP, DEEP, columns)
+    if [*order] != [*range(DEEP)]:  # which would be a copy
+        split = split[..., list(order), :]
     # Core matrices of bytes have 16 products, two times DEEP.
     eights = (deep // DEEP, DEEP // wide) if wide <= DEEP else (deep // wide, 1)
     matrices = split.reshape(*outer, *eights, wide, columns // CORE, CORE)

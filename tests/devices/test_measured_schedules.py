@@ -24,6 +24,7 @@ from rammer.ir.types import TensorType
 from rammer.ir.verify import VerifyError, verify
 from rammer.place.spreading import compile_spread
 from rammer.plan.stages import StageTimer, stage_program
+from rammer.profile.choose import SAME
 from rammer.profile.store import KernelStore
 from rammer.runtime.spread_session import Joining, open_spread
 from rammer.schedule.ios import IOS
@@ -60,7 +61,7 @@ def test_no_policy_is_faster_by_the_simulators_clock(rng: np.random.Generator) -
     timer = compiler.backend.profiler.program_time
     every = {p: compiled("ipu_sim", p, graph, tiles="16")[0] for p in POLICIES}
     seconds = {p: timer(s.program, s.constants) for p, s in every.items()}
-    assert timer(chosen.program, chosen.constants) == min(seconds.values())
+    assert timer(chosen.program, chosen.constants) <= SAME * min(seconds.values())
     assert chosen.choice.startswith(tuple(chosen.program.policy + why for why in (", by measurement: ", ": no other schedule")))
 
 
@@ -120,7 +121,8 @@ def test_stages_are_run_once_for_all_models(device: str, rng: np.random.Generato
 
 
 def test_stages_timed_wrongly_cost_nothing(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever single stages seem to take, a whole program is kept that is not slower than the one by prediction."""
+    """Whatever single stages seem to take, a whole program is kept that is not slower than the one by prediction, but for what
+    counts as the same."""
     graph, made = branches(rng), dict[str, tuple[ProgramSegment, float]]()
     ports, store = tuple(Port(n, n) for n in graph.outputs), KernelStore(None)
     backend = Registry().open("ipu_sim", options={"tiles": "16"})
@@ -133,7 +135,7 @@ def test_stages_timed_wrongly_cost_nothing(rng: np.random.Generator, monkeypatch
         monkeypatch.setattr("rammer.compiler.StageTimer", timer)
         one = Compiler(backend, CompileOptions("ios", tune="quick"), store).program(graph, (Port("x", "x"),), ports)
         made[name] = one, backend.profiler.program_time(one.program, one.constants)
-    assert made["by chance"][1] <= made["by prediction"][1]
+    assert made["by chance"][1] <= SAME * made["by prediction"][1]
     assert not made["by prediction"][0].choice
     assert made["by chance"][0].program.policy == str(IOS())
 

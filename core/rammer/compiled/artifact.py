@@ -83,7 +83,8 @@ def save_artifact(path: Path, artifact: Artifact, apart: KeptApart | None = None
     def fill(file: BinaryIO) -> None:
         texts = dict[str, bytes]()
         with zipfile.ZipFile(file, "w") as archive:
-            constants = {n: v for n, v in compiled.graph.constants.items() if n in host_needs(compiled)}
+            needed, known = host_needs(compiled), compiled.graph.constants
+            constants = {n: known[n] for n in known if n in needed}  # others may be made for who asks
             head["constants"] = _pack(archive, "constants", constants, apart)
             for number, segment in enumerate(compiled.segments):
                 head["segments"].append(_write_segment(archive, texts, number, segment, apart))

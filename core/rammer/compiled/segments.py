@@ -17,11 +17,11 @@ from rammer.ir.mapped import in_memory
 from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
-from rammer.tile.graph import TileGraph
 
 if TYPE_CHECKING:
     from rammer.frontend.control import BodyRunner
     from rammer.frontend.later import Rest
+    from rammer.tile.graph import TileGraph
 
 
 class HostOperator(Protocol):

@@ -259,14 +259,14 @@ class Executable:
     def _obtained(self, path: Path | None, fits: Callable[[Compiled], bool], compile_it: Callable[[], Compiled]) -> Specialised:
         """What is kept at ``path`` and ``fits``, or is compiled and kept, on the device."""
         start = time.perf_counter()
-        with collector_paused():
+        with collector_paused():  # once: what was read would be looked through before it is loaded
             compiled = self.kept.found(path, fits)
-        if compiled is not None:
-            try:
-                with as_refusal(path):
-                    return self._loaded(compiled, start)
-            except BadInput as problem:
-                warn(f"{problem.what}; compiling again")
+            if compiled is not None:
+                try:
+                    with as_refusal(path):
+                        return self._loaded(compiled, start)
+                except BadInput as problem:
+                    warn(f"{problem.what}; compiling again")
         compiled = with_contents(compile_it(), self.contents)  # from here on nobody has the values that passes have made
         self.kept.keep(path, compiled)
         return self._loaded(compiled, start)

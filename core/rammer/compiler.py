@@ -65,7 +65,7 @@ from rammer.tile.scan import scan_in_blocks
 from rammer.tile.split import split_deep
 from rammer.tile.steps import slice_steps
 from rammer.tile.stitch import stitch
-from rammer.tile.worth import BatchTrial, PricedBy, batch_where_it_pays
+from rammer.tile.worth import BatchTrial, CutTrial, PricedBy, batch_where_it_pays
 
 #: No output that lies over an input.
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -234,7 +234,7 @@ class Compiler:
         ends = merged(ended, found.ended) if found is not None else ended
         compute = compute if ranged or kept else in_rows(compute)
         with self.step("batch"):
-            compute, trials = self._batched(compute)
+            compute, trials = self._batched(compute, not (ranged or kept))
             ends = with_batches(ends, compute) if ends else None
         with self.step("storage"):
             compute, plan = self._stored(compute, kept)
@@ -254,11 +254,11 @@ class Compiler:
         debug(PROGRAMS, lambda: str(made.program))
         return made
 
-    def _batched(self, compute: ComputeGraph) -> tuple[ComputeGraph, tuple[BatchTrial, ...]]:
+    def _batched(self, compute: ComputeGraph, cut: bool) -> tuple[ComputeGraph, tuple[BatchTrial | CutTrial, ...]]:
         if self.options.batching == "off":
             return compute, ()
         steps = PricedBy(lambda g: self._stored(g)[1].copies, self._alone, bool(MEASURED[self.options.tune]))
-        return batch_where_it_pays(compute, steps, self.options.batching == "all", self.options.batching == "pad")
+        return batch_where_it_pays(compute, steps, self.options.batching == "all", self.options.batching == "pad", cut)
 
     def _alone(self, compute: ComputeGraph) -> float:
         """The time of a part of a graph as a program of its own; infinite where nothing fits."""

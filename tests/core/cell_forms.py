@@ -2,58 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 from onnx import NodeProto, helper
 from onnx_models import model, tensor
 
-#: How a step's products are written: one for each gate; one for all gates, of the input and of the state; one of both.
-WRITTEN = ("gates", "whole", "joint")
+#: How a step's products are written: one for each gate; one for all gates, of the input and of the state, which are added and
+#: split, or split and added; with that of the input for all steps at once; one of input and state side by side.
+WRITTEN = ("gates", "whole", "apart", "hoisted", "joint")
+#: Gates as ONNX lays them.
+GATES = {"LSTM": "iofc", "GRU": "zrn"}
 
 
 @dataclass(frozen=True)
 class CellForm:
-    """One LSTM layer of ``steps`` steps: ``order`` is how gates lie in its weights, ``bias`` where it is added (``""``: nowhere,
-    ``first``: to the input's product, ``last``: to the sum), ``turned`` whether products are Gemms with weights of [columns,
-    depth]."""
+    """One layer of ``steps`` steps: ``order`` is how gates lie in its weights, ``bias`` where it is added (``""``: nowhere,
+    ``first``: to the input's product, ``last``: to the sum, ``both``: one to each product), ``turned`` whether products are Gemms
+    with weights of [columns, depth], ``together`` whether one sigmoid is taken of several gates. ``peepholes`` are an LSTM's,
+    ``linear`` resets behind the product a GRU's."""
 
     written: str = "gates"
     steps: int = 3
     width: int = 16
     depth: int = 16
+    batch: int = 1
     order: str = "ifoc"
     bias: str = "last"
     turned: bool = False
+    together: bool = False
+    peepholes: bool = False
+    linear: bool = False
+    kind: str = "LSTM"
 
 
 def cell_form(rng: np.random.Generator, form: CellForm) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    """The layer as ``form`` says, and the same layer by ONNX's LSTM."""
-    width, depth = form.width, form.depth
-    w = {g: _weights(rng, depth, width) for g in "iofc"}
-    u = {g: _weights(rng, width, width) for g in "iofc"}
-    b = {g: (rng.standard_normal(width) / 4).astype(np.float32) for g in "iofc"}
-    writer = Writer(form, {}, [])
-    writer.layer(w, u, b)
-    states = [tensor(n, (1, width)) for n in ("h", "c")]
-    x = tensor("x", (form.steps, 1, depth))
-    made = model(writer.nodes, [x, *states], [f"h{form.steps - 1}"], constants=writer.constants)
-    given = {"w": np.stack([np.concatenate([w[g].T for g in "iofc"])]), "r": np.stack([np.concatenate([u[g].T for g in "iofc"])])}
-    bias = [np.concatenate([b[g] for g in "iofc"])] if form.bias else []
-    given |= {"b": np.stack([np.concatenate([*bias, np.zeros(4 * width, np.float32)])])} if bias else {}
-    given |= {"one": np.array([0])}
-    nodes = [helper.make_node("Unsqueeze", [n, "one"], [f"{n}s"]) for n in ("h", "c")]
-    nodes += [
-        helper.make_node("LSTM", ["x", "w", "r", "b" if bias else "", "", "hs", "cs"], ["", "ys"], hidden_size=width),
-        helper.make_node("Squeeze", ["ys", "one"], ["y"]),
-    ]
-    return made, model(nodes, [x, *states], ["y"], constants=given)
+    """The layer as ``form`` says, and the same layer by ONNX's LSTM or GRU."""
+    width, depth, gates = form.width, form.depth, GATES[form.kind]
+    given = Weights(
+        {g: _weights(rng, depth, width) for g in gates},
+        {g: _weights(rng, width, width) for g in gates},
+        {g: _weights(rng, width) for g in gates},
+        {g: _weights(rng, width) if form.bias == "both" else np.zeros(width, np.float32) for g in gates},
+        {g: _weights(rng, width) for g in "iof"},
+    )
+    writer = (LstmWriter if form.kind == "LSTM" else GruWriter)(form, given)
+    last = writer.layer()
+    states = [tensor(n, (form.batch, width)) for n in ("hc" if form.kind == "LSTM" else "h")]
+    x = tensor("x", (form.steps, form.batch, depth))
+    return model(writer.nodes, [x, *states], [last], constants=writer.constants), _onnx(form, given, [x, *states])
 
 
 def _weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of the input, of the state, biases of both, and peepholes, by gate."""
+
+    w: Mapping[str, np.ndarray]
+    u: Mapping[str, np.ndarray]
+    b: Mapping[str, np.ndarray]
+    c: Mapping[str, np.ndarray]
+    p: Mapping[str, np.ndarray]
+
+
+def _onnx(form: CellForm, given: Weights, inputs: list[onnx.ValueInfoProto]) -> onnx.ModelProto:
+    gates = GATES[form.kind]
+    constants = {n: np.stack([np.concatenate([a[g].T for g in gates])]) for n, a in (("w", given.w), ("r", given.u))}
+    constants["one"] = np.array([0])
+    if form.bias:
+        constants["b"] = np.stack([np.concatenate([a[g] for a in (given.b, given.c) for g in gates])])
+    nodes = [helper.make_node("Unsqueeze", [i.name, "one"], [f"{i.name}s"]) for i in inputs[1:]]
+    read = ["x", "w", "r", "b" if form.bias else "", "", *(f"{i.name}s" for i in inputs[1:])]
+    if form.peepholes:
+        constants["p"] = np.stack([np.concatenate([given.p[g] for g in "iof"])])
+        read.append("p")
+    more = {"linear_before_reset": int(form.linear)} if form.kind == "GRU" else {}
+    nodes += [
+        helper.make_node(form.kind, read, ["", "ys"], hidden_size=form.width, **more),
+        helper.make_node("Squeeze", ["ys", "one"], ["y"]),
+    ]
+    return model(nodes, inputs, ["y"], constants=constants)
 
 
 @dataclass
@@ -61,47 +94,177 @@ class Writer:
     """Writes a layer."""
 
     form: CellForm
-    constants: dict[str, np.ndarray]
-    nodes: list[NodeProto]
+    given: Weights
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    nodes: list[NodeProto] = field(default_factory=list)
 
     def op(self, kind: str, inputs: Sequence[str], into: str, **more: object) -> str:
         self.nodes.append(helper.make_node(kind, [*inputs], [into], **more))
         return into
 
+    def sigmoid(self, of: str, into: str) -> str:
+        return self.op("Sigmoid", [of], into)
+
     def product(self, x: str, name: str, weights: np.ndarray, into: str) -> str:
-        self.constants[name] = weights.T.copy() if self.form.turned else weights
-        return self.op("Gemm", [x, name], into, transB=1) if self.form.turned else self.op("MatMul", [x, name], into)
+        turned = self.form.turned and x != "x"  # a Gemm has two axes
+        self.constants[name] = weights.T.copy() if turned else weights
+        return self.op("Gemm", [x, name], into, transB=1) if turned else self.op("MatMul", [x, name], into)
 
-    def layer(self, w: dict[str, np.ndarray], u: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
-        form = self.form
+    def split(self, of: str, into: Sequence[str], axis: int) -> None:
+        self.nodes.append(helper.make_node("Split", [of], [*into], axis=axis, num_outputs=len(into)))
+
+    def layer(self) -> str:
+        """The last state's name."""
+        form, every = self.form, GATES[self.form.kind]
         self.constants["first"] = np.array([0])
-        self.nodes.append(helper.make_node("Split", ["x"], [f"x{t}" for t in range(form.steps)], axis=0, num_outputs=form.steps))
-        h, c = "h", "c"
+        state, source = self.first(), "x"
+        if form.written == "hoisted":
+            gates = self.order(every)
+            source = self.product("x", "wall", self.side_by_side(self.given.w, gates), "all")
+            source = self.biased(source, self.given.b, gates, "ball", "ballall") if form.bias in ("first", "both") else source
+        self.split(source, [f"s{t}" for t in range(form.steps)], 0)
         for t in range(form.steps):
-            x = self.op("Squeeze", [f"x{t}", "first"], f"in{t}")
-            if form.written == "gates":
-                sums = {g: self.sums(x, h, f"{g}{t}", (g, w[g], u[g], b[g])) for g in form.order}
-            else:
-                at = [np.concatenate([a[g] for g in form.order], -1) for a in (w, u, b)]
-                whole = self.sums(x, h, f"all{t}", ("all", *at))
-                self.nodes.append(helper.make_node("Split", [whole], [f"s{g}{t}" for g in form.order], axis=1, num_outputs=4))
-                sums = {g: f"s{g}{t}" for g in form.order}
-            gate = {g: self.op("Tanh" if g == "c" else "Sigmoid", [sums[g]], f"g{g}{t}") for g in form.order}
-            kept = self.op("Mul", [gate["f"], c], f"k{t}")
-            new = self.op("Mul", [gate["i"], gate["c"]], f"n{t}")
-            c = self.op("Add", [kept, new], f"c{t}")
-            h = self.op("Mul", [gate["o"], self.op("Tanh", [c], f"t{t}")], f"h{t}")
+            x = self.op("Squeeze", [f"s{t}", "first"], f"in{t}")
+            state = self.step(x, state, t)
+        return state[0]
 
-    def sums(self, x: str, h: str, at: str, known: tuple[str, np.ndarray, np.ndarray, np.ndarray]) -> str:
-        """What goes into the gates ``at`` of a step, whose weights and bias are ``known`` by a name."""
-        name, w, u, b = known
-        self.constants |= {f"b{name}": b} if self.form.bias else {}
-        if self.form.written == "joint":
-            both = self.op("Concat", [x, h], f"xh{at}", axis=1)
-            made = self.product(both, f"w{name}", np.concatenate([w, u]), f"p{at}")
-        else:
-            p, q = self.product(x, f"w{name}", w, f"p{at}"), self.product(h, f"u{name}", u, f"q{at}")
-            p = self.op("Add", [p, f"b{name}"], f"pb{at}") if self.form.bias == "first" else p
+    def first(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def step(self, x: str, state: tuple[str, ...], t: int) -> tuple[str, ...]:
+        """The next state."""
+        raise NotImplementedError
+
+    def order(self, gates: str) -> str:
+        """``gates`` as this layer's weights have them."""
+        return "".join(sorted(gates, key=self.form.order.find))
+
+    def side_by_side(self, of: Mapping[str, np.ndarray], gates: str) -> np.ndarray:
+        return np.concatenate([of[g] for g in gates], -1)
+
+    def biased(self, of: str, biases: Mapping[str, np.ndarray], gates: str, name: str, into: str) -> str:
+        self.constants[name] = self.side_by_side(biases, gates)
+        return self.op("Add", [of, name], into)
+
+    def sums(self, x: str, h: str, gates: str, t: int) -> dict[str, str]:
+        """What goes into the ``gates`` of a step, by gate; ``h`` may be what a reset left of the state."""
+        written, ordered = self.form.written, self.order(gates)
+        if written == "gates" or len(gates) == 1:
+            return {g: self._sum(x, h, g, f"{g}{t}") for g in ordered}
+        if written == "apart":
+            parts = self._products(x, h, ordered, f"{ordered}{t}")
+            for n, part in enumerate(parts):
+                self.split(part, [f"{n}{g}{t}" for g in ordered], 1)
+            sums = {g: self.op("Add", [f"0{g}{t}", f"1{g}{t}"], f"a{g}{t}") for g in ordered}
+            late = self.form.bias == "last"
+            return {g: self.biased(a, self.given.b, g, f"b{g}", f"s{g}{t}") if late else a for g, a in sums.items()}
+        self.split(self._sum(x, h, ordered, f"{ordered}{t}"), [f"s{g}{t}" for g in ordered], 1)
+        return {g: f"s{g}{t}" for g in ordered}
+
+    def input_part(self, x: str, gates: str, at: str) -> str:
+        """The input's product, where that is not there for all steps."""
+        if self.form.written != "hoisted":
+            return self.product(x, f"w{gates}", self.side_by_side(self.given.w, gates), f"p{at}")
+        every, width = self.order(GATES[self.form.kind]), self.form.width
+        if gates == every:
+            return x
+        begin = every.find(gates) * width
+        self.constants |= {f"from{gates}": np.array([begin]), f"to{gates}": np.array([begin + len(gates) * width])}
+        self.constants["columns"] = np.array([1])
+        return self.op("Slice", [x, f"from{gates}", f"to{gates}", "columns"], f"p{at}")
+
+    def _products(self, x: str, h: str, gates: str, at: str) -> tuple[str, str]:
+        """The two products of a step, with their biases."""
+        bias = self.form.bias
+        early = bias in ("first", "both") and self.form.written != "hoisted"  # there it is added for all steps
+        p, q = self.input_part(x, gates, at), self.product(h, f"u{gates}", self.side_by_side(self.given.u, gates), f"q{at}")
+        p = self.biased(p, self.given.b, gates, f"b{gates}", f"pb{at}") if early else p
+        return p, self.biased(q, self.given.c, gates, f"c{gates}", f"qb{at}") if bias == "both" else q
+
+    def _sum(self, x: str, h: str, gates: str, at: str) -> str:
+        bias, given = self.form.bias, self.given
+        if self.form.written != "joint":
+            p, q = self._products(x, h, gates, at)
             made = self.op("Add", [p, q], f"a{at}")
-        late = self.form.bias == "last" or (self.form.bias and self.form.written == "joint")
-        return self.op("Add", [made, f"b{name}"], f"ab{at}") if late else made
+            return self.biased(made, given.b, gates, f"b{gates}", f"ab{at}") if bias == "last" else made
+        both = self.op("Concat", [x, h], f"xh{at}", axis=1)
+        weights = np.concatenate([self.side_by_side(a, gates) for a in (given.w, given.u)])
+        made = self.product(both, f"w{gates}", weights, f"p{at}")
+        whole = {g: given.b[g] + given.c[g] for g in gates}
+        return self.biased(made, whole, gates, f"b{gates}", f"ab{at}") if bias else made
+
+
+class LstmWriter(Writer):
+    """Of LSTM."""
+
+    def first(self) -> tuple[str, ...]:
+        return "h", "c"
+
+    def step(self, x: str, state: tuple[str, ...], t: int) -> tuple[str, ...]:
+        h, c = state
+        sums = self.sums(x, h, "iofc", t)
+        if self.form.peepholes:
+            sums |= {g: self.peephole(sums[g], c, g, t) for g in "if"}
+        gate = {g: self.sigmoid(sums[g], f"g{g}{t}") for g in "if"} | {"c": self.op("Tanh", [sums["c"]], f"gc{t}")}
+        kept = self.op("Mul", [gate["f"], c], f"k{t}")
+        new = self.op("Mul", [gate["i"], gate["c"]], f"n{t}")
+        c = self.op("Add", [kept, new], f"c{t}")
+        out = self.peephole(sums["o"], c, "o", t) if self.form.peepholes else sums["o"]
+        return self.op("Mul", [self.sigmoid(out, f"go{t}"), self.op("Tanh", [c], f"t{t}")], f"h{t}"), c
+
+    def peephole(self, of: str, c: str, gate: str, t: int) -> str:
+        self.constants[f"peep{gate}"] = self.given.p[gate]
+        return self.op("Add", [of, self.op("Mul", [c, f"peep{gate}"], f"v{gate}{t}")], f"w{gate}{t}")
+
+    def sums(self, x: str, h: str, gates: str, t: int) -> dict[str, str]:
+        if not self.form.together:
+            return super().sums(x, h, gates, t)
+        # One sigmoid for three gates, which lie behind one another.
+        ordered = self.order("iof") + "c"
+        whole = self._sum(x, h, ordered, f"{ordered}{t}")
+        self.constants["widths"] = np.array([3 * self.form.width, self.form.width])
+        self.nodes.append(helper.make_node("Split", [whole, "widths"], [f"iof{t}", f"sc{t}"], axis=1))
+        self.split(self.op("Sigmoid", [f"iof{t}"], f"giof{t}"), [f"done{g}{t}" for g in ordered[:3]], 1)
+        return {g: f"done{g}{t}" for g in ordered[:3]} | {"c": f"sc{t}"}
+
+    def sigmoid(self, of: str, into: str) -> str:
+        return of if self.form.together else super().sigmoid(of, into)
+
+
+class GruWriter(Writer):
+    """Of GRU."""
+
+    def first(self) -> tuple[str, ...]:
+        return ("h",)
+
+    def step(self, x: str, state: tuple[str, ...], t: int) -> tuple[str, ...]:
+        (h,) = state
+        candidate = self.linear if self.form.linear else self.plain
+        z, n = candidate(x, h, t)
+        rest = self.op("Sub", [self.one(), z], f"l{t}")
+        return (self.op("Add", [self.op("Mul", [rest, n], f"m{t}"), self.op("Mul", [z, h], f"k{t}")], f"h{t}"),)
+
+    def one(self) -> str:
+        self.constants["single"] = np.ones((), np.float32)
+        return "single"
+
+    def plain(self, x: str, h: str, t: int) -> tuple[str, str]:
+        """The update gate and the candidate of what the reset leaves of the state."""
+        sums = self.sums(x, h, "zr", t)
+        z, r = (self.sigmoid(sums[g], f"g{g}{t}") for g in "zr")
+        left = self.op("Mul", [r, h], f"rh{t}")
+        return z, self.op("Tanh", [self.sums(x, left, "n", t)["n"]], f"gn{t}")
+
+    def linear(self, x: str, h: str, t: int) -> tuple[str, str]:
+        """The update gate and the candidate, with the reset behind the product."""
+        every = self.order("zrn") if self.form.written != "gates" else ""
+        p, q = dict[str, str](), dict[str, str]()
+        for gates in [every] if every else "zrn":
+            for part, into, n in zip(self._products(x, h, gates, f"{gates}{t}"), (p, q), "pq", strict=True):
+                names = {g: f"{n}{g}{t}s" for g in gates}
+                if every:
+                    self.split(part, [*names.values()], 1)
+                into |= names if every else {gates: part}
+        z, r = (self.sigmoid(self.op("Add", [p[g], q[g]], f"s{g}{t}"), f"g{g}{t}") for g in "zr")
+        left = self.op("Mul", [r, q["n"]], f"rq{t}")
+        return z, self.op("Tanh", [self.op("Add", [p["n"], left], f"sn{t}")], f"gn{t}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Connection, ROperator
-from rammer.tile.worth import BatchTrial
+from rammer.tile.worth import BatchTrial, CutTrial
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class TileGraph:
 
     graph: ComputeGraph
     operators: tuple[ROperator, ...]
-    decisions: tuple[ConnectionTrial | BatchTrial, ...] = ()
+    decisions: tuple[ConnectionTrial | BatchTrial | CutTrial, ...] = ()
     edges: tuple[Connection, ...] = field(default=())
 
     def owner(self) -> Mapping[str, str]:

@@ -71,10 +71,10 @@ def looked_through(load: Load, producers: Mapping[str, Compute]) -> Load:
         assert isinstance(inner, Load)
         places = dict(zip((a.name for a in view.axes), load.indices, strict=True))
         composed = [ex.substitute(i, places) for i in inner.indices]
-        straight = [_straight(i) for i in composed]
-        if any(i is None for i in straight):
+        affine = [straight(i) for i in composed]
+        if any(i is None for i in affine):
             break
-        load = Load(inner.tensor, tuple(i for i in straight if i is not None))
+        load = Load(inner.tensor, tuple(i for i in affine if i is not None))
     return load
 
 
@@ -83,7 +83,7 @@ def rearranges(compute: Compute) -> bool:
     return compute.combiner is None and isinstance(compute.body, Load) and compute.body.fill is None
 
 
-def _straight(index: Expr) -> Expr | None:
+def straight(index: Expr) -> Expr | None:
     """An affine index in one order of terms; None for others."""
     found = ex.affine(index)
     if found is None:
@@ -267,7 +267,7 @@ def _run(roots: list[Load]) -> Load | None:
     steps = [b - a for a, b in zip(first, known[1], strict=True)]
     if any(s != tuple(f + n * step for f, step in zip(first, steps, strict=True)) for n, s in enumerate(known)):
         return None
-    moved = [_straight(ex.add(i, ex.mul(SIDE, step))) if step else i for i, step in zip(roots[0].indices, steps, strict=True)]
+    moved = [straight(ex.add(i, ex.mul(SIDE, step))) if step else i for i, step in zip(roots[0].indices, steps, strict=True)]
     return Load(roots[0].tensor, tuple(m for m in moved if m is not None))
 
 

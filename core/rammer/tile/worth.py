@@ -9,20 +9,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.tile.batching import Batched, Joins, Way, batched
+from rammer.tile.cutting import cut_products
 from rammer.tile.siblings import looked_through, rearranges
+from rammer.tile.slicing import CutGraph
 
 #: Maps behind a product, one after another, that its region has at most.
 FOLLOWED: Final = 12
+#: Computes between those of a region that are compiled with it, at most.
+MOST_BETWEEN: Final = 512
 #: How often batches are taken apart because of copies, before none of them is left.
 ATTEMPTS: Final = 8
 JOINED: Final[Way] = "joined"
 STACKED: Final[Way] = "stacked"
+#: Of what products take as the model has them, what they must take in pieces at most: prices are not more exact than that.
+CLEARLY: Final = 0.99
 #: Members that a line of the log names.
 SHOWN: Final = 6
+
+
+#: Of regions that are alike: seconds apart, and in the better way of batching them.
+Prices: TypeAlias = "dict[str, tuple[float, float, Way]]"
 
 
 class Pricing(Protocol):
@@ -66,28 +76,69 @@ class BatchTrial:
         return f"{verdict:<8}{self.subject}  {known}"
 
 
+@dataclass(frozen=True, slots=True)
+class CutTrial:
+    """Products that were tried in pieces: what they come to (seconds) as the model has them, and apart or batched anew."""
+
+    subject: str
+    whole: float
+    apart: float
+
+    @property
+    def kept(self) -> bool:
+        """Whether they are cut."""
+        return self.apart < self.whole * CLEARLY
+
+    def __str__(self) -> str:
+        why = "in blocks of columns, or by what is summed" if self.kept else "in pieces they are no faster"
+        figures = f"{self.apart * 1e6:.3g} us in pieces, {self.whole * 1e6:.3g} us whole"
+        return f"{'cut' if self.kept else 'whole':<8}{self.subject}  {figures}  ({why})"
+
+
 def batch_where_it_pays(
-    graph: ComputeGraph, pricing: Pricing, always: bool = False, pad: bool = False
-) -> tuple[ComputeGraph, tuple[BatchTrial, ...]]:
+    graph: ComputeGraph, pricing: Pricing, always: bool = False, pad: bool = False, cut: bool = True
+) -> tuple[ComputeGraph, tuple[BatchTrial | CutTrial, ...]]:
     """``graph`` with siblings batched where that is predicted to be no slower (or ``always``) and copies nothing, and what
-    was tried; ``graph`` itself where nothing is batched. With ``pad``, what differs in its windows only is tried behind that."""
-    joins, trials = Joins(), list[BatchTrial]()
+    was tried; ``graph`` itself where nothing is batched. With ``pad``, what differs in its windows only is tried behind that.
+    With ``cut``, products are cut in pieces first where batching then makes them faster."""
+    joins, trials = Joins(), list[BatchTrial | CutTrial]()
+    prices: Prices = {}
+    if cut:
+        graph, tried = cut_where_it_pays(graph, pricing, joins, prices)
+        trials += tried
     for wide in (False, True) if pad else (False,):
         products = [c.name for c in graph.computes if c.kind == "contraction"]
         if batched(graph, dict.fromkeys(products, JOINED), joins, wide).batches:
-            graph, tried = Deciding(graph, pricing, joins, always, wide).decided()
-            trials += tried
+            graph, batches = Deciding(graph, pricing, joins, always, wide, prices).decided()
+            trials += batches
     return graph, tuple(trials)
+
+
+def cut_where_it_pays(
+    graph: ComputeGraph, pricing: Pricing, joins: Joins, prices: Prices
+) -> tuple[ComputeGraph, tuple[CutTrial, ...]]:
+    """``graph`` with products cut where they are predicted to be faster then, batched as is best; itself where there are none.
+    Regions of pieces that batches connect are decided one by one."""
+
+    def copied() -> set[str]:
+        return {c.name for c in pricing.copies(graph)}
+
+    found = cut_products(graph, copied)
+    if found.graph is graph:
+        return graph, ()
+    deciding = Deciding(found.graph, pricing, joins, False, False, prices)
+    trials, refused = deciding.cuts(graph, found)
+    return (cut_products(graph, copied, refused).graph if refused else found.graph), trials
 
 
 class Deciding:
     """The decision for one graph: what was copied before, prices by region, and the log."""
 
-    def __init__(self, graph: ComputeGraph, pricing: Pricing, joins: Joins, always: bool, wide: bool) -> None:
+    def __init__(self, graph: ComputeGraph, pricing: Pricing, joins: Joins, always: bool, wide: bool, prices: Prices) -> None:
         self.graph, self.pricing, self.joins, self.always, self.wide = graph, pricing, joins, always, wide
+        self.prices = prices
         self.producers, self.consumers = graph.producers, graph.consumers()
         self.copied = {c.name for c in pricing.copies(graph)}
-        self.prices: dict[str, tuple[float, float, Way]] = {}
         self.trials: list[BatchTrial] = []
         self.places = {c.name: i for i, c in enumerate(graph.computes)}
 
@@ -108,6 +159,43 @@ class Deciding:
                 final = self.graph
                 self.trials.append(BatchTrial("all", None, apart, together, "the whole is slower with them as one"))
         return final, tuple(self.trials)
+
+    def cuts(self, model: ComputeGraph, found: CutGraph) -> tuple[tuple[CutTrial, ...], set[str]]:
+        """Of pieces, each region's price, and that of what they are part of in the ``model``; the cuts that do not pay."""
+        ways = {c.name: STACKED for c in self.graph.computes if c.kind == "contraction"}
+        regions = self._regions(self._without_copies(ways))
+        inside = {n for region in regions for n in region}
+        decided = frozenset[str]().union(*(found.cuts.get(n, ()) for n in inside))
+        lone: dict[frozenset[str], set[str]] = {}
+        for name in found.sources:
+            if name not in inside and not found.cuts[name] & decided:
+                lone.setdefault(found.cuts[name], set()).update(self._around(name) - inside)
+        regions += [sorted(names, key=self.places.__getitem__) for names in lone.values()]
+        written, trials, refused = Deciding(model, self.pricing, self.joins, False, False, {}), list[CutTrial](), set[str]()
+        for region in regions:
+            pieces = [n for n in region if n in found.sources]
+            if not pieces:
+                continue
+            _, batched_as = self._best(region, ways)
+            whole = written.seconds_of({found.sources.get(n, n) for n in region} | {*region}, self.producers)
+            subject = " + ".join([*dict.fromkeys(found.sources[n] for n in pieces)][:SHOWN])
+            trial = CutTrial(subject, whole, min(batched_as.apart, batched_as.together))
+            trials.append(trial)
+            refused |= set[str]() if trial.kept else {cut for n in pieces for cut in found.cuts[n]}
+        return tuple(trials), refused
+
+    def seconds_of(self, names: Collection[str], left: Collection[str]) -> float:
+        """The time of those of these Computes that are the graph's, with those between them that are not ``left``, as a graph:
+        apart or batched, whichever is faster."""
+        region = {n for n in names if n in self.producers}
+        for c in reversed(self.graph.computes):
+            readers = self.consumers[c.name]
+            if c.name not in left and readers and all(r.name in region for r in readers):
+                region.add(c.name)
+        region |= self._between(region)
+        ordered = sorted(region, key=self.places.__getitem__)
+        apart, together, _ = self._priced(self._part(ordered), [n for n in ordered if self.producers[n].kind == "contraction"])
+        return min(apart, together)
 
     def _without_copies(self, ways: dict[str, Way]) -> Batched:
         """Batched as ``ways`` say, which lose the products whose results would have to be copied."""
@@ -133,8 +221,25 @@ class Deciding:
             mine = {n for p in products for n in self._around(p)}
             touched = [p for p in parts if p & mine]
             parts = [p for p in parts if not p & mine] + [mine.union(*touched)]
+        for part in list(parts):
+            mine = part | self._between(part)
+            touched = [p for p in parts if p & mine]
+            parts = [p for p in parts if not p & mine] + [mine.union(*touched)]
         ordered = [sorted(p, key=self.places.__getitem__) for p in parts]
         return sorted(ordered, key=lambda p: self.places[p[0]])
+
+    def _between(self, part: Collection[str]) -> set[str]:
+        """What depends on a part of the graph and has others of it depend on it: without, they would be priced side by side, as
+        the steps of a recurrence."""
+        after, before = {*part}, {*part}
+        for c in self.graph.computes:
+            if not after.isdisjoint(c.reads):
+                after.add(c.name)
+        for c in reversed(self.graph.computes):
+            if c.name in before:
+                before.update(c.reads)
+        found = (after & before).difference(part)
+        return found if len(found) <= MOST_BETWEEN else set()
 
     def _around(self, product: str) -> set[str]:
         """A product with the maps behind it, and the views of what it reads."""

@@ -28,11 +28,11 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Bytes from which a constant is kept apart from programs.
 LARGE: Final = 1 << 16
 #: A constant in an index: the file of the model and the first byte, or the name of a file of the cache and 0; its digest; and its
-#: axes in the order in which its values lie in the file. Of pieces side by side: whether their axis is a new one, and which; the
-#: digest of the whole; and shape and row of each. Of a piece times factors: their shape, and their bytes in base 64; the digest
-#: of the whole; and the row of the piece.
+#: axes in the order in which its values lie in the file, or, of a part of what lies there, its strides (bytes). Of pieces side by
+#: side: whether their axis is a new one, and which; the digest of the whole; and shape and row of each. Of a piece times factors:
+#: their shape, and their bytes in base 64; the digest of the whole; and the row of the piece.
 Row: TypeAlias = "list[Any]"
-MODEL, CACHE, JOINED, SCALED = "model", "cache", "joined", "scaled"
+MODEL, STRIDED, CACHE, JOINED, SCALED = "model", "strided", "cache", "joined", "scaled"
 #: How often arrays are made of arrays that are made, at most.
 DEEPEST: Final = 8
 
@@ -55,12 +55,12 @@ class KeptConstants:
         made = digest(array)
         for file in sources:
             at, order = place_of(array, file), dense_order(array)
-            if at is None or order is None or self.home is None:
+            if at is None or self.home is None:
                 continue
             name = file.path.relative_to(self.home).as_posix()
             if self.seen.get(name) != file.state:
                 raise OSError("the model file was written to meanwhile")
-            return [MODEL, name, at, made, list(order)]
+            return [MODEL, name, at, made, list(order)] if order else [STRIDED, name, at, made, list(array.strides)]
         path = self.folder / made
         if not path.is_file() or path.stat().st_size != array.nbytes:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -119,16 +119,18 @@ class KeptConstants:
             or type(at) is not int
             or at < 0
             or not isinstance(made, str)
-            or not _is_order(order, len(shape))
+            or not (_are_strides if kind == STRIDED else _is_order)(order, len(shape))
         ):
             raise ValueError("a kept constant is none")
-        home = self.home if kind == MODEL else self.folder
+        home = self.folder if kind == CACHE else self.home
         path = place_in(home, name) if home is not None else None
-        if path is None or kind not in (MODEL, CACHE):
+        if path is None or kind not in (MODEL, STRIDED, CACHE):
             raise ValueError("a kept constant lies elsewhere")
         count, file = math.prod(shape), self._mapped(path)
-        if kind == MODEL and self.seen.get(name) != file.state:
+        if kind != CACHE and self.seen.get(name) != file.state:
             raise ValueError("the model file was written to meanwhile")
+        if kind == STRIDED:
+            return _strided(file, dtype, shape, at, order, made)
         lying = np.frombuffer(file.data, dtype, count, at).reshape([shape[d] for d in order])
         array = lying.transpose([order.index(d) for d in range(len(shape))])
         if kind == MODEL:  # its content was told from others' as a whole
@@ -154,6 +156,20 @@ def _factors(shape: Any, text: Any) -> Array:
 
 def _is_shape(found: Any) -> bool:
     return isinstance(found, list) and all(type(n) is int and n >= 0 for n in found)
+
+
+def _strided(file: Mapped, dtype: str, shape: tuple[int, ...], at: int, strides: list[int], made: str) -> Array:
+    """A part of what a file of the model holds. ValueError where it leaves the file."""
+    last = at + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + np.dtype(dtype).itemsize
+    if last > len(file.data) or 0 in shape:
+        raise ValueError("a kept constant leaves its file")
+    array: Array = np.ndarray(shape, dtype, file.data, at, strides)
+    remembered(array, made)
+    return array
+
+
+def _are_strides(found: object, axes: int) -> bool:
+    return isinstance(found, list) and len(found) == axes and all(type(s) is int and s >= 0 for s in found)
 
 
 def _is_order(found: object, axes: int) -> bool:

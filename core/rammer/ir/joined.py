@@ -13,7 +13,7 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 import numpy as np
 
 from rammer.ir.content import SMALL, digest, remembered
-from rammer.ir.mapped import is_mapped, released
+from rammer.ir.mapped import as_one, follows, is_mapped, released
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: How many times the bytes of its factors an array has at least that is known by them.
@@ -151,8 +151,13 @@ def recipe_of(array: Array) -> ArrayRecipe | None:
 
 
 def side_by_side(pieces: Sequence[Array], axis: int, new: bool) -> Array:
-    """The pieces along dimension ``axis``, which is a new one if ``new``; read-only. Where a piece lies in a file, and the whole
-    is not small, the array has a recipe: whoever keeps that need not keep the values."""
+    """The pieces along dimension ``axis``, which is a new one if ``new``; read-only. What lies so in memory is a view. Else,
+    where a piece is in a file, and the whole is not small, the array has a recipe: who keeps that need not keep the values."""
+    fewer = _fewer(pieces, axis, new) if all(recipe_of(p) is None for p in pieces) else list(pieces)
+    if len(fewer) < len(pieces):
+        if len(fewer) == 1:
+            return fewer[0]
+        pieces, new = fewer, False
     return _made_of(JoinRecipe(tuple(recipe_of(p) or p for p in pieces), axis, new), pieces)
 
 
@@ -169,6 +174,21 @@ def _made_of(recipe: ArrayRecipe, pieces: Sequence[Array]) -> Array:
     if made.nbytes <= SMALL or not any(recipe_of(p) is not None or is_mapped(p) for p in pieces):
         del _KNOWN[id(made)]
     return made
+
+
+def _fewer(pieces: Sequence[Array], axis: int, new: bool) -> list[Array]:
+    """``pieces`` with those as one that lie behind one another in memory, all with the dimension if it is ``new``."""
+    runs = list[list[Array]]()
+    for piece in pieces:
+        if runs and follows(runs[-1], piece, axis, new):
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    found = list[Array]()
+    for run in runs:
+        whole = as_one(run, axis, new) if len(run) > 1 else None
+        found += [whole] if whole is not None else [np.expand_dims(p, axis) if new else p for p in run]
+    return found
 
 
 @dataclass(frozen=True)

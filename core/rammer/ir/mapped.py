@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -79,19 +80,47 @@ def dense_order(array: Array) -> tuple[int, ...] | None:
 
 
 def place_of(array: Array, file: Mapped) -> int | None:
-    """Where the values of an array begin in a file, in bytes; None where they are none of it, or not ``dense_order``."""
-    if _file_of(array) is not file.data or dense_order(array) is None:
+    """Where the values of an array begin in a file, in bytes; None where they are none of it, or some lie before the first."""
+    if _file_of(array) is not file.data or any(s < 0 for s in array.strides):
         return None
     return _address(array) - _address(np.frombuffer(file.data, np.uint8))
+
+
+def follows(run: Sequence[Array], piece: Array, axis: int, new: bool) -> bool:
+    """Whether ``piece`` lies behind those of ``run`` in one memory as it would along dimension ``axis`` of one array, which is a
+    new dimension if ``new``: as far behind the last as that behind the one before it."""
+    last = run[-1]
+    rest = [(a.shape if new else (*a.shape[:axis], *a.shape[axis + 1 :]), a.strides, a.dtype) for a in (last, piece)]
+    if rest[0] != rest[1] or piece.dtype.hasobject or not piece.size or not last.size or _owner(last) is not _owner(piece):
+        return False
+    step = _address(piece) - _address(last)
+    if new:
+        return step > 0 if len(run) == 1 else step == _address(last) - _address(run[-2])
+    return bool(step == last.strides[axis] * last.shape[axis])
+
+
+def as_one(run: Sequence[Array], axis: int, new: bool) -> Array | None:
+    """Arrays that follow each other (``follows``) as one view; None where it has gaps."""
+    first = run[0]
+    shape, strides = list(first.shape), list(first.strides)
+    if new:
+        shape.insert(axis, len(run))
+        strides.insert(axis, _address(run[1]) - _address(first) if len(run) > 1 else 0)
+    else:
+        shape[axis] = sum(a.shape[axis] for a in run)
+    made: Array = np.lib.stride_tricks.as_strided(first, shape, strides, writeable=False)
+    return made if dense_order(made) is not None else None
 
 
 def released(array: Array) -> None:
     """Give back the memory that a mapped array's values took: who reads it again reads the file. Others stay as they are."""
     base = _file_of(array)
-    if base is None or not hasattr(base, "madvise") or dense_order(array) is None:  # Windows has none
+    if base is None or not hasattr(base, "madvise") or not array.size:  # Windows has none
         return
-    start = _address(array) - _address(np.frombuffer(base, np.uint8))
-    first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
+    start = _address(array) - _address(np.frombuffer(base, np.uint8)) + sum(s for s in steps if s < 0)
+    stop = start + sum(map(abs, steps)) + array.itemsize
+    first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
     if end > first:
         base.madvise(mmap.MADV_DONTNEED, first, end - first)
 
@@ -100,6 +129,17 @@ def _file_of(array: Array) -> mmap.mmap | None:
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):
         base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    return base
+
+
+def _owner(array: Array) -> object:
+    """What has the memory of an array: a file, or the array of which it is a view."""
+    base: Any = array
+    while not isinstance(base, mmap.mmap):
+        inner = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+        if inner is None:
+            break
+        base = inner
     return base
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rammer.codegen.bounds import Span, fold, span, tidy
 from rammer.codegen.context import Column, FunctionContext, Place
@@ -14,6 +15,7 @@ from rammer.codegen.vectors import STORED
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Load, Op, Ref, integer
+from rammer.ir.types import itemsize
 
 #: Scalar operations that combining the lanes of one column accumulator costs, relative to a vector access.
 FOLDED = 8.0
@@ -23,6 +25,8 @@ _UNROLLED, _STATEMENTS = 64, 200
 _TURNED = 4
 #: Vector accesses that a vector of a square costs: its load, and its share of the shuffles.
 _SQUARE = 5.0
+#: Vectors of sums that are taken down columns together, and bytes of a line of a cache.
+_DOWN, _LINE = 24, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,8 @@ def choose(
         turned = _turned(unit, stage, found, row.axis)
         if turned is not None:
             return RowPlan(row, {}, {turned[0]: row.width}, frozenset(), turned[1])
-        return RowPlan(row, {}, blocking or _wide(stage, found, row) or _lines(unit, stage, found, row))
+        wide = _wide(stage, found, row) or _down(unit, stage, found, row)
+        return RowPlan(row, {}, blocking or wide or _lines(unit, stage, found, row))
     return RowPlan(None, {}, _blocking(stage, found, -1, (), limit, axes))
 
 
@@ -236,6 +241,30 @@ def _wide(stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, 
     fitting = (b for b in (8, 4, 2) if stage.extents[row.axis] % (b * row.width) == 0)
     block = next(fitting, 1)
     return {row.axis: block} if block > 1 else {}
+
+
+def _down(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:
+    """Several vectors at once along the lane axis, where a reduction goes down columns: each row that it comes to is a page or a
+    line of its own, which one vector would use a little of and leave."""
+    sums = {r.reducer for r in found if r.reducer}
+    if not sums or not row.exact or row.interior is not None or not any(map(partial(_far, unit, row), found)):
+        return {}
+    block = side_by_side(stage.extents[row.axis], row.width, len(sums))
+    return {row.axis: block} if block > 1 else {}
+
+
+def side_by_side(count: int, width: int, sums: int) -> int:
+    """Vectors along ``count`` elements that are summed down columns together, for so many ``sums`` of each."""
+    return next((b for b in (8, 4, 2) if count % (b * width) == 0 and b * sums <= _DOWN), 1)
+
+
+def _far(unit: FunctionContext, row: LaneAxis, read: StageLoad) -> bool:
+    """Whether a reduction's load has neighbours along the lanes side by side, and steps over whole lines from one to the next."""
+    if not read.reducer or read.load.tensor in unit.inlined or step(unit, read.load, f"x{row.axis}") != 1:
+        return False
+    own = [a for a in ex.axes_of(read.load) if a.startswith(f"{read.reducer}.")]
+    size = itemsize(unit.dtypes[read.load.tensor])
+    return bool(own) and all(abs(step(unit, read.load, a) or 0) * size >= _LINE for a in own)
 
 
 def _lines(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:

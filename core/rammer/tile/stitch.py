@@ -26,7 +26,7 @@ from rammer.ir.operator import Connection, ROperator
 from rammer.tile.connect import LONGEST_CHAIN
 from rammer.tile.evaluator import Evaluator, Members, RegionTimes
 from rammer.tile.graph import ConnectionTrial, TileGraph, device_edges
-from rammer.tile.meeting import meeting, memory_bound, recomputing
+from rammer.tile.meeting import CHEAP, meeting, memory_bound, read_in_place, recomputing
 from rammer.tile.order import topological
 from rammer.tile.search import ranked_tiles
 
@@ -41,8 +41,6 @@ LEAST_GAIN: Final = 0.01
 PARTS: Final = 12
 #: Plans of a region that are run beside the one without any move, where plans are run.
 RIVALS: Final = 2
-#: Operations of a map that is as well computed again as read: an exponential is not.
-CHEAP: Final = 4
 #: Operators of a region from which on only the best plan is kept; larger regions are cut into such ones, so that a search takes
 #: no longer than its model is large.
 WIDE: Final = 24
@@ -201,7 +199,9 @@ class _Stitcher:
                     return None
                 connections.append(Connection(name, c.name, kept))
         made = ROperator(computes[-1].name, tuple(computes), tuple(connections), outputs)
-        return made if made.even or _cuttable(made) else None
+        if not made.even and not _cuttable(made):
+            return None
+        return read_in_place(made) if self.device.spills else made
 
     def _used_outside(self, name: str, group: Members) -> bool:
         return name in self.escaping or bool(self.readers.get(name, set()) - group)

@@ -14,6 +14,7 @@ from rammer.device.manifest import Binding
 from rammer.ir.compute import Compute
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Connection, ROperator
+from rammer.ir.program import dense
 from rammer.ir.types import TensorType
 from rammer.testing.cases import NetCase, Sampler
 from rammer.testing.net import Net
@@ -25,7 +26,7 @@ from rammer_rocm.dialect import OPENCL
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.kernels.generic import CPU_DIALECT, generic, generic_choices
 from rammer_rocm.kernels.nests import nests_of
-from rammer_rocm.kernels.plain import plain, task_seconds
+from rammer_rocm.kernels.plain import PlainTasks, plain, task_seconds
 from rammer_rocm.offline import CARDS
 
 CPU = VDevice(
@@ -161,6 +162,19 @@ def test_loops_are_counted_as_the_kernel_has_them(seed: int) -> None:
             text = generic(tiled, subject.binding, CPU_DIALECT).text
             alike.append(counted_widths(tiled, subject.binding) == set(map(int, VECTORS.findall(text))))
     assert sum(alike) >= 0.75 * len(alike)
+
+
+@pytest.mark.parametrize(("count", "tile", "together"), [(1024, 128, 8), (1024, 32, 2), (1000, 128, 1)])
+def test_columns_that_are_summed_in_one_loop_come_to_fewer_pages(count: int, tile: int, together: int) -> None:
+    """As many as the kernel has in its loop, where all tasks are as wide; each vector's loads and operations count all the same."""
+    operator = ROperator("y", (Compute.parse(f"y: f32[i:{count}] = sum[k:4096] x[k, i]"),), (), ("y",))
+    types = {"x": TensorType("float32", (4096, count)), "y": TensorType("float32", (count,))}
+    binding = Binding(types, {n: dense(n, n, t.shape) for n, t in types.items()})
+    tasks, tiled = PlainTasks(operator, binding, CPU), operator.tiled((tile,))
+    found = tasks.mean(tiled)
+    vectors = found["load"] / 4096
+    assert found.get("line", 0.0) + found.get("page", 0.0) == pytest.approx(4096 * vectors / together)
+    assert generic(tiled, binding, CPU_DIALECT).text.count("rm_vload16") == together
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

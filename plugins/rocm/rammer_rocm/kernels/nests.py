@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.layout import last_stages
 from rammer.codegen.reads import bodies, step, vector_cost
-from rammer.codegen.rows import FOLDED
+from rammer.codegen.rows import FOLDED, side_by_side
 from rammer.codegen.target import CTarget
 from rammer.codegen.vectors import STORED
 from rammer.device.manifest import Binding
@@ -32,6 +32,8 @@ QUOTIENTS: Final = frozenset(("div", "sqrt", "mod", "fmod", "floordiv"))
 FUNCTION: Final = 4
 #: Bytes from which on a step leaves its page, with what a core has prefetched; or its line and the next one.
 PAGE, LINES = 4096, 128
+#: Bytes of a line, over which reductions step whose vectors are summed together.
+LINE: Final = 64
 #: Instructions that combine a vector with another one, and how long that takes, in additions: an extremum that keeps NaN
 #: compares, tests beside that, and selects.
 COMBINES: Final[Mapping[str, tuple[int, float]]] = {"max": (3, 2.7), "min": (3, 2.7)}
@@ -85,11 +87,12 @@ class NestWork:
 @dataclass(frozen=True)
 class Lanes:
     """How a nest is vectorised: ``width`` elements along its axis number ``axis``, or (``axis`` < 0) along the reductions' own
-    axes ``columns``; neither: element by element."""
+    axes ``columns``; neither: element by element. ``together`` vectors along the axis are summed in one loop."""
 
     axis: int = -1
     width: int = 0
     columns: Mapping[str, tuple[str, int]] | None = None
+    together: int = 1
 
 
 def operations(reducer: str, body: Expr) -> NestWork:
@@ -201,13 +204,22 @@ class CountedNest:
 
     # --- counting ---------------------------------------------------------------------------------
 
-    def count(self, box: Sequence[int], full: Sequence[int], device_lanes: int) -> Counts:
-        """What a nest over a box of these extents does, in a kernel for tasks whose boxes have the extents ``full``: what is
-        narrower than its vectors goes element by element."""
+    def together(self, lanes: Lanes, extents: Sequence[int]) -> int:
+        """The vectors that are summed in one loop of a kernel for tasks of these extents, all alike: sums down columns."""
+        far = (r for r in self.reads if r.reducer and r.steps[lanes.axis] == 1 and r.taps)
+        if lanes.axis < 0 or not any(all(abs(n or 0) * r.size >= LINE for n in r.taps.values()) for r in far):
+            return 1
+        return side_by_side(extents[lanes.axis], lanes.width, len(self.reducers))
+
+    def count(self, box: Sequence[int], full: Sequence[int], device_lanes: int, even: bool = True) -> Counts:
+        """What a nest over a box of these extents does, in a kernel for tasks whose boxes have the extents ``full``, all of them
+        or (not ``even``) most: what is narrower than its vectors goes element by element."""
         found = Counts()
         if 0 in box:
             return found
-        extents, lanes = self.joined(box), self.lanes(self.joined(full))
+        extents, whole = self.joined(box), self.joined(full)
+        lanes = self.lanes(whole)
+        lanes = replace(lanes, together=self.together(lanes, whole)) if even else lanes
         lanes, points = lanes if lanes.axis < 0 or extents[lanes.axis] >= lanes.width else Lanes(), math.prod(extents)
         loops = [d for d, n in enumerate(extents) if n > 1 and d != lanes.axis]
         found["nested"] += (points // max(1, extents[lanes.axis]) if lanes.axis >= 0 else points) * (len(loops) > 1)
@@ -239,11 +251,11 @@ class CountedNest:
             else:
                 found["scatter"] += vectors * width
         for group in self.alike():
-            steps = vectors * self.taps(group[0].name)
-            found["loop"] += steps // max(1, group[0].reduce[-1].extent)
+            steps, loops = vectors * self.taps(group[0].name), vectors // lanes.together
+            found["loop"] += steps // lanes.together // max(1, group[0].reduce[-1].extent)
             self._together(found, group, steps, apart, width / device_lanes)
-            self._waits(found, group, vectors, self.taps(group[0].name))
-            self._strides(found, group, steps)
+            self._waits(found, group, loops, self.taps(group[0].name))
+            self._strides(found, group, loops * self.taps(group[0].name))
 
     def _strides(self, found: Counts, group: Iterable[Compute], steps: int) -> None:
         """Steps of loops across what is read: those that go from line to line, from page to page, and from page to page always to

@@ -100,21 +100,23 @@ class PlainTasks:
         """What the mean task does, by the names of ``CYCLES``: tasks at edges are smaller, and may be narrower than a vector."""
         cuts = [_cuts(extent, tile) for extent, tile in zip(tiled.anchor.shape, tiled.tile, strict=True)]
         full, total = tiled.boxes(tiled.inner_box(), self.types), dict[str, float]()
+        even = all(len(cut) == 1 for cut in cuts)
         for cut in product(*cuts):
             often = math.prod(n for n, _ in cut) / tiled.task_count
             boxes = tiled.boxes(tuple(box for _, box in cut), self.types)
-            for what, count in self._counts(boxes, full).items():
+            for what, count in self._counts(boxes, full, even).items():
                 total[what] = total.get(what, 0.0) + often * count
         return total
 
-    def _counts(self, boxes: Mapping[str, Box], full: Mapping[str, Box]) -> Counts:
-        """What a task of these boxes does in the kernel of one of ``full`` boxes, by the names of ``CYCLES``."""
+    def _counts(self, boxes: Mapping[str, Box], full: Mapping[str, Box], even: bool) -> Counts:
+        """What a task of these boxes does in the kernel of one of ``full`` boxes, those of all tasks where these are ``even``, by
+        the names of ``CYCLES``."""
         found = self._bytes(boxes)
         found["task"] += 1
         for nest in self.nests:
             if nest.root.name in boxes:
                 found["nest"] += 1
-                found += nest.count(_extents(boxes[nest.root.name]), _extents(full[nest.root.name]), self.lanes)
+                found += nest.count(_extents(boxes[nest.root.name]), _extents(full[nest.root.name]), self.lanes, even)
         found["far_conflict"] += round(found["conflict"] * _beyond(self.nbytes, self.capacity))
         return found
 

@@ -166,7 +166,7 @@ def test_loops_are_counted_as_the_kernel_has_them(seed: int) -> None:
 
 @pytest.mark.parametrize(("count", "tile", "together"), [(1024, 128, 8), (1024, 32, 2), (1000, 128, 1)])
 def test_columns_that_are_summed_in_one_loop_come_to_fewer_pages(count: int, tile: int, together: int) -> None:
-    """As many as the kernel has in its loop, where all tasks are as wide; each vector's loads and operations count all the same."""
+    """As many as the kernel has in its loop, where all tasks are as wide; loads and operations count all the same."""
     operator = ROperator("y", (Compute.parse(f"y: f32[i:{count}] = sum[k:4096] x[k, i]"),), (), ("y",))
     types = {"x": TensorType("float32", (4096, count)), "y": TensorType("float32", (count,))}
     binding = Binding(types, {n: dense(n, n, t.shape) for n, t in types.items()})

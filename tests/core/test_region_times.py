@@ -69,23 +69,6 @@ def test_parts_that_run_side_by_side_are_priced_so(tasks: int, rng: np.random.Ge
     assert (len(before.operators), len(after.operators)) == (2, 1 if tasks >= 4 else 2)
 
 
-@pytest.mark.parametrize("long, operators", [(1e-3, 2), (1e-2, 3)])
-def test_what_is_hidden_behind_a_longer_operator_is_left_apart(long: float, operators: int, rng: np.random.Generator) -> None:
-    """Two reductions along rows, which as one take three quarters, beside one along columns, which is none of their region."""
-    body = "p = ReduceSum<keepdims=0>(x, a)\n q = ReduceMax<keepdims=0>(x, a)\n r = ReduceMax<keepdims=0>(x, b)"
-    head = "(float[128,192] x) => (float[128] p, float[128] q, float[192] r) <int64[1] a = {1}, int64[1] b = {0}>"
-    before = tiles_of(SmallModel("three", f"{head} {{\n{body}\n}}"), rng)
-
-    def kernels(operator: ROperator) -> tuple[RKernel, ...]:
-        alone = operator.outputs == ("r",)
-        tiled, task = operator.tiled((192 if alone else 32,)), long if alone else 1e-3 if len(operator.outputs) == 1 else 1.5e-3
-        return (RKernel(tiled, lambda: Written("", Resources()), task, task),)
-
-    after = stitch(before, WHERE, Evaluator(kernels, lambda found, waits: in_waves(found, waits, WHERE)), {})
-    assert (len(before.operators), len(after.operators)) == (3, operators)
-    assert any("nothing is saved beside others" in str(d) for d in after.decisions) == (operators == 3)
-
-
 @pytest.mark.parametrize("seed_of", range(4))
 def test_a_group_waits_for_what_any_of_it_waits_for(seed_of: int, seed: int, rng: np.random.Generator) -> None:
     """Of a chain of operators some are a region: whoever is ahead of a group is waited for, also through operators outside."""

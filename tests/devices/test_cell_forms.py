@@ -74,12 +74,12 @@ def test_a_cell_of_a_product_for_each_gate_is_predicted_as_an_lstm(device: str, 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_how_weights_lie_changes_nothing(device: str, rng: np.random.Generator) -> None:
-    """Weights of [depth, columns] and of [columns, depth] give one program."""
+    """Weights of [depth, columns] and of [columns, depth] give programs that take as long, but for tiles that take the same."""
     backend, form = device_of(device), replace(drawn(rng, "gates", 2), batch=1, bias="first")
     turned, straight = (made(cell_form(rng, replace(form, turned=t))[0], backend) for t in (True, False))
     assert turned.program.predicted == pytest.approx(straight.program.predicted, rel=1e-9), form
     for a, b in some(zip(turned.program.operators, straight.program.operators, strict=True)):
-        assert (a.family, a.tile) == (b.family, b.tile), form
+        assert a.family == b.family, form
 
 
 @pytest.mark.sampled(5)

@@ -58,7 +58,7 @@ def stitch(
     search = _Stitcher(tile, device, latency, aliases, binding or Binding(tile.graph.types, {}))
     for part, width in search.regions():
         search.settle(search.best(part, width))
-    joined = search.paying()
+    joined = list(dict.fromkeys(search.settled.values()))
     if not joined:
         return replace(tile, decisions=(*tile.decisions, *search.decisions))
     inside = frozenset[int]().union(*joined)
@@ -254,25 +254,6 @@ class _Stitcher:
         refused = {p: self.times.predicted(p.groups, members) for p in paying if p.groups not in {q.groups for q in runs}}
         self._log([*runs.items(), *refused.items()], chosen)
         return sorted(chosen.groups, key=sorted)
-
-    def paying(self) -> list[Members]:
-        """The groups of all regions, without those that save nothing beside operators of other regions: a region alone does not
-        tell what runs side by side with it. Where plans were run, that has told it."""
-        kept = sorted(dict.fromkeys(self.settled.values()), key=sorted)
-        while not self.latency.together and (idle := next(filter(None, map(partial(self._idle, kept), kept)), None)):
-            kept.remove(idle[0])
-            self.decisions.append(idle[1])
-        return kept
-
-    def _idle(self, kept: Sequence[Members], group: Members) -> tuple[Members, ConnectionTrial] | None:
-        """A group that saves nothing beside the others that are ``kept``, of the operators around it."""
-        around = frozenset(range(max(0, min(group) - WIDE), min(max(group) + WIDE + 1, len(self.operators))))
-        beside = frozenset(g for g in kept if g != group and g <= around)
-        if len(around) > 4 * WIDE or self._pays(group, beside, around, 0.0):
-            return None
-        seconds = [self.times.predicted(groups, around) for groups in (beside, beside | {group})]
-        subject = " + ".join(self.operators[i].name for i in sorted(group))
-        return group, ConnectionTrial(subject, "stitch", seconds[0], seconds[1], False, "nothing is saved beside others")
 
     def _offered(self, paying: Iterable[_Plan], found: Sequence[_Plan], region: Members, least: float) -> dict[_Plan, float]:
         """The plan without any move, and others without the groups that do not save that share of their parts' time; with their

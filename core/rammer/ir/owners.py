@@ -97,7 +97,7 @@ class Owners:
             begin = bisect_right(self._ranges, low, key=itemgetter(1))
             met = self._ranges[begin : bisect_left(self._ranges, high, begin, key=itemgetter(0))]
             whole = bool(met) and met[0][0] <= low and high <= met[-1][1] and all(a[1] == b[0] for a, b in pairwise(met))
-            if (whole and len(met) == 1) or len(self.writes) < 2 or dense(storage):
+            if (whole and len(met) == 1) or len(self.writes) < 2 or gapless(storage):
                 return tuple(dict.fromkeys(self.writes[i].operator for i in sorted(i for _, _, i in met))), whole
             if self._map is None:
                 self._map = self._painted()
@@ -136,7 +136,7 @@ def injective(storage: Storage) -> bool:
     return True
 
 
-def dense(storage: Storage) -> bool:
+def gapless(storage: Storage) -> bool:
     """Whether a storage surely has every element between its first and its last one, however often."""
     reach = 0
     for stride, extent in sorted((abs(s), n) for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1 and s):

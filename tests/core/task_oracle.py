@@ -9,6 +9,7 @@ from itertools import combinations, product
 from rammer.ir import expr as ex
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Storage, Task
+from rammer.ir.verify import VerifyError, verify
 
 # --- an oracle: every task, every element, no cleverness ----------------------------------------
 
@@ -79,6 +80,15 @@ def reads(program: RProgram, operator: ROperator, task: int) -> set[tuple[str, t
                 if all(0 <= i < n for i, n in zip(index, storage.shape, strict=True)):
                     found.add((load.tensor, address(program, storage, index)))
     return found
+
+
+def rejected(program: RProgram) -> bool:
+    """Whether the verifier refuses a program, which the oracle below should, too."""
+    try:
+        verify(program)
+    except VerifyError:
+        return True
+    return False
 
 
 def is_legal(program: RProgram) -> bool:

@@ -8,20 +8,15 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from cell_forms import WRITTEN, CellForm, cell_form
 from onnx import helper
 from onnx_models import model, tensor
+from rewritten_graphs import lowered, unlike
 from sibling_graphs import MAPS, SiblingModel
 from view_graphs import Shape
 
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
 from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
-from rammer.ir.evaluate import run_graph
-from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.plan.simplify import simplified
 from rammer.plan.storage import assign_storage
 from rammer.testing.some import some
@@ -99,22 +94,6 @@ def cut_model(seed: int) -> ComputeGraph:
     return lowered(model(made.nodes, inputs, ends, constants=made.constants))
 
 
-def lowered(proto: onnx.ModelProto) -> ComputeGraph:
-    return lower(Pipeline(default_passes()).run(bind(read_model(proto), {}))[0])
-
-
-def problem(graph: ComputeGraph, after: ComputeGraph, rng: np.random.Generator) -> str:
-    """What is wrong with ``after``, which is ``graph`` with products cut."""
-    try:
-        verify_compute_graph(after)
-    except ValueError as fault:
-        return str(fault)
-    feeds = {n: rng.standard_normal(graph.types[n].shape) for n in graph.inputs}
-    want, have = (run_graph(g, feeds) for g in (graph, after))
-    wrong = [o for o in graph.outputs if not np.allclose(want[o], have[o], rtol=1e-9, atol=1e-9)]
-    return f"{wrong} differ" if wrong else ""
-
-
 def everything(graph: ComputeGraph) -> set[str]:
     return {c.name for c in graph.computes}
 
@@ -129,7 +108,7 @@ def trial(graph: ComputeGraph, rng: np.random.Generator) -> str:
         return "it is cut all the same"
     if any(label in kept for cuts in some_cut.cuts.values() for label in cuts):
         return "a cut was made that was not to be"
-    return problem(graph, found.graph, rng) or problem(graph, some_cut.graph, rng)
+    return unlike(graph, found.graph, rng) or unlike(graph, some_cut.graph, rng)
 
 
 def test_results_stay_wherever_products_are_cut(seed: int, rng: np.random.Generator) -> None:
@@ -162,7 +141,7 @@ def test_results_stay_whatever_is_said_to_be_faster(seed: int, rng: np.random.Ge
     for each in range(seed, seed + COUNT):
         graph = cut_model(each)
         after, _ = batch_where_it_pays(graph, Drawn(rng))
-        assert not (found := problem(graph, after, rng)), f"model {each}: {found}"
+        assert not (found := unlike(graph, after, rng)), f"model {each}: {found}"
 
 
 @pytest.mark.parametrize("written", WRITTEN)
@@ -170,7 +149,7 @@ def test_pieces_are_views_of_the_weights(written: str, rng: np.random.Generator)
     form = CellForm(written, 3, 6, 5, bias="both", turned=bool(rng.integers(2)))
     graph = lowered(cell_form(rng, form)[0])
     found = cut_products(graph, lambda: everything(graph))
-    assert not problem(graph, found.graph, rng) and (found.graph is graph) == (written == "gates")
+    assert not unlike(graph, found.graph, rng) and (found.graph is graph) == (written == "gates")
     for value in some(found.graph.constants.values()):
         assert any(np.shares_memory(value, whole) for whole in graph.constants.values())
     gates = [c for c in found.graph.computes if c.combiner]

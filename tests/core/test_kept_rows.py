@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 from stitched_graphs import device, graph_of, stitched
-from task_oracle import dropped_waits, is_legal, lost_and_doubled, moved_buffers, narrowed_counters, swapped_neighbours
+from task_oracle import dropped_waits, is_legal, lost_and_doubled, moved_buffers, narrowed_counters, rejected, swapped_neighbours
 
 from rammer.codegen.dialects import C99
 from rammer.device.contributions import candidates
@@ -181,14 +181,6 @@ def test_no_illegal_program_with_kept_rows_passes(case: int, seed: int) -> None:
     for edit in EDITS:
         for wrong in edit(program):
             assert rejected(wrong) or is_legal(wrong), f"{edit.__name__} for {veus} vEUs by {policy}\n{wrong}"
-
-
-def rejected(program: RProgram) -> bool:
-    try:
-        verify(program)
-    except VerifyError:
-        return True
-    return False
 
 
 def test_a_tile_that_would_write_a_result_twice_is_refused() -> None:

@@ -7,22 +7,12 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from task_oracle import dropped_waits, is_legal, lost_and_doubled, moved_buffers, narrowed_counters, swapped_neighbours
+from task_oracle import dropped_waits, is_legal, lost_and_doubled, moved_buffers, narrowed_counters, rejected, swapped_neighbours
 
-from rammer.ir.program import RProgram
-from rammer.ir.verify import VerifyError, verify
 from rammer.schedule.registry import parse_policy, policies
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
 from rammer.testing.programs import TaskNet, random_net, summing
-
-
-def rejected(program: RProgram) -> bool:
-    try:
-        verify(program)
-    except VerifyError:
-        return True
-    return False
 
 
 def gathering_net(seed: int, operators: int) -> TaskNet:

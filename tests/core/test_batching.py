@@ -68,11 +68,13 @@ def trial(graph: ComputeGraph, rng: np.random.Generator) -> str:
 
 def test_random_siblings(seed: int, rng: np.random.Generator) -> None:
     done = 0
-    for each in range(seed, seed + COUNT):
-        graph = lowered(sibling_model(each))
+    for number in range(10 * COUNT):  # one in four has no siblings; a run has some that have
+        graph = lowered(sibling_model(seed + number))
         done += batch_where_it_pays(graph, Priced(), always=True)[0] is not graph
-        assert not (found := trial(graph, rng)), f"model {each}: {found}"
-    assert done
+        assert not (found := trial(graph, rng)), f"model {seed + number}: {found}"
+        if done and number + 1 >= COUNT:
+            return
+    pytest.fail("nothing was batched")
 
 
 def _shifted(self: SideBySide, own: Any, number: int) -> Any:

@@ -19,6 +19,9 @@ from rammer.testing.growth.shapes import SHAPES
 #: Linear is 2, and somewhat more where operators are grouped by dozens; pairs are 4.
 MOST = 2.5
 CHECKED = ("mixed", "transposes", "splits", "regrouped", "hosted", "scaled", "accumulated", "twice", "fan_out", "many_inputs")
+#: Nodes of the smallest of three models. Its parts are one region for the stitching, which keeps more plans of small ones (fewer
+#: than ``rammer.tile.stitch.WIDE`` operators).
+LEAST = {"regrouped": 100}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def test_operations_grow_with_the_model(registry: Registry, shape: str) -> None:
         compiler = Compiler(backend, CompileOptions(), KernelStore(None), device="toy")
         compiler.compile_model(read_model(SHAPES[shape](size).SerializeToString()), {})
 
-    assert growth(compile_of, 40) <= MOST
+    assert growth(compile_of, LEAST.get(shape, 40)) <= MOST
 
 
 def test_reading_copies_no_names_for_each_node() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Final, Protocol, TypeAlias
 
 from rammer.ir.compute import Compute, ComputeGraph
@@ -120,6 +121,7 @@ def cut_where_it_pays(
     """``graph`` with products cut where they are predicted to be faster then, batched as is best; itself where there are none.
     Regions of pieces that batches connect are decided one by one."""
 
+    @cache
     def copied() -> set[str]:
         return {c.name for c in pricing.copies(graph)}
 
@@ -138,9 +140,13 @@ class Deciding:
         self.graph, self.pricing, self.joins, self.always, self.wide = graph, pricing, joins, always, wide
         self.prices = prices
         self.producers, self.consumers = graph.producers, graph.consumers()
-        self.copied = {c.name for c in pricing.copies(graph)}
         self.trials: list[BatchTrial] = []
         self.places = {c.name: i for i, c in enumerate(graph.computes)}
+
+    @cached_property
+    def copied(self) -> set[str]:
+        """What is copied as the graph is."""
+        return {c.name for c in self.pricing.copies(self.graph)}
 
     def decided(self) -> tuple[ComputeGraph, tuple[BatchTrial, ...]]:
         """See ``batch_where_it_pays``."""
@@ -187,11 +193,14 @@ class Deciding:
     def seconds_of(self, names: Collection[str], left: Collection[str]) -> float:
         """The time of those of these Computes that are the graph's, with those between them that are not ``left``, as a graph:
         apart or batched, whichever is faster."""
-        region = {n for n in names if n in self.producers}
-        for c in reversed(self.graph.computes):
-            readers = self.consumers[c.name]
-            if c.name not in left and readers and all(r.name in region for r in readers):
-                region.add(c.name)
+        waiting = [n for n in names if n in self.producers]
+        region = {*waiting}
+        while waiting:
+            for name in self.producers[waiting.pop()].reads:
+                lone = name in self.producers and name not in left and all(r.name in region for r in self.consumers[name])
+                if lone and name not in region:
+                    region.add(name)
+                    waiting.append(name)
         region |= self._between(region)
         ordered = sorted(region, key=self.places.__getitem__)
         apart, together, _ = self._priced(self._part(ordered), [n for n in ordered if self.producers[n].kind == "contraction"])
@@ -231,11 +240,12 @@ class Deciding:
     def _between(self, part: Collection[str]) -> set[str]:
         """What depends on a part of the graph and has others of it depend on it: without, they would be priced side by side, as
         the steps of a recurrence."""
-        after, before = {*part}, {*part}
-        for c in self.graph.computes:
+        after, before, places = {*part}, {*part}, [self.places[n] for n in part]
+        span = self.graph.computes[min(places) : max(places) + 1]  # others are before all of it, or behind
+        for c in span:
             if not after.isdisjoint(c.reads):
                 after.add(c.name)
-        for c in reversed(self.graph.computes):
+        for c in reversed(span):
             if c.name in before:
                 before.update(c.reads)
         found = (after & before).difference(part)

@@ -85,6 +85,13 @@ def _layer(s: Sketch, value: str, i: int) -> str:
     return s.node("Add", value, s.nodes[-4].output[0])
 
 
+def _gated(s: Sketch, value: str, i: int) -> str:
+    """A product in two blocks, one of which gates the other."""
+    s.node("Split", s.node("MatMul", value, s.weight(8, 16)), outputs=2, axis=1, num_outputs=2)
+    gate, content = s.nodes[-1].output
+    return s.node("Mul", s.node("Sigmoid", gate), s.node("Tanh", content))
+
+
 def _rearranged(s: Sketch, value: str, i: int) -> str:
     op = ("Transpose", "Relu", "Reshape", "Neg")[i % 4]
     if op == "Transpose":
@@ -266,6 +273,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "gemm_bias": _chain(lambda s, v, i: s.node("Gemm", v, s.weight(16, 16), s.weight(16)), 4, 16),
     "conv": _chain(lambda s, v, i: s.node("Conv", v, s.weight(4, 4, 3, 3), pads=[1, 1, 1, 1]), 1, 4, 6, 6),
     "mixed": _chain(_layer, 16, 16),
+    "gated": _chain(_gated, 4, 8),
     "reductions": _chain(lambda s, v, i: s.node("Add", v, s.node("ReduceMean", v, axes_of(s), keepdims=1)), 4, 8),
     "softmax": _chain(lambda s, v, i: s.node("Softmax", v, axis=i % 2), 4, 8),
     "rearranged": _chain(_rearranged, 4, 4, 4),

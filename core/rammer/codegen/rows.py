@@ -25,8 +25,8 @@ _UNROLLED, _STATEMENTS = 64, 200
 _TURNED = 4
 #: Vector accesses that a vector of a square costs: its load, and its share of the shuffles.
 _SQUARE = 5.0
-#: Vectors of sums that are taken down columns together, and bytes of a line of a cache.
-_DOWN, _LINE = 24, 64
+#: Vectors of sums that are taken down columns together, and bytes of a line of a cache, over which the steps between rows go.
+_DOWN, LINE = 24, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ def _far(unit: FunctionContext, row: LaneAxis, read: StageLoad) -> bool:
         return False
     own = [a for a in ex.axes_of(read.load) if a.startswith(f"{read.reducer}.")]
     size = itemsize(unit.dtypes[read.load.tensor])
-    return bool(own) and all(abs(step(unit, read.load, a) or 0) * size >= _LINE for a in own)
+    return bool(own) and all(abs(step(unit, read.load, a) or 0) * size >= LINE for a in own)
 
 
 def _lines(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:

@@ -100,12 +100,12 @@ def follows(run: Sequence[Array], piece: Array, axis: int, new: bool) -> bool:
 
 
 def as_one(run: Sequence[Array], axis: int, new: bool) -> Array | None:
-    """Arrays that follow each other (``follows``) as one view; None where it has gaps."""
+    """Two or more arrays that follow each other (``follows``) as one view; None where it has gaps."""
     first = run[0]
     shape, strides = list(first.shape), list(first.strides)
     if new:
         shape.insert(axis, len(run))
-        strides.insert(axis, _address(run[1]) - _address(first) if len(run) > 1 else 0)
+        strides.insert(axis, _address(run[1]) - _address(first))
     else:
         shape[axis] = sum(a.shape[axis] for a in run)
     made: Array = np.lib.stride_tricks.as_strided(first, shape, strides, writeable=False)
@@ -126,10 +126,8 @@ def released(array: Array) -> None:
 
 
 def _file_of(array: Array) -> mmap.mmap | None:
-    base: Any = array
-    while base is not None and not isinstance(base, mmap.mmap):
-        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
-    return base
+    base = _owner(array)
+    return base if isinstance(base, mmap.mmap) else None
 
 
 def _owner(array: Array) -> object:

@@ -26,7 +26,8 @@ def memory_bound(operator: ROperator) -> bool:
 def recomputing(operator: ROperator) -> ROperator:
     """The same operator that keeps no rows of maps on chip: who reads them computes them again. So rows may be of any length.
     What is computed of a sum in its place is kept, as the sum would be: it has a value for each row, or costs a sum each time."""
-    placed = {e.consumer for e in operator.connections if e.layer == "thread" and e.producer in _sums(operator)}
+    sums = _sums(operator)
+    placed = {e.consumer for e in operator.connections if e.layer == "thread" and e.producer in sums}
     maps = {c.name for c in operator.computes if not c.reduce} - placed
     links = tuple(replace(e, layer="thread") if e.producer in maps else e for e in operator.connections)
     return replace(operator, connections=links)
@@ -57,7 +58,8 @@ def _each_once(c: Compute, load: Load) -> bool:
 def _sums(operator: ROperator) -> set[str]:
     """The reductions, and what is computed of them where it is read."""
     found = {c.name for c in operator.computes if c.reduce}
-    for e in sorted(operator.connections, key=lambda e: [c.name for c in operator.computes].index(e.producer)):
+    places = {c.name: i for i, c in enumerate(operator.computes)}
+    for e in sorted(operator.connections, key=lambda e: places[e.producer]):
         found |= {e.consumer} if e.layer == "thread" and e.producer in found else set()
     return found
 

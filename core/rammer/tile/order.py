@@ -1,9 +1,10 @@
-"""A legal order of operators that may write one of their results long before their last one."""
+"""Legal orders: each behind what it needs, else by rank; of operators that may write a result long before their last one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 from rammer.ir.operator import ROperator
 
@@ -22,14 +23,19 @@ def topological(
         needs[o.name] = len(before)
         for name in before:
             readers.setdefault(name, []).append(o.name)
-    ready = [(place[name], name) for name, count in needs.items() if not count]
+    return tuple(by_name[name] for name in by_rank(needs, readers, place))
+
+
+def by_rank(needs: dict[str, int], readers: Mapping[str, Iterable[str]], rank: Mapping[str, Any]) -> Iterator[str]:
+    """Names by rank, as far as each comes behind all those that it ``needs``: so many, which are counted down. Readers that need
+    nothing known are left out."""
+    ready = [(rank[name], name) for name, count in needs.items() if not count]
     heapify(ready)
-    ordered = list[ROperator]()
     while ready:
         _, name = heappop(ready)
-        ordered.append(by_name[name])
+        yield name
         for reader in readers.get(name, ()):
-            needs[reader] -= 1
-            if not needs[reader]:
-                heappush(ready, (place[reader], reader))
-    return tuple(ordered)
+            if reader in needs:
+                needs[reader] -= 1
+                if not needs[reader]:
+                    heappush(ready, (rank[reader], reader))

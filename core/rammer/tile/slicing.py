@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph
 from rammer.ir.expr import Load, Ref
 from rammer.ir.names import Names, identifier
 from rammer.ir.types import TensorType
+from rammer.tile.order import by_rank
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,4 @@ class CutState:
                 waiting += [r for r in self.computes[name].reads if r in self.computes]
         missing = {n: sum(r in live for r in self.computes[n].reads) for n in live}
         rank = {n: (self.places[self.sources.get(n, n)], self.begins.get(n, 0), i) for i, n in enumerate(self.computes)}
-        ready, found = [(rank[n], n) for n in live if not missing[n]], list[Compute]()
-        heapify(ready)
-        while ready:
-            _, name = heappop(ready)
-            found.append(self.computes[name])
-            for reader in self.readers[name]:
-                if reader in live:
-                    missing[reader] -= 1
-                    if not missing[reader]:
-                        heappush(ready, (rank[reader], reader))
-        return tuple(found)
+        return tuple(self.computes[name] for name in by_rank(missing, self.readers, rank))

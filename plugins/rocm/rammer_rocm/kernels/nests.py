@@ -16,7 +16,7 @@ from typing import Final
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.layout import last_stages
 from rammer.codegen.reads import bodies, step, vector_cost
-from rammer.codegen.rows import FOLDED, side_by_side
+from rammer.codegen.rows import FOLDED, LINE, side_by_side
 from rammer.codegen.target import CTarget
 from rammer.codegen.vectors import STORED
 from rammer.device.manifest import Binding
@@ -32,8 +32,6 @@ QUOTIENTS: Final = frozenset(("div", "sqrt", "mod", "fmod", "floordiv"))
 FUNCTION: Final = 4
 #: Bytes from which on a step leaves its page, with what a core has prefetched; or its line and the next one.
 PAGE, LINES = 4096, 128
-#: Bytes of a line, over which reductions step whose vectors are summed together.
-LINE: Final = 64
 #: Instructions that combine a vector with another one, and how long that takes, in additions: an extremum that keeps NaN
 #: compares, tests beside that, and selects.
 COMBINES: Final[Mapping[str, tuple[int, float]]] = {"max": (3, 2.7), "min": (3, 2.7)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -90,7 +91,7 @@ def _onnx(form: CellForm, given: Weights, inputs: list[onnx.ValueInfoProto]) -> 
 
 
 @dataclass
-class Writer:
+class Writer(ABC):
     """Writes a layer."""
 
     form: CellForm
@@ -128,12 +129,13 @@ class Writer:
             state = self.step(x, state, t)
         return state[0]
 
+    @abstractmethod
     def first(self) -> tuple[str, ...]:
-        raise NotImplementedError
+        """The names of the state before all steps."""
 
+    @abstractmethod
     def step(self, x: str, state: tuple[str, ...], t: int) -> tuple[str, ...]:
         """The next state."""
-        raise NotImplementedError
 
     def order(self, gates: str) -> str:
         """``gates`` as this layer's weights have them."""

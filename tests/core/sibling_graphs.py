@@ -29,6 +29,14 @@ class SiblingModel(ViewModel):
         else:
             kind(x, self.shapes[x])  # type: ignore[call-arg]
 
+    def finished(self, kept: float) -> onnx.ModelProto:
+        """The model, of which all that nothing reads are outputs, and a share ``kept`` of other values."""
+        values = [o for n in self.nodes for o in n.output]
+        used = {i for n in self.nodes for i in n.input}
+        ends = [v for v in values if v not in used] + [v for v in values if v in used and self.rng.random() < kept]
+        inputs = [tensor(i, self.shapes[i]) for i in self.inputs]
+        return model(self.nodes, inputs, ends, constants=self.constants)
+
     def behind(self, names: list[str]) -> list[str]:
         """The same maps behind all of ``names``, or one that only the first has."""
         alike = self.rng.random() < 0.8
@@ -136,8 +144,4 @@ def sibling_model(seed: int) -> onnx.ModelProto:
     count = rng.randint(6, 30)
     while len(made.nodes) < count:
         made.step()
-    values = [o for n in made.nodes for o in n.output]
-    used = {i for n in made.nodes for i in n.input}
-    ends = [v for v in values if v not in used] + [v for v in values if v in used and rng.random() < 0.08]
-    inputs = [tensor(i, made.shapes[i]) for i in made.inputs]
-    return model(made.nodes, inputs, ends, constants=made.constants)
+    return made.finished(0.08)

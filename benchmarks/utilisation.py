@@ -148,13 +148,11 @@ def rammer_results(
         take_turns([program], settings.rounds)
         seconds = median(program.seconds)
         arrays = program.exe.checked(model.feeds)
-        spans = backend.trace(
-            segment.program, segment.constants, {p.external: arrays[p.external] for p in segment.program.inputs}
-        )
-        (folder / f"trace_{name}_{key.replace(':', '-')}_{way.name}.json").write_text(measured_trace([(key, spans)]))
-        summary = summarise(segment.program, spans, units)
+        run = backend.trace(segment.program, segment.constants, {p.external: arrays[p.external] for p in segment.program.inputs})
+        (folder / f"trace_{name}_{key.replace(':', '-')}_{way.name}.json").write_text(measured_trace([(key, run.spans)]))
+        summary = summarise(run, units)
         parts = sorted(((o.name, o.tasks, o.seconds) for o in summary.operators), key=lambda r: -r[2])
-        count, line = program.special.kernels, measured(spans, units)
+        count, line = program.special.kernels, measured(run.spans, units)
         found = [Result(f"rammer, {way.name}", "tasks", seconds, count, line, summary.idle, summary.gap, parts)]
         if gpu:
             found.append(from_kernels(f"rammer, {way.name}", seconds, profile(program.bound.run), units))

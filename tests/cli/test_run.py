@@ -163,12 +163,12 @@ def test_an_unknown_precision_is_a_usage_error(rammer: Command, model: Path) -> 
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy device says that it ran every task at once, for a second."""
-    from rammer.device.manifest import Span
+    from rammer.device.manifest import Recorded, Span
 
     import rammer_toy
 
-    def trace(self: object, program: RProgram, constants: object, inputs: object) -> list[Span]:
-        return [Span(v, t.operator, t.index, 0.0, 1.0) for v, row in enumerate(program.rows) for t in row]
+    def trace(self: object, program: RProgram, constants: object, inputs: object) -> Recorded:
+        return Recorded(program, [Span(v, t.operator, t.index, 0.0, 1.0) for v, row in enumerate(program.rows) for t in row])
 
     monkeypatch.setattr(rammer_toy.ToyBackend, "trace", trace, raising=False)
 

@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from rammer.device.manifest import Span
+from rammer.device.manifest import Recorded, Span
 from rammer.ir.program import RProgram
 from rammer.report.measured import covered, measured_trace, summarise
 from rammer.schedule.wavefront import Wavefront
@@ -34,7 +34,7 @@ def test_figures() -> None:
         Span(1, a, 2, 0.0, 1.0),
         Span(1, b, 0, 5.0, 10.0),  # 6 s busy; nothing anywhere from 3 to 5
     ]
-    found = summarise(program, spans, units=3)
+    found = summarise(Recorded(program, spans), units=3)
     assert np.isclose(found.span, 10) and np.isclose(found.utilisation, 9 / 30) and np.isclose(found.idle, 0.2)
     times = {o.name: o for o in found.operators}
     assert (times[a].tasks, times[a].seconds, times[a].work, times[a].gap) == (3, 3.0, 5.0, 0.0)
@@ -46,7 +46,7 @@ def test_figures() -> None:
 
 def test_a_run_without_tasks_has_figures() -> None:
     for spans in ([], [Span(0, "o", 0, 1.0, 1.0)]):
-        found = summarise(two(), spans, units=3)
+        found = summarise(Recorded(two(), spans), units=3)
         assert (found.span, found.utilisation, found.idle, found.gap) == (0, 0, 0, 0) and "units busy 0.0%" in str(found)
 
 

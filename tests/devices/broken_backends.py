@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from rammer.device.manifest import Array, Binding, OpenOptions, RunResult, Span
+from rammer.device.manifest import Array, Binding, OpenOptions, Recorded, RunResult, Span
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
@@ -88,22 +88,32 @@ class NoThreads(rammer_toy.ToyBackend):
 class Traced(rammer_toy.ToyBackend):
     """Says that all tasks ran at once."""
 
-    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
-        return [Span(v, t.operator, t.index, 0.0, 1e-3) for v, row in enumerate(program.rows) for t in row]
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
+        return Recorded(program, [Span(v, t.operator, t.index, 0.0, 1e-3) for v, row in enumerate(program.rows) for t in row])
 
 
 class TracedFirst(Traced):
     """Records the first task of a row."""
 
-    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
-        return super().trace(replace(program, rows=tuple(row[:1] for row in program.rows)), constants, inputs)
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
+        first = replace(program, rows=tuple(row[:1] for row in program.rows))
+        return replace(super().trace(first, constants, inputs), program=program)
+
+
+class TracedShort(TracedFirst):
+    """Says that the first task of each row is all that there was."""
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
+        first = replace(program, rows=tuple(row[:1] for row in program.rows))
+        return replace(super().trace(program, constants, inputs), program=first)
 
 
 class TracedBackwards(Traced):
     """Spans end before they start."""
 
-    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
-        return [replace(s, start=s.end, end=s.start) for s in super().trace(program, constants, inputs)]
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
+        run = super().trace(program, constants, inputs)
+        return replace(run, spans=[replace(s, start=s.end, end=s.start) for s in run.spans])
 
 
 # --- closing ----------------------------------------------------------------------------------------

@@ -109,6 +109,7 @@ MISTAKES = {
     "runs in cycles": Mistake(rows.Cycles, "clocks", "the long chain by the profiler"),
     "the clock stops when queued": Mistake(backends.Queued, "clocks", "a run of the long chain"),
     "spans of first tasks": Mistake(backends.TracedFirst, "trace", "tasks without a span"),
+    "a program of first tasks": Mistake(backends.TracedShort, "trace", "is on no row"),
     "spans end before they start": Mistake(backends.TracedBackwards, "trace", "a span from"),
     "a formula": Mistake(backends.Predicts, "profiler", "is it a formula"),
     "no threads": Mistake(backends.NoThreads, "profiler", "threads=0"),

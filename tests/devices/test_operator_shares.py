@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import rammer
 from rammer.cli.main import cli
 from rammer.compiled.spent import timed, watched
-from rammer.device.manifest import Span
+from rammer.device.manifest import Recorded, Span
 from rammer.errors import DeviceUnavailable
 from rammer.report import operators
 from rammer.report.operators import HOST, MEASURED, PREDICTED, SIMULATED, TRACED, OperatorShare, shares, table_rows
@@ -93,14 +93,15 @@ def test_a_record_of_the_run_comes_before_the_profiler(rng: np.random.Generator,
     special = exe.prepare(feeds)
     (program,) = special.compiled.programs
 
-    class Recorded(SimpleNamespace):
+    class Recording(SimpleNamespace):
         vdevice = exe.backend.vdevice
 
-        def trace(self, program: Any, constants: Any, given: Mapping[str, Any]) -> Sequence[Span]:
+        def trace(self, program: Any, constants: Any, given: Mapping[str, Any]) -> Recorded:
             assert given["x"] is not None
-            return [Span(v, o.name, v, k, k + 2.0 + v) for k, o in enumerate(program.operators) for v in range(2)]
+            spans = [Span(v, o.name, v, k, k + 2.0 + v) for k, o in enumerate(program.operators) for v in range(2)]
+            return Recorded(program, spans)
 
-    found = shares(Recorded(), special, feeds)  # type: ignore[arg-type]
+    found = shares(Recording(), special, feeds)  # type: ignore[arg-type]
     assert {(s.operator, s.seconds, s.how) for s in found} == {(o.name, 3.0, TRACED) for o in program.operators}
 
     class Absent(SimpleNamespace):

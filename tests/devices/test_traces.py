@@ -53,12 +53,12 @@ def test_every_task_has_its_times(device: tuple[str, dict[str, str]], model: str
     exe = Executable(source, backend, name, CompileOptions(policy), registry, store=KernelStore(None))
     for segment in some(exe.compile_only({n: a.shape for n, a in feeds.items()}).segments):
         assert isinstance(segment, ProgramSegment) and isinstance(backend, Tracer)
-        spans = backend.trace(segment.program, segment.constants, feeds)
+        run = backend.trace(segment.program, segment.constants, feeds)
         # Units of a processor agree on its counter to some ticks.
-        ordered(segment.program, spans, 0.0 if backend.vdevice.simulated else 2e-7)
+        ordered(run.program, run.spans, 0.0 if backend.vdevice.simulated else 2e-7)
         seconds = backend.load(segment.program, segment.constants).run(feeds).seconds
         if backend.vdevice.simulated:
-            assert 0 < max(s.end for s in spans) <= seconds * (1 + 1e-9)
+            assert 0 < max(s.end for s in run.spans) <= seconds * (1 + 1e-9)
     exe.close()
 
 

@@ -236,10 +236,10 @@ def trace(exe: Executable, special: Specialised, inputs: dict[str, Array], path:
     device = tracer(exe)
     programs: list[tuple[ProgramSegment, Mapping[str, Array]]] = []
     special.run(inputs, lambda segment, feeds: programs.append((segment, feeds)))
-    found = [(s.program, device.trace(s.program, s.constants, feeds)) for s, feeds in programs]
-    write_text(path, measured_trace([(program.name, spans) for program, spans in found]))
+    found = [device.trace(s.program, s.constants, feeds) for s, feeds in programs]
+    write_text(path, measured_trace([(r.program.name, r.spans) for r in found]))
     units = exe.backend.vdevice.veus
-    return "\n".join(str(summarise(program, spans, units)) for program, spans in found)
+    return "\n".join(str(summarise(r, units)) for r in found)
 
 
 def save(path: Path | None, arrays: dict[str, Array]) -> None:

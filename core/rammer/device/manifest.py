@@ -38,6 +38,7 @@ __all__ = [
     "Profiler",
     "PrologueRated",
     "Rated",
+    "Recorded",
     "RunResult",
     "Span",
     "Tracer",
@@ -159,11 +160,20 @@ class Span:
     end: float
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One run: when its tasks ran, and the ``program`` whose tasks they are. That is the one that was to run, or what the device
+    made of it: with other tiles, or placed anew."""
+
+    program: RProgram
+    spans: Sequence[Span]
+
+
 @runtime_checkable
 class Tracer(Protocol):
     """A backend that can also say when and where each task ran."""
 
-    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         """The tasks of one run, by the device's own clock; a task that is several groups of threads has several spans.
 
         The kernels are built once more with what records times, so that ordinary ones carry nothing of it.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rammer.device.manifest import Span
+from rammer.device.manifest import Recorded, Span
 from rammer.ir.program import RProgram
 from rammer.report.table import duration, plain
 
@@ -76,8 +76,9 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
     return float(total)
 
 
-def summarise(program: RProgram, spans: Sequence[Span], units: int) -> Summary:
-    """The figures of one run of ``program`` on a device with so many units; all 0 where no task took any time."""
+def summarise(run: Recorded, units: int) -> Summary:
+    """The figures of one run on a device with so many units; all 0 where no task took any time."""
+    spans = run.spans
     if not any(s.end > s.start for s in spans):
         return Summary(units, 0.0, 0.0, 0.0, 0.0, ())
     span = max(s.end for s in spans) - min(s.start for s in spans)
@@ -86,19 +87,19 @@ def summarise(program: RProgram, spans: Sequence[Span], units: int) -> Summary:
         by_unit.setdefault(s.veu, []).append((s.start, s.end))
     busy = sum(covered(intervals) for intervals in by_unit.values())
     idle = 1 - covered((s.start, s.end) for s in spans) / span
-    operators, before = operator_times(program, spans), _before(program)
+    operators, before = operator_times(run), _before(run.program)
     gaps = [o.gap for o in operators if before[o.name]]
     return Summary(units, span, busy / (units * span), idle, float(np.median(gaps)) if gaps else 0.0, operators)
 
 
-def operator_times(program: RProgram, spans: Sequence[Span]) -> tuple[OperatorTime, ...]:
+def operator_times(run: Recorded) -> tuple[OperatorTime, ...]:
     """Every operator's times, in the program's order."""
     found: dict[str, list[Span]] = {}
-    for s in spans:
+    for s in run.spans:
         found.setdefault(s.operator, []).append(s)
     start = {name: min(s.start for s in group) for name, group in found.items()}
     end = {name: max(s.end for s in group) for name, group in found.items()}
-    before = _before(program)
+    before = _before(run.program)
     return tuple(
         OperatorTime(
             o.name,
@@ -107,7 +108,7 @@ def operator_times(program: RProgram, spans: Sequence[Span]) -> tuple[OperatorTi
             sum(s.end - s.start for s in found[o.name]),
             start[o.name] - max((end[p] for p in before[o.name]), default=start[o.name]),
         )
-        for o in program.operators
+        for o in run.program.operators
         if o.name in found
     )
 

@@ -88,7 +88,7 @@ def _traced(backend: Backend, segment: ProgramSegment, feeds: Mapping[str, Array
     if feeds is None or not isinstance(backend, Tracer) or backend.vdevice.simulated:
         return {}
     spans: dict[str, list[tuple[float, float]]] = {}
-    for span in backend.trace(segment.program, segment.constants, feeds):
+    for span in backend.trace(segment.program, segment.constants, feeds).spans:
         spans.setdefault(span.operator, []).append((span.start, span.end))
     return {name: covered(intervals) for name, intervals in spans.items()}
 

@@ -80,12 +80,16 @@ def check_trace(device: Subject) -> None:
         return
     segment = program_of(device, MODELS["branches"])
     program = segment.program
-    spans = backend.trace(program, segment.constants, MODELS["branches"].inputs(device.rng, {}))
-    tasks = {(t.operator, t.index) for row in program.rows for t in row}
-    have = {(s.operator, s.index) for s in spans}
+    run = backend.trace(program, segment.constants, MODELS["branches"].inputs(device.rng, {}))
+    if run.program is not program:  # what the device made of it computes the same
+        verify(run.program)
+        same = run.program.inputs == program.inputs and run.program.outputs == program.outputs
+        device.expect(same, "what was recorded is another program, by its inputs and outputs")
+    tasks = {(t.operator, t.index) for row in run.program.rows for t in row}
+    have = {(s.operator, s.index) for s in run.spans}
     without, strange = sorted(tasks - have)[:4], sorted(have - tasks)[:4]
     device.expect(have == tasks, f"tasks without a span: {without}; spans of no task: {strange}")
-    for span in spans:
+    for span in run.spans:
         good = 0 <= span.start <= span.end < 60 and 0 <= span.veu < backend.vdevice.veus
         device.expect(good, f"a span from {span.start} to {span.end} s on unit {span.veu}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from threading import Thread
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rammer.codegen.generators import generator_hash
 from rammer.codegen.search import FamilyBackend, Limits
-from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
+from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Recorded
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, ROperator, compared
@@ -147,7 +147,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         if self.context is not None:
             self.context.join()
 
-    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         """Every block of one run with the SM that ran it, from kernels that record it."""
         from rammer_cuda.executor import CudaProgram
         from rammer_cuda.persistent.executor import PersistentProgram
@@ -156,9 +156,9 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         loaded = self.load(program, constants)
         try:
             if isinstance(loaded, PersistentProgram):
-                return trace_persistent(loaded, inputs).spans
+                return trace_persistent(loaded, inputs).run
             assert isinstance(loaded, CudaProgram)
-            return trace(loaded, inputs).spans
+            return trace(loaded, inputs).run
         finally:
             loaded.close()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.device.manifest import Array, Span
+from rammer.device.manifest import Array, Recorded, Span
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram
 
@@ -40,7 +40,7 @@ class Trace:
     ``seconds`` is that run by events, ``plain`` the median of the ordinary kernels: the difference is what tracing costs.
     """
 
-    spans: list[Span]
+    run: Recorded
     seconds: float
     plain: float
 
@@ -108,7 +108,7 @@ def measured(
     loaded.check_finished()
     launch.close()
     seconds, found = sorted(runs, key=lambda r: r[0])[len(runs) // 2]
-    return Trace(_spans(loaded.program, tasks, found), seconds, plain)
+    return Trace(Recorded(loaded.program, _spans(loaded.program, tasks, found)), seconds, plain)
 
 
 def _once(resident: Resident, launch: Launchable, records: Any) -> tuple[float, Array]:

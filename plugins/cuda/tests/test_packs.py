@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler import Compiler
-from rammer.device.manifest import Binding, OpenOptions, Span
+from rammer.device.manifest import Binding, OpenOptions, Recorded, Span
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import read_model
 from rammer.ir.evaluate import run_graph
@@ -107,7 +107,9 @@ def test_records_of_a_kernel_of_several_launches_are_their_operators(rng: np.ran
     assert len(plan) == 1 and len(plan[0].parts) == count
     assert sorted(tasks) == sorted((o.name, k) for o in program.operators for k in range(o.task_count))
     spans = [Span(0, name, task, float(n), n + 1.0) for n, (name, task) in enumerate(tasks)]
-    assert [o.tasks for o in some(summarise(program, spans, 132).operators)] == [o.task_count for o in program.operators]
+    assert [o.tasks for o in some(summarise(Recorded(program, spans), 132).operators)] == [
+        o.task_count for o in program.operators
+    ]
 
 
 def test_launches_keep_their_order() -> None:

@@ -93,7 +93,7 @@ def test_both_executors_trace_and_bind(name: str, executor: str, rng: np.random.
         loaded = PersistentProgram(segment.program, segment.constants, gpu, 0)
         found = trace_persistent(loaded, inputs)
     tasks = {(o.name, i) for o in loaded.program.operators for i in range(o.task_count)}
-    assert {(s.operator, s.index) for s in found.spans} == tasks and found.plain > 0 and found.seconds > 0
+    assert {(s.operator, s.index) for s in found.run.spans} == tasks and found.plain > 0 and found.seconds > 0
     bound = loaded.bind(inputs, {})
     for _ in range(3):
         bound.run()
@@ -113,11 +113,11 @@ def test_a_trace_has_every_task(name: str, rng: np.random.Generator) -> None:
     special = exe.prepare(exe.checked(inputs))
     (segment,) = special.compiled.segments
     assert isinstance(segment, ProgramSegment) and isinstance(exe.backend, Tracer)
-    spans = exe.backend.trace(segment.program, segment.constants, inputs)
-    tasks = {(o.name, i) for o in segment.program.operators for i in range(o.task_count)}
-    assert {(s.operator, s.index) for s in spans} == tasks
-    assert all(0 <= s.start <= s.end < 1e-2 and 0 <= s.veu < exe.backend.vdevice.veus for s in some(spans))
-    summary = summarise(segment.program, spans, exe.backend.vdevice.veus)
+    run = exe.backend.trace(segment.program, segment.constants, inputs)
+    tasks = {(o.name, i) for o in run.program.operators for i in range(o.task_count)}
+    assert {(s.operator, s.index) for s in run.spans} == tasks
+    assert all(0 <= s.start <= s.end < 1e-2 and 0 <= s.veu < exe.backend.vdevice.veus for s in some(run.spans))
+    summary = summarise(run, exe.backend.vdevice.veus)
     assert 0 < summary.utilisation <= 1 and 0 <= summary.idle < 1
     # An operator starts after those that it reads have ended.
     assert all(o.gap >= -1e-7 for o in some(summary.operators))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rammer.device.manifest import Array, Binding, Hardware, OpenOptions, Span
+from rammer.device.manifest import Array, Binding, Hardware, OpenOptions, Recorded
 from rammer.device.shared import SharedConstants
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
@@ -123,9 +123,9 @@ class SimulatorBackend:
         """Place buffers in the tiles and plan all supersteps. DeviceFailure when memory does not suffice."""
         return LoadedProgram(program, constants, self.chip, self.stream, shared=self.constants)
 
-    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         """When and on which tile each task of a run computes, by the simulated clock."""
-        return trace(self.load(program, constants), inputs)
+        return Recorded(program, trace(self.load(program, constants), inputs))
 
     def close(self) -> None:
         """A description holds nothing."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 from rammer.codegen.generators import generator_hash
 from rammer.device.in_place import HostRoom
-from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
+from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Recorded
 from rammer.device.repeating import Between
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.operator import Resources, ROperator
@@ -99,11 +99,11 @@ class OpenClBackend(OpenClKernels):
         """The program, compiled and resident."""
         return OpenClProgram(self.builder, self.constants, self, program, constants, self.single)
 
-    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         """When each task of a run began and ended, by row; kernels are built once more, with what notes it."""
         loaded = TracedProgram(self.builder, self.constants, self, program, constants, self.single)
         try:
-            return trace(loaded, inputs)
+            return Recorded(program, trace(loaded, inputs))
         finally:
             loaded.close()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rammer.codegen import operations as ops
 from rammer.codegen.bounds import interval_within, linear, tidy
+from rammer.codegen.needs import Needs
 from rammer.codegen.operations import Val
 from rammer.codegen.target import CTarget
 from rammer.codegen.vectors import CODES, STORED
@@ -85,6 +86,11 @@ class FunctionContext:
         """What vectors may be in memory here, by letter: floats, and whole numbers where there are bytes among them."""
         kinds = {self.dtypes[n] for n in (*self.places, *self.inlined)}
         return {**STORED, **CODES} if kinds & {"uint8", "int8"} else STORED
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What expressions here need of producers computed in place."""
+        return Needs(self.inlined)
 
     def fresh(self, letter: str) -> str:
         """A new variable name."""

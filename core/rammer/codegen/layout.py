@@ -181,12 +181,14 @@ class Layout:
 
     def _reads(self, computes: Sequence[Compute]) -> set[str]:
         """The staged tensors that a stage reads, directly or through inlined producers."""
-        found: set[str] = set()
-        for c in computes:
-            for name in c.reads:
-                if name in self.inlined:
-                    found |= self._reads([self.inlined[name]])
-                elif name in self.computes:
+        inlined = self.inlined
+        found, seen, waiting = set[str](), set[str](), list(computes)
+        while waiting:
+            for name in waiting.pop().reads:
+                if name in inlined and name not in seen:
+                    seen.add(name)
+                    waiting.append(inlined[name])
+                elif name not in inlined and name in self.computes:
                     found.add(name)
         return found
 

@@ -282,8 +282,15 @@ class Nest:
 
     def _needs(self, c: Compute, name: str) -> bool:
         """Whether ``c`` reads ``name``, or computes in place what does."""
-        inlined = self.unit.inlined
-        return any(r == name or (r in inlined and self._needs(inlined[r], name)) for r in c.reads)
+        inlined, seen, waiting = self.unit.inlined, set[str](), list(c.reads)
+        while waiting:
+            read = waiting.pop()
+            if read == name:
+                return True
+            if read in inlined and read not in seen:
+                seen.add(read)
+                waiting += inlined[read].reads
+        return False
 
 
 def _point(c: Compute) -> tuple[Expr, ...]:

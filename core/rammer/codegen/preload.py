@@ -21,20 +21,21 @@ def stored_loads(e: Expr, inlined: Mapping[str, Compute]) -> list[Load]:
     Left out: what a reduction reads, what only a padded producer needs, and addresses that depend on data.
     """
     found: dict[Load, None] = {}
-    _collect(e, inlined, found)
+    _collect(e, inlined, found, set())
     return list(found)
 
 
-def _collect(e: Expr, inlined: Mapping[str, Compute], found: dict[Load, None]) -> None:
+def _collect(e: Expr, inlined: Mapping[str, Compute], found: dict[Load, None], seen: set[Load]) -> None:
     for load in ex.loads(e):
-        if any(map(ex.has_loads, load.indices)):
+        if load in seen or any(map(ex.has_loads, load.indices)):
             continue
+        seen.add(load)
         producer = inlined.get(load.tensor)
         if producer is None:
             found[Load(load.tensor, tuple(tidy(i) for i in load.indices), load.fill)] = None
         elif not producer.reduce and load.fill is None:
             axes = dict(zip((a.name for a in producer.axes), load.indices, strict=True))
-            _collect(ex.substitute(producer.body, axes), inlined, found)
+            _collect(ex.substitute(producer.body, axes), inlined, found, seen)
 
 
 def preload(block: Block, loads: Iterable[Load]) -> None:

@@ -117,8 +117,10 @@ class Block:
         return result
 
     def _where(self, e: Op) -> Val:
-        """``c ? a : b``; branches that need statements become an if, so that only one is computed."""
+        """``c ? a : b``; branches that need statements become an if, so that only one is computed. What both need comes before."""
         test = self.value(e.args[0])
+        for load in self.unit.needs.both(*e.args[1:]):
+            self.load(load)
         arms = [self.child(), self.child()]
         typed = [arm.value(a) for arm, a in zip(arms, e.args[1:], strict=True)]
         open_ = [v for v, a in zip(typed, e.args[1:], strict=True) if not isinstance(a, Const)]

@@ -63,6 +63,22 @@ def test_copies_fill_a_block_and_none_meets_another(
     assert len(places) == block * unit and max(places) < arrangement.size(unit, block)
 
 
+@pytest.mark.parametrize("arrangement, products, elements", COPIED)
+@pytest.mark.parametrize("unit, block", [(8, 16), (24, 32), (128, 64)])
+def test_what_is_ahead_is_ahead_of_every_place(
+    arrangement: Arrangement, products: int, elements: int, unit: int, block: int
+) -> None:
+    lots, units = range(0, block, products), range(0, unit, elements)
+    places = np.array([[place(arrangement, k, e, unit, block) for e in units] for k in lots])
+    constants = 0
+    for k, e in ((k, e) for k in lots for e in units):
+        ahead = arrangement.ahead(k, e, unit, block)
+        gaps = places[k // products :, e // elements :] - places[: len(lots) - k // products, : len(units) - e // elements]
+        assert (gaps == ahead).all() if ahead is not None else isinstance(arrangement, Cores) and arrangement.across
+        constants += ahead is not None
+    assert constants >= places.size // 8
+
+
 def test_rows_that_lanes_read_together_lie_in_different_banks() -> None:
     for unit in range(8, 136, 8):
         assert Rows(True).pitch(unit, 16) % 16 == 8, "four products of float32 by eight elements, or eight rows of ldmatrix"

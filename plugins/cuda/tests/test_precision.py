@@ -24,8 +24,8 @@ from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.cell.recognise import cell_candidates
 from rammer_cuda.contraction.instruction import MMA_F16
 from rammer_cuda.contraction.kernel import Contraction
-from rammer_cuda.contraction.operand import HALVES
 from rammer_cuda.contraction.packing import rounded_to_tf32
+from rammer_cuda.contraction.staging import HALVES
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.rows.gemv import GEMV
 from rammer_cuda.source import task_kernel

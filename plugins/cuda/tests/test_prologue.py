@@ -152,7 +152,7 @@ def test_what_is_changed_is_what_was_copied(case: str) -> None:
         fetch, change = (re.search(rf"auto {name}{verb} = .*?\n  *}};\n", text, re.S) for verb in ("fetch", "prologue"))
         assert fetch is not None
         assert change is not None
-        copied = re.findall(r"rm_copy(?:4|16)\((.*?), \w+g \+ \(.*\), (.*)\);", fetch[0])
+        copied = re.findall(r"rm_copy(?:4|16)\((.*?), \w+at\w+(?: \+ [^,]*)?, (.*)\);", fetch[0])
         guards = [m[1] or "" for m in re.finditer(r"(?:if \((.*)\) )?rm_copy(?:4|16)\(", fetch[0])]
         changed = re.findall(r"float \*const to\d+ = (.*);", change[0])
         tests = re.findall(r"const bool ok\d+ = (.*);", change[0])

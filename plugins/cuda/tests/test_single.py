@@ -28,9 +28,9 @@ from .host_wgmma import run_warpgroups
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.contraction.kernel import Contraction, contraction
-from rammer_cuda.contraction.operand import HALF_CORES
 from rammer_cuda.contraction.packing import cores, rounded_to_tf32
 from rammer_cuda.contraction.pipeline import Producers
+from rammer_cuda.contraction.staging import HALF_CORES
 from rammer_cuda.contraction.warpgroup import WGMMA_F16
 from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.source import task_kernel, translation_unit

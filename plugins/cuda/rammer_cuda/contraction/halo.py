@@ -105,17 +105,28 @@ class InputHalo:
     def fetch(self, text: Text) -> None:
         """The copies of channels ``c0`` to ``c0 + block`` into ``{n}s``."""
         n, step = self.name, self.operand.steps.get(self.depth.inner.name, 0)
+        self._firsts(text)
+        text.all(f"const float *const {n}at{g} = {n}g + ({n}o{g} + (c0 + {n}k) * {step});" for g in range(self.groups))
         with self._rows(text):
             for g, tests, valid in self._elements():
                 guard = f"if ({' && '.join(tests)}) " if tests else ""
-                source = f"{n}g + ({n}o{g} + (c0 + k) * {step})"
-                text.line(f"{guard}rm_copy4({n}s + k * {self.pitch} + {n}j{g}, {source}, {' && '.join(valid)});")
+                text.line(f"{guard}rm_copy4({self._to(g)}, {n}at{g} + i * {self.lanes * step}, {' && '.join(valid)});")
 
     def apply(self, text: Text, prologue: OperandPrologue) -> None:
         """The prologue on what this thread copied of those channels: call it where its copies have arrived."""
-        to, names = f"{self.name}s + k * {self.pitch} + {self.name}j", {self.depth.inner.name: "(c0 + k)"}
+        names = {self.depth.inner.name: "(c0 + k)"}
+        self._firsts(text)
         with self._rows(text):
-            prologue.apply(text, (Piece(f"{to}{g}", [*tests, *valid], names, 1) for g, tests, valid in self._elements()))
+            prologue.apply(text, (Piece(self._to(g), [*tests, *valid], names, 1) for g, tests, valid in self._elements()))
+
+    def _firsts(self, text: Text) -> None:
+        """Where the elements of a thread's first channel go; those of the others are constants further on."""
+        n = self.name
+        text.all(f"float *const {n}to{g} = {n}s + {n}k * {self.pitch} + {n}j{g};" for g in range(self.groups))
+
+    def _to(self, group: int) -> str:
+        """Where an element of channel ``k`` goes."""
+        return f"{self.name}to{group} + i * {self.lanes * self.pitch}"
 
     @contextmanager
     def _rows(self, text: Text) -> Iterator[None]:

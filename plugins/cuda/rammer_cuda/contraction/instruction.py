@@ -25,8 +25,9 @@ from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.contraction.block import Shape, shape_of
-from rammer_cuda.contraction.operand import BYTES, HALVES, PLAIN, TF32_TURNED, TF32_WORDS, WORDS, Staged, Staging
+from rammer_cuda.contraction.operand import Staged
 from rammer_cuda.contraction.packing import Turned
+from rammer_cuda.contraction.staging import BYTES, HALVES, PLAIN, TF32_TURNED, TF32_WORDS, WORDS, Staging
 from rammer_cuda.device import source
 from rammer_cuda.gpu import Gpu
 

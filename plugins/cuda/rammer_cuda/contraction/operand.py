@@ -12,64 +12,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rammer.codegen.contraction import Operand, PaddedAxis, Product, consecutive
+from rammer.codegen.contraction import QUOTIENT, Operand, PaddedAxis, Product, consecutive
 from rammer.codegen.task import Packing, Unsuited
 from rammer.codegen.text import Text, digits, numbered, total, weighted
 
 from rammer_cuda.contraction.depth import Depth
-from rammer_cuda.contraction.packing import Arrangement, Blocks, Common, Cores, Rows, Turned, common_order, pack, pack_common
+from rammer_cuda.contraction.packing import Arrangement, Blocks, Common, common_order, pack, pack_common
 from rammer_cuda.contraction.prologue import OperandPrologue, Piece
-
-
-@dataclass(frozen=True, slots=True)
-class Staging:
-    """How an instruction wants an operand in shared memory: elements of ``kind`` ("float32", "tf32": constants are rounded
-    when packed, "float16", "int8": bytes of either sign); the arrangement of constants, of deep and of other copies; products
-    of a deep copy, at most.
-
-    Of threads, ``down`` neighbours take neighbouring products before others take their next elements. ``whole``: copies of
-    16 bytes alone will do. Without ``across`` products of one element are next to each other however it is copied, so
-    copies of several elements will not.
-    """
-
-    kind: str
-    constant: Arrangement
-    deep: Arrangement
-    along: Arrangement
-    products: int = 1
-    down: int = 1
-    whole: bool = False
-    across: bool = True
-
-    @property
-    def ctype(self) -> str:
-        """The C type of an element."""
-        return {"float16": "unsigned short", "int8": "unsigned char"}.get(self.kind, "float")
-
-    @property
-    def item(self) -> int:
-        """Bytes of an element."""
-        return {"float16": 2, "int8": 1}.get(self.kind, 4)
-
-    @property
-    def lot(self) -> int:
-        """Elements of 16 bytes."""
-        return 16 // self.item
-
-
-#: For FFMA; for tensor cores that read words; constants that ldmatrix reads as words; constants for warpgroups.
-PLAIN = Staging("float32", Rows(), Rows(least=4), Rows())
-WORDS = Staging("float32", Rows(True), Rows(True, 4), Rows(True))
-TF32_WORDS = Staging("tf32", Rows(True), Rows(True, 4), Rows(True))
-TF32_TURNED = Staging("tf32", Turned(4), Rows(True, 4), Rows(True))
-FLOAT32_CORES = Staging("float32", Cores(4), Rows(least=4), Rows())
-TF32_CORES = Staging("tf32", Cores(4), Rows(least=4), Rows())
-#: For ldmatrix, and core matrices whatever the operand: eight threads write one of them, so that they write different banks.
-HALVES = Staging("float16", Rows(True), Turned(8), Rows(True), 8)
-HALF_CORES = Staging("float16", Cores(8), Cores(8), Cores(8, across=True), 8, 8, True)
-#: Bytes: tensor cores want four products of an element in a register, whichever way the operand lies.
-BYTES = Staging("int8", Turned(16), Turned(16), Turned(16), 16, 4, across=False)
-BYTE_CORES = Staging("int8", Cores(16), Cores(16), Cores(16), 16, 8, True, across=False)
+from rammer_cuda.contraction.staging import PLAIN, Staging
 
 
 @dataclass
@@ -278,39 +228,42 @@ class Staged:
             self._fetch_packed(text)
             return
         taps = self._tap(text) if not self.depth.flat else {}
-        for row, element, tests in self._pieces():
-            self._copy(text, row, element, self._target(row, element), tests, taps)
+        made: set[str] = set()
+        for further, element, tests in self._pieces():
+            self._copy(text, further, element, tests, taps, made)
 
     def apply(self, text: Text, prologue: OperandPrologue) -> None:
         """The prologue on what this thread copied of block ``kb``, in ``{n}s``: call it where its copies have arrived."""
         taps = self._tap(text) if not self.depth.flat else {}
-        prologue.apply(text, self._changed(taps))
+        prologue.apply(text, self._changed(text, taps))
 
-    def _changed(self, taps: Mapping[str, str]) -> Iterator[Piece]:
-        for row, element, tests in self._pieces():
-            names, _, valid = self._element_at(row, element, taps)
-            yield Piece(self._target(row, element), [*tests, *valid], names, self.vector)
+    def _changed(self, text: Text, taps: Mapping[str, str]) -> Iterator[Piece]:
+        made: set[str] = set()
+        for further, element, tests in self._pieces():
+            names, _, valid = self._element_at(self._row(further), element, taps)
+            yield Piece(self._to(text, further, element, made), [*tests, *valid], names, self.vector)
 
-    def _target(self, row: str, element: str) -> str:
-        return f"{self.name}s + {self.place(row, f'{self.name}j{element}')}"
+    def _row(self, further: int) -> str:
+        """The row of the block that is so many further than this thread's first one."""
+        return f"({self.name}k + {further})" if further else f"{self.name}k"
 
-    def _pieces(self) -> Iterator[tuple[str, str, list[str]]]:
-        """This thread's copies of a block: row of the block, number of the element, and tests that the copy is its own."""
+    def _pieces(self) -> Iterator[tuple[int, int, list[str]]]:
+        """This thread's copies of a block: how much further than its first row, number of the element, and tests that the copy
+        is its own."""
         n = self.name
         if self.deep:
             step = self._step()
             for i in range(-(-self.unit // step)):
-                yield f"{n}k", str(i), [f"{n}j{i} < {self.unit}"] if (i + 1) * step > self.unit else []
+                yield 0, i, [f"{n}j{i} < {self.unit}"] if (i + 1) * step > self.unit else []
             return
         _, rows, groups = self._lanes()
         across, lanes = self.unit // self.vector, self.threads // self.down
         for i in range(-(-self.depth.block // rows)):
             for g in range(groups):
-                row = f"({n}k + {i * rows})" if i else f"{n}k"
-                tests = [f"{row} < {self.depth.block}"] if (i + 1) * rows > self.depth.block else []
+                tests = [f"{self._row(i * rows)} < {self.depth.block}"] if (i + 1) * rows > self.depth.block else []
                 tests += [f"{n}k < {rows}"] if groups == 1 and across * rows < self.threads else []
                 tests += [f"{n}j{g} < {self.unit}"] if (g + 1) * lanes > across > lanes else []
-                yield row, str(g), tests
+                yield i * rows, g, tests
 
     def _fetch_packed(self, text: Text) -> None:
         n, whole, wide, block = self.name, self.size, self.staging.lot, self.depth.stored("kb")
@@ -327,14 +280,59 @@ class Staged:
         text.all(f"const int {n}q_{k} = {total(weighted(g.steps, names))};" for k, g in enumerate(self.operand.guards))
         return names
 
-    def _copy(self, text: Text, row: str, element: str, target: str, tests: Sequence[str], taps: Mapping[str, str]) -> None:
-        _, offset, valid = self._element_at(row, element, taps)
+    def _copy(
+        self, text: Text, further: int, element: int, tests: Sequence[str], taps: Mapping[str, str], made: set[str]
+    ) -> None:
+        """One copy. ``made`` are the addresses that the text has."""
+        to, at = self._to(text, further, element, made), self._at(text, further, element, taps, made)
         guard = f"if ({' && '.join(tests)}) " if tests else ""
+        valid = " && ".join(self._element_at(self._row(further), element, taps)[2])
         fill = f", {self.operand.fill % 256 * 0x01010101}u" if self.operand.fill else ""
-        call = f"rm_copy{self.vector * self.staging.item}"
-        text.line(f"{guard}{call}({target}, {self.name}g + ({offset}), {' && '.join(valid)}{fill});")
+        text.line(f"{guard}rm_copy{self.vector * self.staging.item}({to}, {at}, {valid}{fill});")
 
-    def _element_at(self, row: str, element: str, taps: Mapping[str, str]) -> tuple[dict[str, str], str, list[str]]:
+    def _to(self, text: Text, further: int, element: int, made: set[str]) -> str:
+        """Where a copy goes, by how far on it is from the thread's first one: a constant, which instructions have room for. An
+        address for each copy takes an addition each, or a register."""
+        ahead = self.arrangement.ahead(further, self._gap(element), self.unit, self.depth.block)
+        row, first, on = (0, 0, ahead) if ahead is not None else (further, element, 0)
+        place = self.place(self._row(row), f"{self.name}j{first}")
+        return self._declared(text, f"{self.staging.ctype} *", f"{self.name}to", row, first, on, f"{self.name}s + {place}", made)
+
+    def _at(self, text: Text, further: int, element: int, taps: Mapping[str, str], made: set[str]) -> str:
+        """Where a copy comes from, in the same way; in flat order each row has an address of its own."""
+        apart, steps = self._apart(self._gap(element)), self.operand.steps
+        row, on = (further, 0) if self.depth.flat else (0, further * steps.get(self.depth.inner.name, 0))
+        first, on = (element, on) if apart is None else (0, on + apart)
+        address = f"{self.name}g + ({self._element_at(self._row(row), first, taps)[1]})"
+        return self._declared(text, f"const {self.staging.ctype} *", f"{self.name}at", row, first, on, address, made)
+
+    @staticmethod
+    def _declared(text: Text, kind: str, name: str, row: int, element: int, on: int, address: str, made: set[str]) -> str:
+        """``on`` elements from the address of a row and an element, which gets a name where the text has none yet."""
+        name += f"{element}_{row}" if row else f"{element}"
+        if name not in made:
+            made.add(name)
+            text.line(f"{kind}const {name} = {address};")
+        return f"{name} + {on}" if on else name
+
+    def _gap(self, element: int) -> int:
+        """Elements of the unit between a thread's first one and that number."""
+        return element * (self._step() if self.deep else self.threads // self.down * self.vector)
+
+    def _apart(self, gap: int) -> int | None:
+        """How far elements of the unit with such a gap are apart in the tensor; None where that depends on which they are."""
+        names, steps = [self.p.axis(d).name for d in self.axes], self.operand.steps
+        if gap == 0:
+            return 0
+        if (
+            not names
+            or gap % (below := math.prod(self.tiles[1:]))
+            or any(s.partition(QUOTIENT)[0] == names[0] for s in steps if QUOTIENT in s)
+        ):
+            return None
+        return steps.get(names[0], 0) * (gap // below)
+
+    def _element_at(self, row: str, element: int, taps: Mapping[str, str]) -> tuple[dict[str, str], str, list[str]]:
         """Spelling of the reduction axes in row ``row`` of the block, the element's offset, and tests that it is inside."""
         n, d, o = self.name, self.depth, self.operand
         inner = f"(c0 + {row})"

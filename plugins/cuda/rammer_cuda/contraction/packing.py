@@ -40,6 +40,10 @@ class Arrangement(Protocol):
     def place(self, k: str, e: str, unit: int, block: int) -> str:
         """Where product ``k`` of element ``e`` lies: of the first of the 16 bytes, where elements are that near."""
 
+    def ahead(self, products: int, elements: int, unit: int, block: int) -> int | None:
+        """How far on from any place that of the product and element so many further on lies; None where that depends on the
+        place."""
+
     def packed(self, values: Array) -> Array:
         """``values[..., k, e]`` so arranged."""
 
@@ -61,6 +65,9 @@ class Rows:
     def place(self, k: str, e: str, unit: int, block: int) -> str:
         return f"{k} * {self.pitch(unit, block)} + {e}"
 
+    def ahead(self, products: int, elements: int, unit: int, block: int) -> int | None:
+        return products * self.pitch(unit, block) + elements
+
     def packed(self, values: Array) -> Array:
         return padded(values, values.ndim - 1, self.pitch(values.shape[-1], 0))
 
@@ -80,6 +87,9 @@ class Turned:
 
     def place(self, k: str, e: str, unit: int, block: int) -> str:
         return f"{e} * {self.pitch(unit, block)} + {k}"
+
+    def ahead(self, products: int, elements: int, unit: int, block: int) -> int | None:
+        return elements * self.pitch(unit, block) + products
 
     def packed(self, values: Array) -> Array:
         turned = np.swapaxes(values, -2, -1)
@@ -104,6 +114,11 @@ class Cores:
         if self.across:
             return f"{k} / {CORE} * {CORE * unit} + {e} * {CORE} + {k} % {CORE} * {self.lot}"
         return f"{k} * {unit} + {e} * {self.lot}"
+
+    def ahead(self, products: int, elements: int, unit: int, block: int) -> int | None:
+        if self.across and products % CORE:
+            return None
+        return products * unit + elements * (CORE if self.across else self.lot)
 
     def packed(self, values: Array) -> Array:
         assert not self.across, "constants are packed along products"

@@ -24,7 +24,7 @@ from rammer.codegen.task import Array, Unsuited
 
 from rammer_cuda.contraction.block import GROUP, THREADS, Shape, WarpgroupShape, warpgroup_shape
 from rammer_cuda.contraction.instruction import EVERY, LOWER, Form, Fragment, Instruction
-from rammer_cuda.contraction.operand import BYTE_CORES, FLOAT32_CORES, HALF_CORES, TF32_CORES, WORDS
+from rammer_cuda.contraction.staging import BYTE_CORES, FLOAT32_CORES, HALF_CORES, TF32_CORES, WORDS
 from rammer_cuda.device import filled, source
 from rammer_cuda.gpu import Gpu
 

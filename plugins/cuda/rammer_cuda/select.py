@@ -3,14 +3,18 @@
 A kernel boundary inside a CUDA graph costs no more than a barrier inside a kernel, so a persistent kernel wins by what it keeps
 on chip, and where independent operators have few tasks each. Where rows run one task again and again with the same constants
 (what does not lie between such tasks is launched then), both are built and measured, and the faster one stays. Any other program
-is built as rows where it is predicted to take little more than its graph was measured to; one of many kernels, which takes long
-to compile, where it is predicted to take clearly less. The outcome is cached for the next process.
+is fitted to rows (``persistent.shape``): kernels of one block a task, chosen together wave by wave, and deep sums in parts. A
+graph of those kernels, and rows of them, are built where they are predicted to take little more than the program's own graph was
+measured to; rows of many kernels, which take long to compile, where they are predicted to take clearly less. The outcome is
+cached for the next process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,23 +23,28 @@ from rammer.device.manifest import Array, Binding
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
 from rammer.profile.probe import random_inputs
+from rammer.schedule.wavefront import Wavefront
 
 from rammer_cuda.cache import Cached
 from rammer_cuda.executor import CudaProgram, Room
 from rammer_cuda.families import family_of
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.bodies import callable_part
+from rammer_cuda.persistent.cache import cached_fit
 from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
 from rammer_cuda.persistent.shape import Fitted, fitted, parted
 from rammer_cuda.source import Writer
 from rammer_cuda.turns import TurnTimes, in_turns
 
 #: Values of ``--option executor=``.
-CHOICES = ("auto", "graph", "persistent", "mixed")
+CHOICES = ("auto", "graph", "wavewise", "persistent", "mixed")
 #: A program without such constants is built as rows where it is predicted to take less than so many times what the graph was
 #: measured to: on an H200 rows took 0.95 times (NASNet-A) to 1.24 times (ResNeXt-29 of 16 branches) what they were predicted to.
 #: NVRTC takes 0.2 s of a core for each distinct kernel, one after the other: of more than ``MANY`` the second number counts.
 NEAR, CLEARLY, MANY = 1.1, 0.9, 100
+#: The same of a graph of those kernels, whose blocks share SMs as those of rows do not: on an H100 it took 0.68 to 1.14 times
+#: what rows are predicted to. It is tried for programs of ``Wavefront``, whose kernels are then chosen wave by wave.
+SHARED = 1.2
 #: Rows are predicted to take at least so many times what the program is, whose kernels may be any: of 17 models 1.07 to 2.5.
 LEAST = 1.05
 #: To predict rows of many kernels takes long, too (NASNet-A, the large one: 40 s of a core). It is done where operators have at
@@ -45,7 +54,9 @@ TASKS = 0.5
 #: Seconds that a watchdog can be set below: the kernel counts nanoseconds in 64 bits, and nobody waits for a day.
 LONGEST = 86400.0
 
-Executor = CudaProgram | PersistentProgram
+Executor: TypeAlias = CudaProgram | PersistentProgram
+#: What may be built beside a graph, by its kind.
+Rivals: TypeAlias = "dict[str, Callable[[], Executor]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +102,16 @@ def open_executor(
     writer: Writer | None = None,
 ) -> Executor:
     """The program, loaded for the executor asked for; ``auto`` measures where a persistent kernel could win."""
-    choice = how.choice
-    if choice == "auto" and not (keeps_constants(program) or could_call(program, Binding.of(program, constants))):
+    choice, binding = how.choice, Binding.of(program, constants)
+    if choice == "auto" and not (keeps_constants(program) or could_call(program, binding)):
         choice = "graph"
     if choice == "auto":
         return _measured(program, constants, gpu, index, how, writer)
     if choice == "mixed":
         return _mixed(program, constants, gpu, index, how, writer)
-    if choice == "graph":
-        return CudaProgram(program, constants, Room(gpu, index), 1, writer)
+    if choice in ("graph", "wavewise"):
+        of = program if choice == "graph" else cached_fit(program, binding, gpu).program
+        return CudaProgram(of, constants, Room(gpu, index), 1, writer)
     return PersistentProgram(program, constants, gpu, index, how.limit)
 
 
@@ -127,34 +139,68 @@ def _measured(
         return open_executor(program, constants, gpu, index, replace(how, choice=known), writer)
     graph = CudaProgram(program, constants, Room(gpu, index), 1, writer)
     inputs = random_inputs(program, np.random.default_rng())
-    kind = "persistent"
     if keeps_constants(program):
         shape = parted(program, constants, gpu)
-        kind = "mixed" if shape is not None else kind
+        rows = partial(PersistentProgram, program, constants, gpu, index, how.limit, True, shape)
+        rivals: Rivals = {"mixed" if shape is not None else "persistent": rows}
     else:
         alone = _timed({"graph": graph}, inputs)
-        shape = _rows_within(program, Binding.of(program, constants), gpu, alone.seconds["graph"])
-        if shape is None:
+        rivals = _fitted_rivals(program, constants, gpu, index, how, writer, alone.seconds["graph"])
+        if not rivals:
             if alone.steady:
                 cached.write("graph")
             return graph
-    persistent = None
-    try:
-        persistent = PersistentProgram(program, constants, gpu, index, how.limit, True, shape)
-        found = _timed({"graph": graph, kind: persistent}, inputs)
-    except DeviceFailure as problem:  # its blocks would not all run at once, its memory does not suffice, or a wait did not end
-        if persistent is not None:
-            persistent.close()
-        graph.notes = (f"executor graph, since the {kind} one cannot: {problem.what}",)
+    return _raced(graph, rivals, inputs, cached)
+
+
+def _fitted_rivals(
+    program: RProgram,
+    constants: Mapping[str, Array],
+    gpu: Gpu,
+    index: int,
+    how: Execution,
+    writer: Writer | None,
+    seconds: float,
+) -> Rivals:
+    """Executors of the program fitted to rows that are worth building beside a graph that takes so many ``seconds``."""
+    shape = _rows_within(program, Binding.of(program, constants), gpu, seconds)
+    if shape is None:
+        return {}
+    found: Rivals = {}
+    if shape.program is not program and _launched_too(program) and shape.program.predicted < SHARED * seconds:
+        found["wavewise"] = partial(CudaProgram, shape.program, constants, Room(gpu, index), 1, writer)
+    if program.repeat is not None or shape.program.predicted < _most(program, Binding.of(program, constants)) * seconds:
+        found["persistent"] = partial(PersistentProgram, program, constants, gpu, index, how.limit, True, shape)
+    return found
+
+
+def _raced(graph: CudaProgram, rivals: Rivals, inputs: Mapping[str, Array], cached: Cached) -> Executor:
+    """The fastest of a graph and what is built beside it, which is left out where it cannot run."""
+    options: dict[str, Executor] = {"graph": graph}
+    lost: list[str] = []
+    for kind, build in rivals.items():
+        built = None
+        try:  # its blocks would not all run at once, its memory does not suffice, or a wait does not end
+            built = build()
+            built.run(inputs)
+            options[kind] = built
+        except DeviceFailure as problem:
+            if built is not None:
+                built.close()
+            lost.append(f"the {kind} one cannot: {problem.what}")
+    if len(options) == 1:
+        graph.notes = (f"executor graph, since {' and '.join(lost)}",)
         return graph
-    best = _faster(found, {"graph": graph, kind: persistent})
-    if found.steady:
-        cached.write("graph" if best is graph else kind)
+    found = _timed(options, inputs)
+    best = _faster(found, options)
+    best.notes = (*best.notes, *lost)
+    if found.steady and not lost:
+        cached.write(next(kind for kind, option in options.items() if option is best))
     return best
 
 
 def _faster(found: TurnTimes, options: Mapping[str, Executor]) -> Executor:
-    """The executor with the lower time, of several by their kinds; the others are closed."""
+    """The executor with the lowest time, of several by their kinds; the others are closed."""
     best = min(found.seconds, key=lambda kind: found.seconds[kind])
     for kind in found.seconds.keys() - {best}:
         options[kind].close()
@@ -172,16 +218,33 @@ def could_call(program: RProgram, binding: Binding) -> bool:
 
 
 def _rows_within(program: RProgram, binding: Binding, gpu: Gpu, seconds: float) -> Fitted | None:
-    """The program as rows, where these are worth building beside a graph that takes so many seconds. What turns take is not
-    predicted: few kernels are tried."""
-    kinds = len(set(kinds_of(program.operators, binding).values()))
+    """The program fitted to rows, where it could be worth building beside a graph that takes so many seconds. What turns take is
+    not predicted: few kernels are tried."""
+    kinds = _kinds(program, binding)
     if program.repeat is not None:
         return fitted(program, binding, gpu) if kinds <= MANY else None
-    most, tasks = seconds * (NEAR if kinds <= MANY else CLEARLY), sum(map(len, program.rows))
+    tasks = sum(map(len, program.rows))
+    most = seconds * max(_most(program, binding), SHARED * _launched_too(program))
     if LEAST * program.predicted >= most or (kinds > MANY and tasks > TASKS * program.veus * len(program.operators)):
         return None
-    shape = fitted(program, binding, gpu)
+    shape = cached_fit(program, binding, gpu)
     return shape if shape.program.predicted < most else None
+
+
+def _kinds(program: RProgram, binding: Binding) -> int:
+    """Distinct kernels."""
+    return len(set(kinds_of(program.operators, binding).values()))
+
+
+def _most(program: RProgram, binding: Binding) -> float:
+    """Rows are built that are predicted to take at most so many times what the graph takes."""
+    return NEAR if _kinds(program, binding) <= MANY else CLEARLY
+
+
+def _launched_too(program: RProgram) -> bool:
+    """Whether kernels chosen for rows are tried as launches, too: where they are chosen wave by wave. Those of ranges leave early
+    as launches alone, and rows get others."""
+    return program.policy == str(Wavefront()) and program.repeat is None and not any(o.endings for o in program.operators)
 
 
 def keeps_constants(program: RProgram) -> bool:

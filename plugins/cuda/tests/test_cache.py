@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import onnx
 import pytest
+from zoo import find
 from zoo.nasnet import nasnet_cifar
 from zoo.sequence import lstm_tc
 
@@ -29,9 +32,11 @@ pytest.importorskip("cuda.bindings")
 from .cuda_on_host import told
 from rammer_cuda import cache, compile, launches
 from rammer_cuda.backend import open_backend
+from rammer_cuda.gpu import TARGETS
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent import cache as cached_plan
 from rammer_cuda.persistent.dataflow import plan_words
+from rammer_cuda.persistent.shape import Fitted, fitted
 from rammer_cuda.source import Writer
 
 
@@ -72,6 +77,49 @@ def test_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     plain = {k.entry for k in again.values()} - packed
     assert len(plain) > 5 and len(packed) > 2
     assert {again[name].entry for name in emitted} == packed
+
+
+@functools.cache
+def fit() -> tuple[RProgram, Binding, Fitted]:
+    """A program with branches, and its form for rows."""
+    program, binding = compiled(find("resnext29_branches:small").build())
+    return program, binding, fitted(program, binding, TARGETS["sm_90a"])
+
+
+def test_forms_for_rows_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    program, binding, made = fit()
+    asked = list[object]()
+    monkeypatch.setattr(cached_plan, "fitted", lambda *given: asked.append(given) or made)
+    for _ in range(2):
+        found = cached_plan.cached_fit(program, binding, TARGETS["sm_90a"])
+        assert found == made and len(asked) == 1 and made.program is not program
+    other = replace(TARGETS["sm_90a"], bandwidth=TARGETS["sm_90a"].bandwidth / 2)
+    assert cached_plan.cached_fit(program, binding, other) == made and len(asked) == 2, "prices of another GPU"
+
+
+@pytest.mark.parametrize("damage", ["a wait", "an output", "a text", "a number"])
+def test_damaged_forms_are_made_again(damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    program, binding, made = fit()
+    cached_plan.cached_fit(program, binding, TARGETS["sm_90a"])
+    (path,) = (tmp_path / "binaries" / "cuda").iterdir()
+    text = cached_text(path)
+    assert text is not None
+    record = json.loads(text)
+    before = dict(record)
+    if damage == "a number":
+        record["threads"] = "many"
+    else:
+        old, new = {"a wait": (r"wait\([^)]*\) ", ""), "an output": (r'output "\w+"', 'output "other"'), "a text": ("$", "\nx")}[
+            damage
+        ]
+        record["program"] = re.sub(old, new, record["program"], count=1)
+    assert record != before
+    cache_text(path, json.dumps(record))
+    asked = list[object]()
+    monkeypatch.setattr(cached_plan, "fitted", lambda *given: asked.append(given) or made)
+    assert cached_plan.cached_fit(program, binding, TARGETS["sm_90a"]) == made and len(asked) == 1
 
 
 def test_other_constants_are_another_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -249,6 +249,8 @@ def test_auto_tries_programs_without_cells(graph: float, persistent: float, chos
     monkeypatch.setattr(select.Cached, "write", lambda self, value: written.append(value))
     backend, segment = segment_of("resnext29_branches:small")
     assert not select.keeps_constants(segment.program)
+    monkeypatch.setattr(select, "_launched_too", lambda program: False)
+    monkeypatch.setattr(select, "cached_fit", fitted)
     opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
     assert isinstance(opened, Fake) and opened.seconds == (persistent if chosen == "persistent" else graph)
     assert written == [chosen] and [s.program.veus for s in built] == ([backend.gpu.sms * built[0].blocks] if graph else [])
@@ -268,7 +270,8 @@ def test_auto_tries_rows_that_are_predicted_to_take_little_more(
     backend, segment = segment_of("resnext29_branches:small")
     seconds = times * rows_of("resnext29_branches:small").program.predicted
     built = list[Fake]()
-    monkeypatch.setattr(select, "fitted", lambda *given: rows_of("resnext29_branches:small"))
+    monkeypatch.setattr(select, "_launched_too", lambda program: False)
+    monkeypatch.setattr(select, "cached_fit", lambda *given: rows_of("resnext29_branches:small"))
     monkeypatch.setattr(select, "MANY", many)
     monkeypatch.setattr(select, "TASKS", tasks)
     monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(seconds))
@@ -289,9 +292,45 @@ def test_auto_keeps_the_graph_where_a_wait_of_the_rows_never_ends(monkeypatch: p
     monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(1.0))
     monkeypatch.setattr(select, "PersistentProgram", lambda *given: Stuck(0.5))
     monkeypatch.setattr(select.Cached, "read", lambda self: None)
+    monkeypatch.setattr(select.Cached, "write", lambda self, value: pytest.fail("cached"))
+    monkeypatch.setattr(select, "cached_fit", fitted)
     backend, segment = segment_of("resnext29_branches:small")
+    why = "the persistent one cannot: vEU 3 waited 2 s for counter c"
     opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
-    assert opened.notes == ("executor graph, since the persistent one cannot: vEU 3 waited 2 s for counter c",)
+    assert opened.notes[0].startswith("executor graph, by measurement: graph") and opened.notes[1:] == (why,)
+    monkeypatch.setattr(select, "_launched_too", lambda program: False)
+    opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
+    assert opened.notes == (f"executor graph, since {why}",)
+
+
+@pytest.mark.parametrize("times, tried", [(0.87, {"wavewise"}), (1.15, {"wavewise", "persistent"}), (0.8, set())])
+@pytest.mark.parametrize("best", ["graph", "wavewise", "persistent"])
+def test_auto_tries_kernels_chosen_for_rows_as_launches(
+    times: float, tried: set[str], best: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph takes so many times what rows are predicted to take. The fastest stays, and the next process builds it alone."""
+    from rammer_cuda import select
+
+    backend, segment = segment_of("resnext29_branches:small")
+    shape = rows_of("resnext29_branches:small")
+    built, written, seconds = dict[str, Fake](), list[object](), times * shape.program.predicted
+
+    def fake(kind: str) -> Fake:
+        built[kind] = Fake(seconds * (1.0 if kind == "graph" else 0.5 if kind == best else 2.0))
+        return built[kind]
+
+    monkeypatch.setattr(select, "cached_fit", lambda *given: shape)
+    monkeypatch.setattr(select, "CudaProgram", lambda p, *given: fake("wavewise" if p is shape.program else "graph"))
+    monkeypatch.setattr(select, "PersistentProgram", lambda *given: fake("persistent"))
+    monkeypatch.setattr(select.Cached, "read", lambda self: written[-1] if written else None)
+    monkeypatch.setattr(select.Cached, "write", lambda self, value: written.append(value))
+    opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
+    assert set(built) == {"graph", *tried}
+    want = best if best in built else "graph"
+    assert opened is built[want] and written == [want]
+    built.clear()
+    select.open_executor(segment.program, segment.constants, backend.gpu, 0)
+    assert set(built) == {want}
 
 
 def alone(operator: ROperator, binding: Binding) -> str:

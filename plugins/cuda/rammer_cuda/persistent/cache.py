@@ -1,15 +1,52 @@
-"""The plan of words of a program, cached for the next process."""
+"""What the persistent executor works out of a program, cached for the next process: its form for rows, and the plan of words."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from rammer.compiled.written import of_generators
 from rammer.device.manifest import Binding
+from rammer.errors import RammerError
 from rammer.ir.program import Counter, RProgram, Task, Wait
+from rammer.ir.verify import verify
 
-from rammer_cuda.cache import cached
+from rammer_cuda.cache import Cached, cached
+from rammer_cuda.families import family_of
+from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.dataflow import Dataflow, plan_words, with_private_buffers
+from rammer_cuda.persistent.shape import Fitted, fitted
+
+
+def cached_fit(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
+    """``fitted`` of the program, cached for the next process where kernels are compared for it. Best effort."""
+    if program.repeat is not None or any(family_of(o).own for o in program.operators):
+        return fitted(program, binding, gpu)
+    place = Cached(program, "fitted", *of_generators("rammer_cuda", binding), repr(gpu))
+    found: Fitted = place.get(
+        lambda record: _fit(record, program), lambda: fitted(program, binding, gpu), partial(_fit_record, program)
+    )
+    return found
+
+
+def _fit_record(program: RProgram, found: Fitted) -> dict[str, Any]:
+    text = "" if found.program is program else str(found.program)
+    return {"program": text, "threads": found.threads, "blocks": found.blocks}
+
+
+def _fit(record: Any, program: RProgram) -> Fitted:
+    """The form in ``record``, which is proved as any program that was kept; without a text the program is as it was."""
+    made = program
+    if text := record["program"]:
+        try:
+            made = RProgram.parse(text)
+            verify(made)
+        except RammerError as problem:
+            raise ValueError(problem.what) from problem
+        if (made.inputs, made.outputs) != (program.inputs, program.outputs):
+            raise ValueError("other inputs or outputs")
+    return Fitted(made, int(record["threads"]), int(record["blocks"]))
 
 
 def cached_words(program: RProgram, binding: Binding) -> Dataflow:

@@ -22,10 +22,10 @@ from rammer_cuda.driver import check, driver
 from rammer_cuda.executor import CapturedGraph, Recipe, add_launches, instantiated, launched
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.bodies import operator_bodies
-from rammer_cuda.persistent.cache import cached_words
+from rammer_cuda.persistent.cache import cached_fit, cached_words
 from rammer_cuda.persistent.dataflow import as_planned
 from rammer_cuda.persistent.hang import find_hang
-from rammer_cuda.persistent.shape import Fitted, fitted
+from rammer_cuda.persistent.shape import Fitted
 from rammer_cuda.persistent.table import RowTable, make_table
 from rammer_cuda.persistent.text import CONTROL, EMPTY, LINE, kernel_text
 from rammer_cuda.resident import Resident
@@ -77,7 +77,7 @@ class PersistentProgram(GpuProgram):
         words: bool = True,
         shape: Fitted | None = None,
     ) -> None:
-        shape = shape or fitted(program, Binding.of(program, constants), gpu)
+        shape = shape or cached_fit(program, Binding.of(program, constants), gpu)
         binding = Binding.of(shape.program, constants)
         flow = cached_words(shape.program, binding) if words else as_planned(shape.program, binding)
         self.walked = flow.program  #: What its blocks walk.

@@ -1,5 +1,5 @@
-"""Writing the kernel of a deep operator takes operations for its Computes and pairs of them, however they read one another: a text in
-which each is there once for each of the two that read it doubles with every one of them."""
+"""Writing the kernel of a deep operator takes operations for its Computes and pairs of them, however they read one another: a
+text in which each is there once for each of the two that read it doubles with every one of them."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
 from rammer.ir.parts import PRECISIONS
 from rammer.ir.program import RProgram, waves
 from rammer.ir.verify import verify
@@ -29,11 +30,19 @@ from rammer.testing.some import some
     st.sampled_from(PRECISIONS),
 )
 def test_text_reloads_to_an_equal_program(seed: int, operators: int, veus: int, policy: str, precision: str) -> None:
-    program = replace(random_net(Random(seed), operators).program(parse_policy(policy), veus), precision=precision)
+    random = Random(seed)
+    program = replace(random_net(random, operators).program(parse_policy(policy), veus), precision=precision)
+    program = replace(program, operators=tuple(with_kernel(o, random) for o in program.operators))
     again = RProgram.parse(str(program))
     assert again == program and str(again) == str(program)
     assert again.predicted == program.predicted
     assert verify(again) == verify(program)
+
+
+def with_kernel(operator: ROperator, random: Random) -> ROperator:
+    """The operator for a family or none, each with a config or none."""
+    config = tuple((key, random.randrange(-1, 1025)) for key in random.sample(("threads", "bk", "halo"), random.randrange(3)))
+    return replace(operator, family=random.choice(("", "", "gemm")), config=config)
 
 
 def test_a_program_says_what_its_kernels_were_chosen_for() -> None:

@@ -117,7 +117,7 @@ class Block:
         return result
 
     def _where(self, e: Op) -> Val:
-        """``c ? a : b``; branches that need statements become an if, so that only one is computed. What both need comes before."""
+        """``c ? a : b``; what both need first. Branches that need statements become an if, so that only one is computed."""
         test = self.value(e.args[0])
         for load in self.unit.needs.both(*e.args[1:]):
             self.load(load)

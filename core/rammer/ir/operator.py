@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rammer.ir.compute import Axis, Box, Compute, load_box
 from rammer.ir.device import Scope
@@ -16,6 +16,9 @@ from rammer.ir.names import checked
 from rammer.ir.types import TensorType
 
 __all__ = ["Connection", "RKernel", "ROperator", "Resources", "Written"]
+
+#: What texts call the family of kernels that have none.
+GENERIC: Final = "generic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class ROperator:
     def __post_init__(self) -> None:
         for what, name in (("an operator", self.name), *((f"config of {self.name}", key) for key, _ in self.config)):
             checked(what, name)
-        checked(f"family of operator {self.name}", self.family or "generic")
+        checked(f"family of operator {self.name}", self.family or GENERIC)
         if self.tile and len(self.tile) != len(self.anchor.axes):
             raise ValueError(f"operator {self.name}: tile {self.tile} does not fit axes {self.anchor.shape}")
         if self.anchor.name not in self.outputs:
@@ -218,9 +221,9 @@ class ROperator:
         return replace(self, name=name)
 
     def head(self) -> str:
-        """One line: name, tile, tasks and kernel family."""
+        """One line: name, tile, and kernel family with its config; the family of generic kernels is named where they have one."""
         config = "".join(f" {k}={v}" for k, v in self.config)
-        family = f" family {self.family}{config}" if self.family else ""
+        family = f" family {self.family or GENERIC}{config}" if self.family or config else ""
         tile = ", ".join(f"{a.name}={t}" for a, t in zip(self.anchor.axes, self.tile, strict=True))
         return f"operator {self.name} tile[{tile}]{family}"
 

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from rammer.ir.compute import Compute
 from rammer.ir.extent import AffineExtent, Ending, Stop
 from rammer.ir.names import quoted, shortened, unquoted
-from rammer.ir.operator import Connection, ROperator
+from rammer.ir.operator import GENERIC, Connection, ROperator
 from rammer.ir.parts import PRECISIONS, Buffer, Counter, HomeDevice, Move, Port, ProgramParts, Repeat, Storage, Task, Wait
 from rammer.ir.types import LONG, SHORT
 
@@ -244,7 +244,7 @@ class _Reader:
     def _operator(self, name: str, tile: str, family: str | None, config: str | None) -> None:
         sizes = {axis: int(size) for axis, size in (part.split("=") for part in tile.split(", ") if part)}
         pairs = tuple((k, int(v)) for k, v in (item.split("=") for item in (config or "").split()))
-        self.pending = (name, sizes, family or "", pairs)
+        self.pending = (name, sizes, "" if family is None or family == GENERIC else family, pairs)
         self.computes, self.connections = [], []
 
     def _compute(self, text: str) -> None:

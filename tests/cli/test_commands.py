@@ -243,9 +243,10 @@ def test_bench_refuses_a_peer_without_the_precision_before_it_measures(rammer: C
 
 
 EXECUTORS = {
-    "executor=waves": "unknown executor 'waves'\n  at: --option executor\n  hint: one of: auto, graph, persistent, mixed",
+    "executor=waves": "unknown executor 'waves'\n  at: --option executor\n"
+    "  hint: one of: auto, graph, wavewise, persistent, mixed",
     "speed=1": "device cuda has no option 'speed'\n  at: --option\n"
-    "  hint: it takes executor=auto|graph|persistent|mixed and watchdog=SECONDS",
+    "  hint: it takes executor=auto|graph|wavewise|persistent|mixed and watchdog=SECONDS",
 }
 
 

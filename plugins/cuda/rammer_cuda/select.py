@@ -55,8 +55,6 @@ TASKS = 0.5
 LONGEST = 86400.0
 
 Executor: TypeAlias = CudaProgram | PersistentProgram
-#: What may be built beside a graph, by its kind.
-Rivals: TypeAlias = "dict[str, Callable[[], Executor]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,42 +137,37 @@ def _measured(
         return open_executor(program, constants, gpu, index, replace(how, choice=known), writer)
     graph = CudaProgram(program, constants, Room(gpu, index), 1, writer)
     inputs = random_inputs(program, np.random.default_rng())
+    binding = Binding.of(program, constants)
     if keeps_constants(program):
         shape = parted(program, constants, gpu)
-        rows = partial(PersistentProgram, program, constants, gpu, index, how.limit, True, shape)
-        rivals: Rivals = {"mixed" if shape is not None else "persistent": rows}
+        kinds: tuple[str, ...] = ("mixed" if shape is not None else "persistent",)
     else:
         alone = _timed({"graph": graph}, inputs)
-        rivals = _fitted_rivals(program, constants, gpu, index, how, writer, alone.seconds["graph"])
-        if not rivals:
+        shape = _rows_within(program, binding, gpu, alone.seconds["graph"])
+        kinds = _worth_building(program, binding, shape, alone.seconds["graph"]) if shape is not None else ()
+        if not kinds:
             if alone.steady:
                 cached.write("graph")
             return graph
-    return _raced(graph, rivals, inputs, cached)
+    of = program if shape is None else shape.program
+    launches = partial(CudaProgram, of, constants, Room(gpu, index), 1, writer)
+    rows = partial(PersistentProgram, program, constants, gpu, index, how.limit, True, shape)
+    return _raced(graph, {kind: launches if kind == "wavewise" else rows for kind in kinds}, inputs, cached)
 
 
-def _fitted_rivals(
-    program: RProgram,
-    constants: Mapping[str, Array],
-    gpu: Gpu,
-    index: int,
-    how: Execution,
-    writer: Writer | None,
-    seconds: float,
-) -> Rivals:
-    """Executors of the program fitted to rows that are worth building beside a graph that takes so many ``seconds``."""
-    shape = _rows_within(program, Binding.of(program, constants), gpu, seconds)
-    if shape is None:
-        return {}
-    found: Rivals = {}
+def _worth_building(program: RProgram, binding: Binding, shape: Fitted, seconds: float) -> tuple[str, ...]:
+    """Kinds of executors of the program fitted to rows that are built beside a graph that takes so many ``seconds``."""
+    found = list[str]()
     if shape.program is not program and _launched_too(program) and shape.program.predicted < SHARED * seconds:
-        found["wavewise"] = partial(CudaProgram, shape.program, constants, Room(gpu, index), 1, writer)
-    if program.repeat is not None or shape.program.predicted < _most(program, Binding.of(program, constants)) * seconds:
-        found["persistent"] = partial(PersistentProgram, program, constants, gpu, index, how.limit, True, shape)
-    return found
+        found.append("wavewise")
+    if program.repeat is not None or shape.program.predicted < _most(program, binding) * seconds:
+        found.append("persistent")
+    return tuple(found)
 
 
-def _raced(graph: CudaProgram, rivals: Rivals, inputs: Mapping[str, Array], cached: Cached) -> Executor:
+def _raced(
+    graph: CudaProgram, rivals: Mapping[str, Callable[[], Executor]], inputs: Mapping[str, Array], cached: Cached
+) -> Executor:
     """The fastest of a graph and what is built beside it, which is left out where it cannot run."""
     options: dict[str, Executor] = {"graph": graph}
     lost: list[str] = []
@@ -191,7 +184,13 @@ def _raced(graph: CudaProgram, rivals: Rivals, inputs: Mapping[str, Array], cach
     if len(options) == 1:
         graph.notes = (f"executor graph, since {' and '.join(lost)}",)
         return graph
-    found = _timed(options, inputs)
+    try:
+        found = _timed(options, inputs)
+    except DeviceFailure as problem:  # a wait that ended once and not again
+        for kind in options.keys() - {"graph"}:
+            options[kind].close()
+        graph.notes = (f"executor graph, since another one cannot: {problem.what}", *lost)
+        return graph
     best = _faster(found, options)
     best.notes = (*best.notes, *lost)
     if found.steady and not lost:

@@ -71,7 +71,7 @@ def test_what_is_ahead_is_ahead_of_every_place(
     lots, units = range(0, block, products), range(0, unit, elements)
     places = np.array([[place(arrangement, k, e, unit, block) for e in units] for k in lots])
     constants = 0
-    for k, e in ((k, e) for k in lots for e in units):
+    for k, e in some((k, e) for k in lots for e in units):
         ahead = arrangement.ahead(k, e, unit, block)
         gaps = places[k // products :, e // elements :] - places[: len(lots) - k // products, : len(units) - e // elements]
         assert (gaps == ahead).all() if ahead is not None else isinstance(arrangement, Cores) and arrangement.across

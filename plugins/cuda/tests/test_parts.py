@@ -303,6 +303,28 @@ def test_auto_keeps_the_graph_where_a_wait_of_the_rows_never_ends(monkeypatch: p
     assert opened.notes == (f"executor graph, since {why}",)
 
 
+def test_auto_keeps_the_graph_where_a_wait_of_the_rows_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rammer_cuda import select
+
+    closed = list[str]()
+
+    class StuckAgain(Fake):
+        def replay(self) -> float:
+            raise DeviceFailure("vEU 3 waited 2 s for counter c")
+
+        def close(self) -> None:
+            closed.append("rows")
+
+    monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(1.0))
+    monkeypatch.setattr(select, "PersistentProgram", lambda *given: StuckAgain(0.5))
+    monkeypatch.setattr(select.Cached, "read", lambda self: None)
+    monkeypatch.setattr(select.Cached, "write", lambda self, value: pytest.fail("cached"))
+    monkeypatch.setattr(select, "cached_fit", fitted)
+    backend, segment = segment_of("resnext29_branches:small")
+    opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
+    assert opened.notes == ("executor graph, since another one cannot: vEU 3 waited 2 s for counter c",) and closed == ["rows"]
+
+
 @pytest.mark.parametrize("times, tried", [(0.87, {"wavewise"}), (1.15, {"wavewise", "persistent"}), (0.8, set())])
 @pytest.mark.parametrize("best", ["graph", "wavewise", "persistent"])
 def test_auto_tries_kernels_chosen_for_rows_as_launches(

@@ -68,7 +68,7 @@ PLANTS: dict[str, tuple[Kind, Callable[[str], str], str]] = {
     "an off-by-one bound": (GEMM, lambda t: edited(t, "+ ak) < 37", "+ ak) <= 37"), "wrong"),
     "a row too many": (GEMM, lambda t: edited(t, "if (x0 < 20)", "if (x0 <= 20)"), "outside"),
     "a wrong zero fill": (HALF, lambda t: edited(t, " < 77);", " < 177);"), "wrong"),
-    "an unaligned copy": (DEEP, lambda t: edited(t, "rm_copy16(ato0", "rm_copy16(1 + ato0"), "misaligned"),
+    "an unaligned copy": (DEEP, lambda t: edited(t, "rm_copy16(ato0_0", "rm_copy16(1 + ato0_0"), "misaligned"),
     "a missed NaN": (RELU, lambda t: edited(t, "rm_max_f32(", "fmaxf("), "wrong"),
     "an early fetch": (FIXED, too_early, "wrong"),
     "a sign too few": (BYTE, lambda t: edited(t, ", true, true>(", ", false, true>("), "wrong"),

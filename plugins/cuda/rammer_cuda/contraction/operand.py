@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rammer.codegen.contraction import QUOTIENT, Operand, PaddedAxis, Product, consecutive
 from rammer.codegen.task import Packing, Unsuited
@@ -20,6 +20,22 @@ from rammer_cuda.contraction.depth import Depth
 from rammer_cuda.contraction.packing import Arrangement, Blocks, Common, common_order, pack, pack_common
 from rammer_cuda.contraction.prologue import OperandPrologue, Piece
 from rammer_cuda.contraction.staging import PLAIN, Staging
+
+
+@dataclass
+class Addresses:
+    """Addresses that a text has, by name. What is a constant further on from one of them takes no address of its own:
+    instructions have room for constants, and an address for each copy takes an addition or a register."""
+
+    text: Text
+    names: set[str] = field(default_factory=set)
+
+    def after(self, kind: str, name: str, address: str, elements: int) -> str:
+        """So many elements after an address of the C type, which gets its name where the text has none yet."""
+        if name not in self.names:
+            self.names.add(name)
+            self.text.line(f"{kind}const {name} = {address};")
+        return f"{name} + {elements}" if elements else name
 
 
 @dataclass
@@ -227,10 +243,9 @@ class Staged:
         if self.packing is not None:
             self._fetch_packed(text)
             return
-        taps = self._tap(text) if not self.depth.flat else {}
-        made: set[str] = set()
+        taps, known = self._tap(text) if not self.depth.flat else {}, Addresses(text)
         for further, element, tests in self._pieces():
-            self._copy(text, further, element, tests, taps, made)
+            self._copy(known, further, element, tests, taps)
 
     def apply(self, text: Text, prologue: OperandPrologue) -> None:
         """The prologue on what this thread copied of block ``kb``, in ``{n}s``: call it where its copies have arrived."""
@@ -238,10 +253,10 @@ class Staged:
         prologue.apply(text, self._changed(text, taps))
 
     def _changed(self, text: Text, taps: Mapping[str, str]) -> Iterator[Piece]:
-        made: set[str] = set()
+        known = Addresses(text)
         for further, element, tests in self._pieces():
             names, _, valid = self._element_at(self._row(further), element, taps)
-            yield Piece(self._to(text, further, element, made), [*tests, *valid], names, self.vector)
+            yield Piece(self._to(known, further, element), [*tests, *valid], names, self.vector)
 
     def _row(self, further: int) -> str:
         """The row of the block that is so many further than this thread's first one."""
@@ -280,40 +295,27 @@ class Staged:
         text.all(f"const int {n}q_{k} = {total(weighted(g.steps, names))};" for k, g in enumerate(self.operand.guards))
         return names
 
-    def _copy(
-        self, text: Text, further: int, element: int, tests: Sequence[str], taps: Mapping[str, str], made: set[str]
-    ) -> None:
-        """One copy. ``made`` are the addresses that the text has."""
-        to, at = self._to(text, further, element, made), self._at(text, further, element, taps, made)
+    def _copy(self, known: Addresses, further: int, element: int, tests: Sequence[str], taps: Mapping[str, str]) -> None:
+        to, at = self._to(known, further, element), self._at(known, further, element, taps)
         guard = f"if ({' && '.join(tests)}) " if tests else ""
         valid = " && ".join(self._element_at(self._row(further), element, taps)[2])
         fill = f", {self.operand.fill % 256 * 0x01010101}u" if self.operand.fill else ""
-        text.line(f"{guard}rm_copy{self.vector * self.staging.item}({to}, {at}, {valid}{fill});")
+        known.text.line(f"{guard}rm_copy{self.vector * self.staging.item}({to}, {at}, {valid}{fill});")
 
-    def _to(self, text: Text, further: int, element: int, made: set[str]) -> str:
-        """Where a copy goes, by how far on it is from the thread's first one: a constant, which instructions have room for. An
-        address for each copy takes an addition each, or a register."""
+    def _to(self, known: Addresses, further: int, element: int) -> str:
+        """Where a copy goes, by how far on it is from the thread's first one."""
         ahead = self.arrangement.ahead(further, self._gap(element), self.unit, self.depth.block)
         row, first, on = (0, 0, ahead) if ahead is not None else (further, element, 0)
         place = self.place(self._row(row), f"{self.name}j{first}")
-        return self._declared(text, f"{self.staging.ctype} *", f"{self.name}to", row, first, on, f"{self.name}s + {place}", made)
+        return known.after(f"{self.staging.ctype} *", f"{self.name}to{first}_{row}", f"{self.name}s + {place}", on)
 
-    def _at(self, text: Text, further: int, element: int, taps: Mapping[str, str], made: set[str]) -> str:
+    def _at(self, known: Addresses, further: int, element: int, taps: Mapping[str, str]) -> str:
         """Where a copy comes from, in the same way; in flat order each row has an address of its own."""
         apart, steps = self._apart(self._gap(element)), self.operand.steps
         row, on = (further, 0) if self.depth.flat else (0, further * steps.get(self.depth.inner.name, 0))
         first, on = (element, on) if apart is None else (0, on + apart)
         address = f"{self.name}g + ({self._element_at(self._row(row), first, taps)[1]})"
-        return self._declared(text, f"const {self.staging.ctype} *", f"{self.name}at", row, first, on, address, made)
-
-    @staticmethod
-    def _declared(text: Text, kind: str, name: str, row: int, element: int, on: int, address: str, made: set[str]) -> str:
-        """``on`` elements from the address of a row and an element, which gets a name where the text has none yet."""
-        name += f"{element}_{row}" if row else f"{element}"
-        if name not in made:
-            made.add(name)
-            text.line(f"{kind}const {name} = {address};")
-        return f"{name} + {on}" if on else name
+        return known.after(f"const {self.staging.ctype} *", f"{self.name}at{first}_{row}", address, on)
 
     def _gap(self, element: int) -> int:
         """Elements of the unit between a thread's first one and that number."""

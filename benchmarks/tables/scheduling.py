@@ -34,7 +34,7 @@ FIVE: Final = (
     ("Both", "ios", "auto"),
 )
 #: Where a device has several executors: their names, by device.
-EXECUTORS: Final = {"cuda": ("graph", "persistent", "mixed"), "rocm": ("waves", "single")}
+EXECUTORS: Final = {"cuda": ("graph", "wavewise", "persistent", "mixed"), "rocm": ("waves", "single")}
 #: (r, s) of IOS's table of pruning.
 PRUNING: Final = ((1, 1), (1, 3), (1, 8), (2, 3), (2, 8), (3, 3), (3, 8))
 #: What a search has proved, as the table of pruning says it.

@@ -253,6 +253,16 @@ def twice(n: int) -> onnx.ModelProto:
     return s.model(value)
 
 
+def kept(n: int) -> onnx.ModelProto:
+    """A value that is made anew or stays, by a condition of its own each time: three operators."""
+    s = Sketch()
+    value, limit = s.input(4, 8), s.input(4, 8)
+    for i in range(max(n // 3, 1)):
+        made = s.node(MAPS[i % len(MAPS)], value)
+        value = s.node("Where", s.node("Greater", limit, s.weight(8)), made, value)
+    return s.model(value)
+
+
 def regrouped(n: int) -> onnx.ModelProto:
     """Many parts, joined and cut again at other places."""
     s, count = Sketch(), 2 * max(1, n // 6)
@@ -292,6 +302,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "scaled": scaled,
     "twice": twice,
     "regrouped": regrouped,
+    "kept": kept,
     "hosted": hosted,
     "fan_out": fan_out,
     "sum": _fan_in("Sum"),

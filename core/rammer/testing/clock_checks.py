@@ -24,8 +24,9 @@ from rammer.testing.table_checks import program_of
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Rows and columns of the matrices, and links of the chains.
-SIZE, SHORT, LONG = 96, 2, 10
+#: Rows and columns of the matrices, and links of the chains: long enough that a run is more than what it costs to begin one, on a
+#: GPU that others use, too; and short enough that products of numbers near 1 stay finite.
+SIZE, SHORT, LONG = 96, 2, 30
 #: Measurements of which the least counts, how often a contradiction is measured again, and by how much times may differ: the
 #: machine may be busy. Milliseconds taken for seconds are 1,000 times.
 SAMPLES, RETRIES, FACTOR = 4, 4, 8.0

@@ -42,8 +42,8 @@ def diamonds(n: int, name: str = "h", first: str = f"x{AT} + 1.0", other: str = 
     """Two maps of each value, which the next one adds; ``other`` is what it reads the second of them by."""
     texts = [f"{name}0: {SHAPE} = {first}"]
     for k in range(n):
-        two, index = (f"{name}{k}a", f"{name}{k}b"), AT
-        second = other.format(two[1]) if other else f"{two[1]}{index}"
+        two = f"{name}{k}a", f"{name}{k}b"
+        second = other.format(two[1]) if other else f"{two[1]}{AT}"
         texts += [f"{two[0]}: {SHAPE} = exp({name}{k}{AT})", f"{two[1]}: {SHAPE} = tanh({name}{k}{AT})"]
         texts.append(f"{name}{k + 1}: {SHAPE} = min({two[0]}{AT} * 0.25, 2.0) + {second}")
     return texts

@@ -9,7 +9,7 @@ all outputs of one shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -181,16 +181,7 @@ class Layout:
 
     def _reads(self, computes: Sequence[Compute]) -> set[str]:
         """The staged tensors that a stage reads, directly or through inlined producers."""
-        inlined = self.inlined
-        found, seen, waiting = set[str](), set[str](), list(computes)
-        while waiting:
-            for name in waiting.pop().reads:
-                if name in inlined and name not in seen:
-                    seen.add(name)
-                    waiting.append(inlined[name])
-                elif name not in inlined and name in self.computes:
-                    found.add(name)
-        return found
+        return {name for name in read_through(self.inlined, computes) if name in self.computes and name not in self.inlined}
 
     def _extents(self, boxes: Mapping[str, Sequence[AxisBound]]) -> dict[str, tuple[int, ...]]:
         """Largest extents of each box over all tasks, by evaluating its bounds for every tile origin."""
@@ -255,6 +246,16 @@ def scratch_of(stages: Sequence[Stage]) -> int:
     """Bytes of scratch memory that the stages' tiles need together."""
     ends = [s.offset + math.prod(s.extents) * itemsize(s.root.dtype) for s in stages if s.offset >= 0]
     return max(ends, default=0)
+
+
+def read_through(inlined: Mapping[str, Compute], computes: Iterable[Compute]) -> set[str]:
+    """All tensors that are read, directly or through producers computed in place, these among them."""
+    found, waiting = set[str](), list(computes)
+    while waiting:
+        new = set(waiting.pop().reads) - found
+        found |= new
+        waiting += [inlined[name] for name in new if name in inlined]
+    return found
 
 
 def heads(inlined: Mapping[str, Compute], c: Compute, point: tuple[Expr, ...]) -> list[tuple[Compute, tuple[Expr, ...]]]:

@@ -16,7 +16,7 @@ from rammer.codegen.collapse import collapse_axes
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.cooperate import THREADS, Group, SharedReduction
 from rammer.codegen.lanes import ColumnBlock, LaneBlock
-from rammer.codegen.layout import Stage, heads
+from rammer.codegen.layout import Stage, heads, read_through
 from rammer.codegen.rows import LaneAxis, choose, whole_rows
 from rammer.codegen.scalar import Block
 from rammer.ir import expr as ex
@@ -282,15 +282,7 @@ class Nest:
 
     def _needs(self, c: Compute, name: str) -> bool:
         """Whether ``c`` reads ``name``, or computes in place what does."""
-        inlined, seen, waiting = self.unit.inlined, set[str](), list(c.reads)
-        while waiting:
-            read = waiting.pop()
-            if read == name:
-                return True
-            if read in inlined and read not in seen:
-                seen.add(read)
-                waiting += inlined[read].reads
-        return False
+        return name in read_through(self.unit.inlined, [c])
 
 
 def _point(c: Compute) -> tuple[Expr, ...]:

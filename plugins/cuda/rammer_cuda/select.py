@@ -32,7 +32,7 @@ from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.bodies import callable_part
 from rammer_cuda.persistent.cache import cached_fit
 from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
-from rammer_cuda.persistent.shape import Fitted, fitted, parted
+from rammer_cuda.persistent.shape import Fitted, parted
 from rammer_cuda.source import Writer
 from rammer_cuda.turns import TurnTimes, in_turns
 
@@ -137,14 +137,13 @@ def _measured(
         return open_executor(program, constants, gpu, index, replace(how, choice=known), writer)
     graph = CudaProgram(program, constants, Room(gpu, index), 1, writer)
     inputs = random_inputs(program, np.random.default_rng())
-    binding = Binding.of(program, constants)
+    graph.run(inputs)
     if keeps_constants(program):
         shape = parted(program, constants, gpu)
         kinds: tuple[str, ...] = ("mixed" if shape is not None else "persistent",)
     else:
-        alone = _timed({"graph": graph}, inputs)
-        shape = _rows_within(program, binding, gpu, alone.seconds["graph"])
-        kinds = _worth_building(program, binding, shape, alone.seconds["graph"]) if shape is not None else ()
+        alone = _timed({"graph": graph})
+        shape, kinds = _worth_building(program, Binding.of(program, constants), gpu, alone.seconds["graph"])
         if not kinds:
             if alone.steady:
                 cached.write("graph")
@@ -155,20 +154,10 @@ def _measured(
     return _raced(graph, {kind: launches if kind == "wavewise" else rows for kind in kinds}, inputs, cached)
 
 
-def _worth_building(program: RProgram, binding: Binding, shape: Fitted, seconds: float) -> tuple[str, ...]:
-    """Kinds of executors of the program fitted to rows that are built beside a graph that takes so many ``seconds``."""
-    found = list[str]()
-    if shape.program is not program and _launched_too(program) and shape.program.predicted < SHARED * seconds:
-        found.append("wavewise")
-    if program.repeat is not None or shape.program.predicted < _most(program, binding) * seconds:
-        found.append("persistent")
-    return tuple(found)
-
-
 def _raced(
     graph: CudaProgram, rivals: Mapping[str, Callable[[], Executor]], inputs: Mapping[str, Array], cached: Cached
 ) -> Executor:
-    """The fastest of a graph and what is built beside it, which is left out where it cannot run."""
+    """The fastest of a graph, which has run, and what is built beside it, which is left out where it cannot run."""
     options: dict[str, Executor] = {"graph": graph}
     lost: list[str] = []
     for kind, build in rivals.items():
@@ -185,28 +174,25 @@ def _raced(
         graph.notes = (f"executor graph, since {' and '.join(lost)}",)
         return graph
     try:
-        found = _timed(options, inputs)
+        found = _timed(options)
     except DeviceFailure as problem:  # a wait that ended once and not again
-        for kind in options.keys() - {"graph"}:
-            options[kind].close()
+        _close_others(options, "graph")
         graph.notes = (f"executor graph, since another one cannot: {problem.what}", *lost)
         return graph
-    best = _faster(found, options)
-    best.notes = (*best.notes, *lost)
-    if found.steady and not lost:
-        cached.write(next(kind for kind, option in options.items() if option is best))
-    return best
-
-
-def _faster(found: TurnTimes, options: Mapping[str, Executor]) -> Executor:
-    """The executor with the lowest time, of several by their kinds; the others are closed."""
     best = min(found.seconds, key=lambda kind: found.seconds[kind])
-    for kind in found.seconds.keys() - {best}:
-        options[kind].close()
-    note = " ".join(f"{kind} {s * 1e3:.3g} ms" for kind, s in found.seconds.items())
-    note += "" if found.steady else ", where others used the GPU"
-    options[best].notes = (f"executor {best}, by measurement: {note}",)
+    _close_others(options, best)
+    times = " ".join(f"{kind} {s * 1e3:.3g} ms" for kind, s in found.seconds.items())
+    others = "" if found.steady else ", where others used the GPU"
+    options[best].notes = (f"executor {best}, by measurement: {times}{others}", *lost)
+    if found.steady and not lost:
+        cached.write(best)
     return options[best]
+
+
+def _close_others(options: Mapping[str, Executor], kept: str) -> None:
+    """Close all executors but the one of a kind."""
+    for kind in options.keys() - {kept}:
+        options[kind].close()
 
 
 def could_call(program: RProgram, binding: Binding) -> bool:
@@ -216,28 +202,21 @@ def could_call(program: RProgram, binding: Binding) -> bool:
     return all(not family_of(o).name or callable_part(o, binding) is not None for o in distinct.values())
 
 
-def _rows_within(program: RProgram, binding: Binding, gpu: Gpu, seconds: float) -> Fitted | None:
-    """The program fitted to rows, where it could be worth building beside a graph that takes so many seconds. What turns take is
-    not predicted: few kernels are tried."""
-    kinds = _kinds(program, binding)
+def _worth_building(program: RProgram, binding: Binding, gpu: Gpu, seconds: float) -> tuple[Fitted | None, tuple[str, ...]]:
+    """The program fitted to rows, and the kinds of its executors that are worth building beside a graph that takes so many
+    ``seconds``. What turns take is not predicted: few kernels are tried."""
+    distinct = len(set(kinds_of(program.operators, binding).values()))
     if program.repeat is not None:
-        return fitted(program, binding, gpu) if kinds <= MANY else None
+        return (cached_fit(program, binding, gpu), ("persistent",)) if distinct <= MANY else (None, ())
+    most = {"wavewise": SHARED * _launched_too(program), "persistent": NEAR if distinct <= MANY else CLEARLY}
     tasks = sum(map(len, program.rows))
-    most = seconds * max(_most(program, binding), SHARED * _launched_too(program))
-    if LEAST * program.predicted >= most or (kinds > MANY and tasks > TASKS * program.veus * len(program.operators)):
-        return None
+    if LEAST * program.predicted >= seconds * max(most.values()) or (
+        distinct > MANY and tasks > TASKS * program.veus * len(program.operators)
+    ):
+        return None, ()
     shape = cached_fit(program, binding, gpu)
-    return shape if shape.program.predicted < most else None
-
-
-def _kinds(program: RProgram, binding: Binding) -> int:
-    """Distinct kernels."""
-    return len(set(kinds_of(program.operators, binding).values()))
-
-
-def _most(program: RProgram, binding: Binding) -> float:
-    """Rows are built that are predicted to take at most so many times what the graph takes."""
-    return NEAR if _kinds(program, binding) <= MANY else CLEARLY
+    kinds = tuple(kind for kind, times in most.items() if shape.program.predicted < times * seconds)
+    return shape, tuple(k for k in kinds if k != "wavewise" or shape.program is not program)
 
 
 def _launched_too(program: RProgram) -> bool:
@@ -260,8 +239,6 @@ def keeps_constants(program: RProgram) -> bool:
     return False
 
 
-def _timed(executors: Mapping[str, Executor], inputs: Mapping[str, Array]) -> TurnTimes:
-    """Seconds of each, in turns, by its kind."""
-    for executor in executors.values():
-        executor.run(inputs)
+def _timed(executors: Mapping[str, Executor]) -> TurnTimes:
+    """Seconds of each, in turns, by its kind; all have run."""
     return in_turns({kind: executor.replay for kind, executor in executors.items()})

@@ -6,6 +6,7 @@ import functools
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -282,6 +283,19 @@ def test_auto_tries_rows_that_are_predicted_to_take_little_more(
     assert (opened in built) is tried and len(built) == tried
 
 
+def opened_beside(rows: Fake, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What ``auto`` takes of a graph that takes a second and these rows; nothing is cached."""
+    from rammer_cuda import select
+
+    monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(1.0))
+    monkeypatch.setattr(select, "PersistentProgram", lambda *given: rows)
+    monkeypatch.setattr(select.Cached, "read", lambda self: None)
+    monkeypatch.setattr(select.Cached, "write", lambda self, value: pytest.fail("cached"))
+    monkeypatch.setattr(select, "cached_fit", fitted)
+    backend, segment = segment_of("resnext29_branches:small")
+    return select.open_executor(segment.program, segment.constants, backend.gpu, 0)
+
+
 def test_auto_keeps_the_graph_where_a_wait_of_the_rows_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     from rammer_cuda import select
 
@@ -289,23 +303,14 @@ def test_auto_keeps_the_graph_where_a_wait_of_the_rows_never_ends(monkeypatch: p
         def run(self, inputs: object) -> None:
             raise DeviceFailure("vEU 3 waited 2 s for counter c")
 
-    monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(1.0))
-    monkeypatch.setattr(select, "PersistentProgram", lambda *given: Stuck(0.5))
-    monkeypatch.setattr(select.Cached, "read", lambda self: None)
-    monkeypatch.setattr(select.Cached, "write", lambda self, value: pytest.fail("cached"))
-    monkeypatch.setattr(select, "cached_fit", fitted)
-    backend, segment = segment_of("resnext29_branches:small")
     why = "the persistent one cannot: vEU 3 waited 2 s for counter c"
-    opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
+    opened = opened_beside(Stuck(0.5), monkeypatch)
     assert opened.notes[0].startswith("executor graph, by measurement: graph") and opened.notes[1:] == (why,)
     monkeypatch.setattr(select, "_launched_too", lambda program: False)
-    opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
-    assert opened.notes == (f"executor graph, since {why}",)
+    assert opened_beside(Stuck(0.5), monkeypatch).notes == (f"executor graph, since {why}",)
 
 
 def test_auto_keeps_the_graph_where_a_wait_of_the_rows_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rammer_cuda import select
-
     closed = list[str]()
 
     class StuckAgain(Fake):
@@ -315,13 +320,7 @@ def test_auto_keeps_the_graph_where_a_wait_of_the_rows_ends_once(monkeypatch: py
         def close(self) -> None:
             closed.append("rows")
 
-    monkeypatch.setattr(select, "CudaProgram", lambda *given: Fake(1.0))
-    monkeypatch.setattr(select, "PersistentProgram", lambda *given: StuckAgain(0.5))
-    monkeypatch.setattr(select.Cached, "read", lambda self: None)
-    monkeypatch.setattr(select.Cached, "write", lambda self, value: pytest.fail("cached"))
-    monkeypatch.setattr(select, "cached_fit", fitted)
-    backend, segment = segment_of("resnext29_branches:small")
-    opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
+    opened = opened_beside(StuckAgain(0.5), monkeypatch)
     assert opened.notes == ("executor graph, since another one cannot: vEU 3 waited 2 s for counter c",) and closed == ["rows"]
 
 

@@ -327,6 +327,8 @@ def test_auto_takes_the_graph_where_the_persistent_kernel_cannot_run(monkeypatch
     class Graph:
         notes: tuple[str, ...] = ()
 
+        def run(self, inputs: object) -> None: ...
+
     def refuse(*arguments: object) -> None:
         raise DeviceFailure("132 rows need as many blocks at once, this GPU runs 66")
 

@@ -46,6 +46,8 @@ class KernelFamily(Generic[Unit, Code, Own]):
     operand on chip. ``times`` predicts seconds of one round of tasks,
     alone and crowded, where that is no share of ``seconds``. ``own`` is for the device's executors. ``threads`` tells those that
     compute a task of a tiled operator before its kernel is written, where a family can; Unsuited as ``kernel``.
+    ``operand_rounding`` names the format to which kernels round float32 operands before they multiply them ("" if they keep all
+    bits): two families give the same numbers, up to the order of sums, only if this field is equal.
     """
 
     name: str
@@ -64,6 +66,7 @@ class KernelFamily(Generic[Unit, Code, Own]):
     own: Own | None = None
     spread: Callable[[ROperator], int] = lambda operator: 1
     threads: Callable[[ROperator, Binding], int] | None = None
+    operand_rounding: str = ""
 
     def round(self, operator: ROperator, binding: Binding, unit: Unit, veus: int) -> tuple[float, float]:
         """Predicted seconds of one round of a tiled operator's tasks on ``veus`` vEUs, alone and crowded."""

@@ -197,7 +197,10 @@ def _close_others(options: Mapping[str, Executor], kept: str) -> None:
 
 def could_call(program: RProgram, binding: Binding) -> bool:
     """Whether a persistent kernel may be tried that holds nothing on chip. Turns keep their kernels and places, so that a block
-    must be able to call all of them."""
+    must be able to call all of them. A block calls the generic kernel for operators of a range, which must round their operands
+    as it does: not at all."""
+    if any(o.endings and family_of(o).operand_rounding for o in program.operators):
+        return False
     distinct = {binding.key(o): o for o in program.operators} if program.repeat is not None else {}
     return all(not family_of(o).name or callable_part(o, binding) is not None for o in distinct.values())
 

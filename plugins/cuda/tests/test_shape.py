@@ -25,6 +25,7 @@ from rammer.schedule.wavefront import Wavefront
 from rammer.testing.some import some
 
 from rammer_cuda.backend import open_backend
+from rammer_cuda.families import family_of
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.persistent.shape import CROWD, SEARCH, fitted, together
 
@@ -78,3 +79,21 @@ def test_stages_of_rows_placed_anew_are_searched_for_seconds(monkeypatch: pytest
     monkeypatch.setattr(IOS, "search", lambda self, *given: asked.append(self) or search(self, *given))
     fitted(segment.program, Binding.of(segment.program, segment.constants), TARGETS["sm_90a"])
     assert all((policy.r, policy.s, policy.seconds) == (1, 2, SEARCH) for policy in some(asked))
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_kernels_chosen_for_rows_round_operands_as_the_program_does(precision: str, seed: int) -> None:
+    """Which executor is the fastest is measured, so results may not depend on it beyond the order of sums."""
+    backend = open_backend(OpenOptions(target="sm_90a"))
+    model = read_model(find("resnext29_branches:small").build(seed))
+    segment = Compiler(backend, CompileOptions(precision=precision), KernelStore(None)).compile_model(model, {}).segments[0]
+    assert isinstance(segment, ProgramSegment)
+    program = segment.program
+    wanted = {c.name: family_of(o).operand_rounding for o in program.operators for c in o.computes if c.kind == "contraction"}
+    assert any(wanted.values()) == (precision != "float32"), "no product was rounded"
+    made = fitted(program, Binding.of(program, segment.constants), TARGETS["sm_90a"]).program
+    changed = {o.name for o in made.operators} - {o.name for o in program.operators}
+    assert changed or made.operators != program.operators, "no kernel was chosen again"
+    for o in some(o for o in made.operators if any(c.kind == "contraction" for c in o.computes)):
+        (product,) = (c.name for c in o.computes if c.kind == "contraction")
+        assert family_of(o).operand_rounding == wanted[product.partition("_parts")[0]], o.head()

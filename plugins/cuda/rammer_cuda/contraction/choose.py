@@ -339,7 +339,18 @@ def _blocks(operator: ROperator) -> int:
 def _family(i: Instruction, keys: Sequence[str], candidates: Candidates, seconds: Seconds) -> Family:
     configs = dict.fromkeys(keys, range(0, 1025))
     threads: Callable[[ROperator, Binding], int] = lambda o, b: int(i.block(i.product(o, b)).threads)  # noqa: E731
-    return Family(i.name, configs, candidates, seconds, contraction, i.needs, product=True, spread=_blocks, threads=threads)
+    return Family(
+        i.name,
+        configs,
+        candidates,
+        seconds,
+        contraction,
+        i.needs,
+        product=True,
+        spread=_blocks,
+        threads=threads,
+        operand_rounding=i.operand_rounding,
+    )
 
 
 _RING = ("tm", "tn", "bk", "split_k", "slice_k", "stages")

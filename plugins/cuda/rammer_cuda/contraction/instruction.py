@@ -100,6 +100,12 @@ class Instruction:
         return (precision if precision in LOWER else "float32") in self.precisions
 
     @property
+    def operand_rounding(self) -> str:
+        """The format to which float32 operands are rounded, "" if products keep all their bits: the exact instructions are those
+        that serve float32."""
+        return "" if "float32" in self.precisions else self.precisions[0]
+
+    @property
     def number(self) -> str:
         """The C type of sums: those of bytes are exact."""
         return "int" if self.dtype == BYTE else "float"

@@ -177,8 +177,9 @@ class _Shape:
         return self.known.ranked[key]
 
     def _rank(self, operator: ROperator) -> list[Choice]:
-        bare = replace(operator, tile=(), family="", config=())
-        usable = [f for f in FAMILIES if f.needs(self.gpu) and not f.last and f.own is None]
+        # Results must not depend on which executor wins a measurement: kernels that round operands differently are no choice.
+        bare, rounding = replace(operator, tile=(), family="", config=()), family_of(operator).operand_rounding
+        usable = [f for f in FAMILIES if f.needs(self.gpu) and not f.last and f.own is None and f.operand_rounding == rounding]
         ranked = heapq.merge(*(f.candidates(bare, self.binding, self.gpu) for f in usable), key=lambda c: c.seconds)
         return [c for c in ranked if family_of(c.operator).spread(c.operator) == 1]
 

@@ -24,7 +24,7 @@ PARTS, LEAST = (2, 4, 8), 8
 @dataclass(frozen=True)
 class SplitSum:
     """``partial`` computes the parts of a sum, a tensor in ``storage``; ``rest``, which has the operator's name, adds them up and
-    goes on as that did. Neither has a kernel yet."""
+    goes on as that did. Neither has a kernel yet; ``partial`` has the operator's family, whose operand rounding it keeps."""
 
     partial: ROperator
     rest: ROperator
@@ -55,7 +55,7 @@ def split_sums(operator: ROperator, binding: Binding) -> Iterator[SplitSum]:
         places: list[tuple[Expr, ...]] = [(Ref(batch.name), integer(i), *(Ref(a.name) for a in others)) for i in range(parts)]
         loads: list[Expr] = [Load(name, place) for place in places]
         whole = replace(product, body=reduce(lambda a, b: Op("add", (a, b)), loads), reduce=(), combiner=None)
-        first = ROperator(name, (partial,), (), (name,), (1,) * len(partial.axes))
+        first = ROperator(name, (partial,), (), (name,), (1,) * len(partial.axes), operator.family)
         computes, tile = (whole, *operator.computes[1:]), (1,) * len(operator.anchor.axes)
         yield SplitSum(
             first, replace(operator, computes=computes, tile=tile, family="", config=()), dense(name, name, partial.shape)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +18,7 @@ from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.bind import bind
 from rammer.frontend.later import Unknown
 from rammer.frontend.reader import read_model
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.some import some
 
 node = helper.make_node
@@ -27,7 +27,7 @@ Feeds = dict[str, np.ndarray]
 
 def agree(proto: onnx.ModelProto, exe: Any, feeds: Feeds) -> None:
     """ONNX Runtime's outputs: the same names, types and shapes, numbers that float32 allows."""
-    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    session = PeerSession(proto)
     names = [o.name for o in session.get_outputs()]
     wanted, found = dict(zip(names, session.run(names, feeds), strict=True)), exe.run(feeds)
     assert list(found) == names

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper
 from onnx_models import BOOL, INT64, model, tensor
@@ -24,6 +23,7 @@ from rammer.runtime import bodies
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.executable import Executable
 from rammer.runtime.specialised import Specialised
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.some import some
 
 node = helper.make_node
@@ -126,7 +126,7 @@ def test_few_turns_are_not_compiled_together(asked: list[str]) -> None:
     exe.close()
 
 
-def agrees(session: onnxruntime.InferenceSession, exe: Executable, feeds: Feeds) -> None:
+def agrees(session: PeerSession, exe: Executable, feeds: Feeds) -> None:
     names = [o.name for o in session.get_outputs()]
     wanted, found = dict(zip(names, session.run(names, feeds), strict=True)), exe.run(feeds)
     for name, want in some(wanted.items()):
@@ -141,7 +141,7 @@ def test_random_loops(number: int, rng: np.random.Generator, monkeypatch: pytest
     """With programs of 2, 4 or 8 turns, from the second turn on or from some later one."""
     monkeypatch.setattr(bodies, "MOST_TURNS", int(rng.choice([2, 4, 8])))
     model = drawn(rng)
-    session, exe = onnxruntime.InferenceSession(model.proto.SerializeToString()), opened(model.proto, int(rng.choice([0, 3])))
+    session, exe = PeerSession(model.proto), opened(model.proto, int(rng.choice([0, 3])))
     for _ in range(4):
         agrees(session, exe, model.feeds(rng))
     exe.close()
@@ -162,7 +162,7 @@ def test_threads_share_a_program_of_turns(monkeypatch: pytest.MonkeyPatch) -> No
     """Its states are in one pair of arrays: loops take turns, each as a whole."""
     monkeypatch.setattr(bodies, "MOST_TURNS", 4)
     exe, proto = opened(counting("data")), counting("data")
-    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    session = PeerSession(proto)
     given = [{"limit": np.array(30 + n), "x": np.array(n - 10**6)} for n in range(8)]
     agree(proto, exe, given[0])
     with ThreadPoolExecutor(4) as threads:

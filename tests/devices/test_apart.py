@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from recurrent_models import Net
 from test_place import compiler, spread_of
@@ -28,6 +27,7 @@ from rammer.place.spreading import compile_spread
 from rammer.profile.store import KernelStore
 from rammer.report.spread import describe_spread
 from rammer.runtime.spread_run import Joined, SpreadRuns
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.small_models import dense_layers
 from rammer.testing.some import some
 from rammer.transport.counters import Counters
@@ -67,7 +67,7 @@ def test_layers_in_turns_are_steps(device: str, rng: np.random.Generator, seed: 
     assert any(s.program.repeat for p in spread.parts for s in p.steps) and " turns" in describe_spread(spread)
     (outputs, _), _ = ran(spread, [backend] * devices, inputs)
     proto = net.model(np.random.default_rng(seed), plain=True)
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = PeerSession(proto)
     for output, want in some(list(zip(proto.graph.output, session.run(None, inputs), strict=True))):
         for have in some(outputs):
             np.testing.assert_allclose(have[output.name], want, atol=3e-5, err_msg=f"{output.name} of {net}")

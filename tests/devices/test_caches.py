@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
@@ -18,6 +17,7 @@ from rammer.errors import BadInput
 from rammer.ir.program import RProgram
 from rammer.ir.verify import VerifyError, verify
 from rammer.runtime.executable import Executable
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -55,8 +55,8 @@ def test_bound_calls_take_every_length(device: str, name: str, rng: np.random.Ge
     exe.close()
 
 
-def _session(proto: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+def _session(proto: onnx.ModelProto) -> PeerSession:
+    return PeerSession(proto)
 
 
 def _program(exe: Executable) -> RProgram:
@@ -324,7 +324,7 @@ def test_the_loop_of_the_readme_decodes(device: str, monkeypatch: pytest.MonkeyP
     if device in OPTIONS:
         code = code.replace('"rocm"', f'"{device}", options={OPTIONS[device]}')
     exec(code.replace('"rocm"', f'"{device}"'), known)
-    session = onnxruntime.InferenceSession("gpt2_script.onnx", providers=["CPUExecutionProvider"])
+    session = PeerSession("gpt2_script.onnx")
     state = {i.name: np.zeros((1, 4, 0, 4), np.float32) for i in session.get_inputs() if "past" in i.name}
     token, expected = 3, list[int]()
     for past in range(64):

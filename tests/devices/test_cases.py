@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from ranged_models import RANGED, RangedModel, parsed
 
@@ -20,6 +19,7 @@ from rammer.device.manifest import Binding, Loaded
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.runtime.executable import Executable
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.some import some
 
 OPTIONS = {"ipu_sim": {"tiles": "16"}}
@@ -58,7 +58,7 @@ def test_every_case_is_right(
 ) -> None:
     """Beside ONNX Runtime, at the ends of all parts: by runs, a bound call, and a file's program."""
     model = RANGED[name](rng)
-    exe, reference = drawn(device, model, monkeypatch, rng), onnxruntime.InferenceSession(model.proto.SerializeToString())
+    exe, reference = drawn(device, model, monkeypatch, rng), PeerSession(model.proto)
     ((symbol, span),) = model.spans.items()
     lengths = [int(n) for n in rng.permutation([n for part in parted(span, 3) for n in part])]
     longest = model.inputs({symbol: span[1]}, rng)

@@ -17,6 +17,7 @@ from rammer.ir.verify import verify
 from rammer.schedule.fold import fold
 from rammer.testing.conformance import (
     CHECKS,
+    TIMED,
     TOLERANCE,
     ConformanceError,
     Subject,
@@ -34,7 +35,7 @@ DEVICES = ("rocm", "ipu_sim", "toy", pytest.param("cuda", marks=pytest.mark.cuda
 
 
 @pytest.mark.sampled(3, of="device")
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", [pytest.param(c, marks=[pytest.mark.alone] if c in TIMED else []) for c in CHECKS])
 @pytest.mark.parametrize("device", [d for d in DEVICES if d != "toy"])  # toy has tests of its own, as it was made
 def test_conformance(device: str, check: str) -> None:
     with subject(device) as opened:

@@ -8,7 +8,6 @@ from functools import cache
 from itertools import product
 
 import numpy as np
-import onnxruntime
 import pytest
 from ranged_models import RANGED, RangedModel
 
@@ -23,6 +22,7 @@ from rammer.ir.verify import VerifyError, verify
 from rammer.profile.probe import USUAL, probe_program, random_inputs
 from rammer.runtime.lengths import bucket, narrowed, widened
 from rammer.schedule.fold import fold
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -62,7 +62,7 @@ def wrong_at(name: str, device: str, program: RProgram, rng: np.random.Generator
     model, compiled, segment, ranged, points = parts(name, maker)
     backend, found = Registry().open(device), list[dict[str, int]]()
     loaded = backend.load(fold(program, min(backend.vdevice.veus, 3)), segment.constants)
-    session = onnxruntime.InferenceSession(model.proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = PeerSession(model.proto)
     names = [o.name for o in session.get_outputs()]
     for place in some(rng.permutation(len(points))):
         inputs = model.inputs(points[place], rng)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper
 from onnx_models import BOOL, FLOAT, INT64, model, tensor
@@ -22,6 +21,7 @@ from rammer.frontend.reader import Model
 from rammer.runtime import bodies
 from rammer.runtime.executable import Executable
 from rammer.runtime.keeping import part_key
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.some import some
 
 DEVICES = ["toy", "rocm", "ipu_sim"]
@@ -47,7 +47,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return names
 
 
-def agreed(session: onnxruntime.InferenceSession, exe: Executable, feeds: Feeds) -> dict[str, np.ndarray[Any, Any]]:
+def agreed(session: PeerSession, exe: Executable, feeds: Feeds) -> dict[str, np.ndarray[Any, Any]]:
     names = [o.name for o in session.get_outputs()]
     wanted, found = dict(zip(names, session.run(names, feeds), strict=True)), exe.run(feeds)
     for name, want in some(wanted.items()):
@@ -77,7 +77,7 @@ def test_the_next_process_compiles_no_turns(device: str, made: list[str], tmp_pa
     """And it does not wait for many turns before it takes the program of several."""
     path, proto, feeds = tmp_path / "m.onnx", growing(), {"x": np.array([1, 2, 3], np.float32)}
     onnx.save(proto, path)
-    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    session = PeerSession(proto)
     exe = rammer.compile(path, device, options=OPTIONS.get(device))
     exe.bodies.warm = 10
     first = agreed(session, exe, feeds)
@@ -98,7 +98,7 @@ def test_a_compiled_file_keeps_its_turns(device: str, made: list[str], tmp_path:
     exe = rammer.compile(proto, device, options=OPTIONS.get(device))
     save_artifact(path, exe.artifact(exe.compile_only({})))
     exe.close()
-    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    session = PeerSession(proto)
     for compiling in some((True, False)):
         made.clear()
         exe = rammer.compile(path)
@@ -111,7 +111,7 @@ def test_a_compiled_file_keeps_its_turns(device: str, made: list[str], tmp_path:
 def test_what_is_damaged_is_made_again(made: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, proto, feeds = tmp_path / "m.onnx", growing(), {"x": np.array([1, 2, 3], np.float32)}
     onnx.save(proto, path)
-    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    session = PeerSession(proto)
     kept = list[int]()
     for _ in range(2):
         exe = rammer.compile(path, "toy")
@@ -131,7 +131,7 @@ def test_random_loops(device: str, number: int, made: list[str], tmp_path: Path,
     """Whatever a body reads of outside, constants among it, and whatever its turns gather."""
     loop, path = drawn(rng), tmp_path / "m.onnx"
     onnx.save(loop.proto, path)
-    session = onnxruntime.InferenceSession(loop.proto.SerializeToString())
+    session = PeerSession(loop.proto)
     several, compiled = [loop.feeds(rng) for _ in range(3)], list[list[str]]()
     for _ in range(2):
         exe = rammer.compile(path, device, options=OPTIONS.get(device))
@@ -150,7 +150,7 @@ def test_what_waits_for_values_is_kept(made: list[str], tmp_path: Path, rng: np.
     proto = model(nodes, [tensor("x", [12], FLOAT), tensor("shape", [2], INT64)], ["y"])
     path, compiled = tmp_path / "m.onnx", list[int]()
     onnx.save(proto, path)
-    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    session = PeerSession(proto)
     x = rng.standard_normal(12).astype(np.float32)
     for shapes in ([(3, 4), (4, 3)], [(4, 3), (3, 4)], [(2, 6)]):
         exe = rammer.compile(path, "toy")

@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 from ranged_models import RANGED, UNRANGED, RangedModel
 
 import rammer
 from rammer.runtime.lengths import BUCKETS, bucket
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}
 
 
-def _reference(model: RangedModel) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(model.proto.SerializeToString(), providers=["CPUExecutionProvider"])
+def _reference(model: RangedModel) -> PeerSession:
+    return PeerSession(model.proto)
 
 
 @pytest.mark.sampled(2, of="device")
@@ -47,7 +47,7 @@ def test_every_length_is_right(device: str, name: str, rng: np.random.Generator)
 def test_exported_decoders_grow_their_caches(device: str, name: str) -> None:
     """Twelve tokens from no past on, each chosen by the one before."""
     path = Path(__file__).parents[1] / "corpus" / "models" / f"{name}.onnx"
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = PeerSession(path)
     exe = rammer.compile(path, device, shapes={"past": (0, 24), "total": "past + 1"}, options=OPTIONS.get(device))
     fixed = {"batch": 1, "past": 0}
     cached = [i for i in session.get_inputs() if "past" in i.shape]
@@ -107,7 +107,7 @@ def test_what_is_no_one_program_is_compiled_for_each_shape(
 @pytest.mark.parametrize("name", ["gpt2_script", "llama_script", "roberta_script"])
 def test_exported_models_take_a_range_of_batches(name: str, rng: np.random.Generator) -> None:
     path = Path(__file__).parents[1] / "corpus" / "models" / f"{name}.onnx"
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = PeerSession(path)
     exe = rammer.compile(path, "rocm", shapes={"batch": (1, 32)})
     for batch in (15, 32, 1, 9):
         extents = {"batch": batch, "tokens": 4, "total": 7, "past": 3}

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper
 from onnx_models import BOOL, FLOAT, INT64, model, tensor
@@ -14,18 +13,19 @@ from random_loops import CONSTANTS, Feeds, RandomBody, drawn, random_values
 
 import rammer
 from rammer.runtime import bodies
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", pytest.param("cuda", marks=pytest.mark.cuda)]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}
 
 
-def opened(proto: onnx.ModelProto, device: str) -> tuple[onnxruntime.InferenceSession, Any]:
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+def opened(proto: onnx.ModelProto, device: str) -> tuple[PeerSession, Any]:
+    session = PeerSession(proto)
     return session, rammer.compile(proto, device, options=OPTIONS.get(device))
 
 
-def agrees(session: onnxruntime.InferenceSession, exe: Any, feeds: Feeds) -> None:
+def agrees(session: PeerSession, exe: Any, feeds: Feeds) -> None:
     names = [o.name for o in session.get_outputs()]
     wanted, found = dict(zip(names, session.run(names, feeds), strict=True)), exe.run(feeds)
     for name, want in some(wanted.items()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
@@ -12,6 +11,7 @@ import rammer
 from rammer.compiled.segments import Compiled
 from rammer.ir.program import RProgram
 from rammer.passes.nesting import LEAST_STEPS, MOST_STEPS
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -62,7 +62,7 @@ def loop(trips: int, condition: str, shown: bool) -> onnx.ModelProto:
 def agree(proto: onnx.ModelProto, device: str, rng: np.random.Generator) -> Compiled:
     """Ours and ONNX Runtime's results of two runs; what was compiled."""
     exe = rammer.compile(proto, device, options=OPTIONS.get(device))
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = PeerSession(proto)
     for _ in range(2):
         inputs = {i.name: rng.uniform(-0.9, 0.9, i.shape).astype(np.float32) for i in session.get_inputs()}
         found = exe.run(inputs)

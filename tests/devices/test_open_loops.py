@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper
 from onnx_models import BOOL, FLOAT, INT64, model, tensor
@@ -16,6 +15,7 @@ from test_nested import scan
 
 import rammer
 from rammer.passes import open_loops
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -147,7 +147,7 @@ def test_random_loops_at_every_length(
     monkeypatch.setattr(open_loops, "MOST_STEPS", int(rng.integers(1, 6)))
     batch, most = bool(rng.integers(2)), int(rng.integers(4, 12))
     drawn = Drawing(rng, batch).model(most)
-    reference = onnxruntime.InferenceSession(drawn.proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    reference = PeerSession(drawn.proto)
     spans = {"seq": (1, most), **({"b": (1, 4)} if any("b" in s for _, s in drawn.ports.values()) else {})}
     exe = rammer.compile(drawn.proto, device, shapes=spans, options=OPTIONS.get(device))
     for steps in dict.fromkeys([most, 1, 2, *map(int, rng.integers(1, most + 1, 3))]):
@@ -169,7 +169,7 @@ def test_thousands_of_steps_are_a_table_of_some(device: str, rng: np.random.Gene
     """And none at all leave the states as they are."""
     proto = open_scan(rng)
     exe = rammer.compile(proto, device, shapes={"seq": (0, 5000)}, options=OPTIONS.get(device))
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = PeerSession(proto)
     for steps in (0, 1, 129, 517) if device == "ipu_sim" else (0, 1, 700, 5000):
         inputs = {n: rng.uniform(-0.9, 0.9, (steps, 3) if n in ("x", "z") else 3).astype(np.float32) for n in "hgxzk"}
         found = exe.run(inputs)

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from recurrent_models import Net
 
@@ -24,6 +23,7 @@ from rammer.ir.program import RProgram
 from rammer.ir.verify import VerifyError, verify
 from rammer.passes.opening import turn_for
 from rammer.testing.host_c import COMPILER
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.some import some
 
 from rammer_cuda.device import source
@@ -45,11 +45,11 @@ def opened(net: Net, batch: bool, plain: bool = False) -> onnx.ModelProto:
     return proto
 
 
-def session(proto: onnx.ModelProto) -> ort.InferenceSession:
-    return ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+def session(proto: onnx.ModelProto) -> PeerSession:
+    return PeerSession(proto)
 
 
-def agree(found: dict[str, np.ndarray], reference: ort.InferenceSession, inputs: dict[str, np.ndarray], what: object) -> None:
+def agree(found: dict[str, np.ndarray], reference: PeerSession, inputs: dict[str, np.ndarray], what: object) -> None:
     for output, want in zip(reference.get_outputs(), reference.run(None, inputs), strict=True):
         np.testing.assert_allclose(found[output.name], want, atol=3e-5, err_msg=f"{output.name} of {what}")
 

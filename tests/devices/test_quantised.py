@@ -6,7 +6,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from quantised_groups import MAKERS, Group
@@ -14,6 +13,7 @@ from stored_weights import KINDS, stored
 
 import rammer
 from rammer.compiled.segments import ProgramSegment
+from rammer.testing.peer_process import PeerSession
 
 #: Groups of each kind in a run.
 COUNT = 2
@@ -83,7 +83,7 @@ def dynamic(signed: bool) -> ModelProto:
 @pytest.mark.parametrize("signed", [False, True])
 def test_dynamic_quantisation(signed: bool, device: str, rng: np.random.Generator) -> None:
     model, feeds = dynamic(signed), {"x": rng.normal(1, 2, (2, 6, 5, 7)).astype(np.float32)}
-    want = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+    want = PeerSession(model).run(None, feeds)
     have = run(model, feeds, device)
     for name, value in zip("rz", want, strict=True):
         np.testing.assert_allclose(have[name], value, rtol=1e-5, atol=1e-5 * np.abs(value).max())

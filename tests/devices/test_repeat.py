@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from recurrent_models import Net
 
@@ -20,6 +19,7 @@ from rammer.passes.pipeline import default_passes
 from rammer.passes.roll import RollRecurrences
 from rammer.runtime.executable import Executable
 from rammer.runtime.specialised import load_segments
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.some import some
 
 from rammer_ipu_sim.chip import configured
@@ -39,7 +39,7 @@ def opened(net: Net, seed: int, device: str, most: int, turn: int) -> Executable
 def agree(net: Net, seed: int, inputs: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> None:
     """With ONNX Runtime."""
     proto = net.model(np.random.default_rng(seed), plain=True)
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = PeerSession(proto)
     for output, want in zip(proto.graph.output, session.run(None, inputs), strict=True):
         np.testing.assert_allclose(found[output.name], want, atol=3e-5, err_msg=f"{output.name} of {net}")
 

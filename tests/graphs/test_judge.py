@@ -19,6 +19,7 @@ from rammer.testing.graphs.case import Call, GraphCase
 from rammer.testing.graphs.judge import Judge, Setting
 from rammer.testing.graphs.outside import HOPELESS, Outside
 from rammer.testing.graphs.record import CASES, Record
+from rammer.testing.peer_process import PeerCrashed, PeerProcess
 
 TOY = Setting("toy")
 
@@ -106,18 +107,15 @@ def test_coarse_functions_of_another_voice_are_no_fault_but_wrong_ones_are(judge
 
 
 def test_a_voice_that_never_answers_is_not_asked_for_ever() -> None:
-    asked = Outside()
+    class Broken(PeerProcess):
+        def ask(self, *_: object) -> None:
+            self.generation += 1
+            raise PeerCrashed("no process")
 
-    class Broken:
-        def send(self, *_: object) -> None:
-            raise OSError
-
-    for _ in range(HOPELESS):
-        asked.pipe = Broken()  # type: ignore[assignment]
-        asked.close = lambda: None  # type: ignore[method-assign]
+    asked = Outside(Broken())
+    for _ in range(HOPELESS + 2):
         assert asked(b"", {}, ["y"]) is None
-    asked.pipe = None  # to ask once more would start a process
-    assert asked(b"", {}, ["y"]) is None and asked.process is None
+    assert asked.peer.generation == asked.deaths == HOPELESS
 
 
 def test_nan_never_passes(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:

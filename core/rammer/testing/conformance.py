@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -269,6 +269,8 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "device closed": check_device_closed,
     "resident": check_resident,
 }
+#: Those that measure time: tests mark them ``alone``.
+TIMED: Final = frozenset({"clocks", "trace"})
 
 
 def failures(spec: str, options: Mapping[str, str], checks: Iterable[str]) -> Iterator[tuple[str, str, float]]:

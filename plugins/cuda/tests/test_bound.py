@@ -114,6 +114,7 @@ def test_what_is_not_dense_or_aligned_is_copied_and_told(exe: Executable, rng: n
     assert close(moved.get(), wide[:, ::2].get(), w.get())
 
 
+@pytest.mark.alone
 def test_host_arrays_are_copied_once(exe: Executable, rng: np.random.Generator) -> None:
     x, w = normal(rng), normal(rng)
     bound = exe.bind({"x": x, "w": w})

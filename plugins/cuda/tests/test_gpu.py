@@ -34,6 +34,7 @@ def test_a_thousand_fresh_runs_equal_the_reference(policy: str, tune: str, rng: 
     loaded.close()
 
 
+@pytest.mark.alone
 def test_profiler_measures() -> None:
     from rammer_cuda.backend import open_backend
 

@@ -20,7 +20,8 @@ from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.reader import read_model
 from rammer.ir.program import Counter, Port, RProgram, Task, Wait
 from rammer.profile.store import KernelStore
-from rammer.testing.conformance import CHECKS, subject
+from rammer.testing.conformance import CHECKS, TIMED, subject
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.selftest import tiny_graph
 from rammer.testing.some import some
 
@@ -247,7 +248,7 @@ def test_an_unknown_executor_is_refused() -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", [pytest.param(c, marks=[pytest.mark.alone] if c in TIMED else []) for c in CHECKS])
 def test_conformance(check: str) -> None:
     with subject("cuda", executor="persistent") as opened:
         CHECKS[check](opened)
@@ -258,7 +259,6 @@ def test_conformance(check: str) -> None:
 def test_a_thousand_fresh_runs_equal_the_reference(key: str, rng: np.random.Generator) -> None:
     """To 1e-5 those of the other executor, where a race would show. ONNX Runtime's, too, but for nets whose sums cancel: of the
     small SqueezeNet rocm and ONNX Runtime themselves are 1e-5 and 5e-6 from float64, so such nets are held to 1e-4."""
-    import onnxruntime
 
     from rammer_cuda.persistent.executor import PersistentProgram
 
@@ -267,7 +267,7 @@ def test_a_thousand_fresh_runs_equal_the_reference(key: str, rng: np.random.Gene
     backend, by_graph = open_backend(OpenOptions()), open_backend(OpenOptions(options={"executor": "graph"}))
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(model), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
-    session = onnxruntime.InferenceSession(model.SerializeToString())
+    session = PeerSession(model)
     loaded = PersistentProgram(segment.program, segment.constants, backend.gpu, 0)
     graph = by_graph.load(segment.program, segment.constants)
     for _ in range(1000):

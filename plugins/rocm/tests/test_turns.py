@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import rammer
 from rammer.codegen.resting import rest_of
 from rammer.ir.program import RProgram
+from rammer.testing.peer_process import PeerSession
 from rammer.testing.some import some
 
 from rammer_rocm import source
@@ -52,13 +53,12 @@ def test_every_length_by_one_launch(
 ) -> None:
     """Also where groups leave whenever they would wait, and the host launches again where the turns stopped. What memory holds
     from before does not matter."""
-    import onnxruntime as ort
 
     if rng.integers(2):
         monkeypatch.setattr(source, "PATIENCE", int(rng.integers(3)))
     model, most = layers(kind, both, lens), 11
     exe = rammer.compile(model, "rocm", shapes={"seq": (5, most)}, options={"executor": executor})
-    reference = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    reference = PeerSession(model)
     for steps in (*rng.permutation(np.arange(5, most + 1)), most):
         given = inputs_of(rng, int(steps), lens)
         (loaded,) = (p for p in exe.prepare(given).loaded.values() if p.program.repeat is not None)

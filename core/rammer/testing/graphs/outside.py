@@ -1,28 +1,25 @@
-"""ONNX Runtime in a process of its own: some valid graphs end that process, and it must not be ours."""
+"""ONNX Runtime as a voice of the search over graphs: what it computes, in a process that may die of a graph."""
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
-from rammer.testing.cage import end_with_parent
 from rammer.testing.graphs.case import Array
+from rammer.testing.peer_process import PeerCrashed, PeerProcess, PeerRefused
 
 #: Seconds for one graph.
 PATIENCE: Final = 30.0
-#: Deaths without a single answer after which nobody is asked: the package is not installed, or does not work here.
+#: Deaths without a single answer after which ONNX Runtime is not asked again: it is not installed, or does not work here.
 HOPELESS: Final = 3
 
 
 @dataclass
 class Outside:
-    """The process, started at its first question and again after it has died."""
+    """ONNX Runtime without its own graph rewrites, which are not under test, on one thread."""
 
-    process: Any = None
-    pipe: Connection | None = None
+    peer: PeerProcess = field(default_factory=PeerProcess)
     deaths: int = 0
     answers: int = 0
 
@@ -30,55 +27,18 @@ class Outside:
         """The outputs; None where ONNX Runtime does not run the model, or dies of it."""
         if self.deaths >= HOPELESS and not self.answers:
             return None
-        pipe = self._started()
         try:
-            pipe.send((model, dict(inputs), list(outputs)))
-            if pipe.poll(PATIENCE):
-                answer: list[Array] | None = pipe.recv()
-                self.answers += 1
-                return answer
-        except (EOFError, OSError):
-            pass
-        self.deaths += 1
-        self.close()
-        return None
-
-    def _started(self) -> Connection:
-        if self.pipe is None:
-            context = multiprocessing.get_context("spawn")
-            self.pipe, theirs = context.Pipe()
-            self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            self.process.start()
-            theirs.close()
-        return self.pipe
+            self.peer.ask(("open", 0, model, False, 1), PATIENCE)
+            answer: list[Array] = self.peer.ask(("run", 0, list(outputs), dict(inputs)), PATIENCE)
+        except PeerRefused:  # it lacks this operator, type or opset
+            self.answers += 1
+            return None
+        except PeerCrashed:
+            self.deaths += 1
+            return None
+        self.answers += 1
+        return answer
 
     def close(self) -> None:
         """End the process."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.join()
-        if self.pipe is not None:
-            self.pipe.close()
-        self.process = self.pipe = None
-
-
-def _serve(pipe: Connection) -> None:
-    import onnxruntime as ort
-
-    end_with_parent()
-    ort.set_default_logger_severity(4)
-    while True:
-        try:
-            model, inputs, outputs = pipe.recv()
-        except EOFError:
-            return
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        # Its rewritings are not under test: every operator as the model has it.
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        try:
-            session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-            pipe.send(session.run(outputs, inputs))
-        except Exception:  # its exceptions derive from Exception only; it lacks this operator, type or opset
-            pipe.send(None)
+        self.peer.close()

@@ -121,8 +121,11 @@ def _once(resident: Resident, launch: Launchable, records: Any) -> tuple[float, 
 
 def _spans(program: RProgram, tasks: list[tuple[str, int]], records: Array) -> list[Span]:
     """A span a record. DeviceFailure where a task left none."""
-    if not (records[:, 0] > 0).all() or not (records[:, 1] >= records[:, 0]).all():
-        raise DeviceFailure(f"program {program.name}: not every task left its times")
+    missing = [task for task, (start, end) in zip(tasks, records[:, :2], strict=True) if not 0 < start <= end]
+    if missing:
+        name, index = missing[0]
+        what = f"program {program.name}: {len(missing)} of {len(tasks)} tasks left no times"
+        raise DeviceFailure(what, f"task {index} of {program.operator[name].head()} first")
     first = int(records[:, 0].min())
     times = (records[:, :2] - np.uint64(first)).astype(np.float64) * 1e-9
     return [

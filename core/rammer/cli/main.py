@@ -1,30 +1,37 @@
-"""The command ``rammer``: one file a command; expected errors print without a traceback."""
+"""The entry point ``rammer``: expected errors print without a traceback.
+
+Until ``main`` has isolated the process, only the standard library and ``rammer.errors`` are imported.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-import traceback
+from typing import Any
 
-import click
-
-import rammer
-from rammer.cli import lazy
-from rammer.compiled.debug import TRACEBACKS, level
+from rammer.child_processes import isolated
 from rammer.errors import DeviceFailure, RammerError, of_system
 
 
-@click.group(cls=lazy.LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(rammer.__version__, prog_name="rammer")
-def cli() -> None:
-    """Compile ONNX models into static tables of tasks and run them on any device with a plugin.
+def __getattr__(name: str) -> Any:
+    if name == "cli":
+        from rammer.cli.group import cli
 
-    Example: rammer run model.onnx --device rocm
-    """
+        return cli
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def main() -> None:
     """Entry point. Exit codes: 0 good, 1 mismatch, 2 bad input, 3 device unavailable, 4 device failure."""
+    with isolated():
+        _run()
+
+
+def _run() -> None:
+    import click
+
+    from rammer.cli.group import cli
+
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as done:
@@ -50,17 +57,25 @@ def main() -> None:
     except Exception as problem:
         if (told := of_system(problem, "rammer")) is not None:
             sys.exit(_tell(told))
-        traceback.print_exc()
+        _print_traceback()
         print(f"rammer: internal error: {problem}\n  at: rammer or a plugin; the traceback says where", file=sys.stderr)
         sys.exit(DeviceFailure.exit_code)
 
 
 def _tell(problem: RammerError) -> int:
     """Print an expected error; its exit code."""
+    from rammer.compiled.debug import TRACEBACKS, level
+
     print(f"rammer: error: {problem}", file=sys.stderr)
     if level() >= TRACEBACKS:
-        traceback.print_exc()
+        _print_traceback()
     return problem.exit_code
+
+
+def _print_traceback() -> None:
+    import traceback
+
+    traceback.print_exc()
 
 
 if __name__ == "__main__":

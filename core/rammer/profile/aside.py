@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import pickle
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe
 from threading import Lock
 from typing import Any, Final
 
+from rammer.child_processes import start_python
 from rammer.device.guard import Opening, opening_of
 from rammer.device.manifest import Backend, Binding
 from rammer.errors import DeviceFailure, RammerError
@@ -91,15 +90,9 @@ class Measurer:
             return self._line
         self._end()
         ours, theirs = Pipe()
-        places = os.pathsep.join(p for p in sys.path if p)
         with theirs:
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "rammer.profile.measurer", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": places},
-            )
+            number = theirs.fileno()
+            self._child = start_python("rammer.profile.measurer", number, pass_fds=[number])
         self._line, self.started = ours, self.started + 1
         device = self.opening.device
         late = f"device {device} was not opened for measuring within {BEGINNING:.0f} s"

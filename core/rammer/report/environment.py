@@ -44,5 +44,5 @@ def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
+        return platform.machine()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -7,7 +7,6 @@ Control-C bring it forward, and a second one breaks off. No child outlives its p
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -17,9 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Final, NoReturn, TypeAlias
 
+from rammer.child_processes import spawn_process
 from rammer.errors import BadInput, RammerError
 from rammer.testing.cage import Machinery, end_with_parent, few_cores, limit_memory
 
@@ -35,8 +35,6 @@ LOOK, PERIOD = 0.2, 5.0
 DONE, BROKEN = 0, 3
 #: What is told of a case that was not finished.
 HANG, DEATH, UNFINISHED = "hang", "death", "unfinished"
-
-_CONTEXT: Final = multiprocessing.get_context("spawn")
 
 
 class _Ask(Enum):
@@ -215,11 +213,10 @@ class Crew:
                 self.kept()
 
     def _start(self, member: Member) -> None:
-        ours, theirs = _CONTEXT.Pipe()
-        # Not a daemon: those may have no children.
-        process = _CONTEXT.Process(target=_serve, args=(theirs, self.begin, member, self.memory, self.environment))
+        ours, theirs = Pipe()
         with _pinned(member) if self.pinned else nullcontext():
-            process.start()
+            # Not a daemon: those may have no children.
+            process = spawn_process(_serve, (theirs, self.begin, member, self.memory, self.environment))
         theirs.close()
         self.started += 1
         self._children.append(_Child(member, process, ours))

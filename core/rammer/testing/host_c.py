@@ -5,8 +5,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import hashlib
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rammer.child_processes import find_program, run_program
 from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit, scratch_bytes
 from rammer.codegen.target import CFunction, CTarget
@@ -27,9 +26,9 @@ from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
 
 Array = np.ndarray[Any, np.dtype[Any]]
-COMPILER = shutil.which("gcc") or shutil.which("cc")
+COMPILER = find_program("gcc") or find_program("cc")
 #: gold links in half the time that the usual linker takes.
-LINKER = ("-fuse-ld=gold",) if COMPILER and COMPILER.endswith("gcc") and shutil.which("ld.gold") else ()
+LINKER = ("-fuse-ld=gold",) if COMPILER and COMPILER.endswith("gcc") and find_program("ld.gold") else ()
 #: Libraries that this process compiled; gone when it ends.
 CACHE = tempfile.TemporaryDirectory(prefix="rammer_codegen_")
 atexit.register(CACHE.cleanup)
@@ -128,7 +127,7 @@ def compile_c(functions: Sequence[CFunction], target: CTarget = C99, flags: Sequ
         warnings = ("-Wall", "-Werror", "-Wno-unused", "-Wno-psabi")
         command = [COMPILER, "-std=gnu11", *flags, *warnings, "-march=native", "-shared", "-fPIC"]
         command += ["-o", str(library), str(path), "-lm", "-pthread", *LINKER]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = run_program(command)
         assert done.returncode == 0, f"{done.stderr}\n{source}"
     return ctypes.CDLL(str(library))
 

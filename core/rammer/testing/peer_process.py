@@ -6,19 +6,19 @@ no reference and is skipped with the signal as its reason.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
 import pytest
 
+from rammer.child_processes import spawn_process
 from rammer.testing.cage import end_with_parent
 
 __all__ = ["PeerCrashed", "PeerPort", "PeerProcess", "PeerRefused", "PeerSession"]
@@ -72,10 +72,8 @@ class PeerProcess:
     def start(self) -> Connection:
         """Start the process unless it runs; the pipe to it."""
         if self.pipe is None:
-            context = multiprocessing.get_context("spawn")
-            self.pipe, theirs = context.Pipe()
-            self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            self.process.start()
+            self.pipe, theirs = Pipe()
+            self.process = spawn_process(_serve, (theirs,), daemon=True)
             self.generation += 1
             theirs.close()
         return self.pipe

@@ -14,6 +14,7 @@ No function here raises for a missing runtime: the report says what was found an
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import hashlib
 import importlib.metadata
@@ -38,6 +39,9 @@ _RUNTIME_LIBRARY: Final = "libintelocl.so"
 # libintlc.so itself is a linker script, only the versioned file can be loaded; it comes first since the other
 # three resolve symbols in it.
 _PRELOADED: Final = ("libintlc.so.5", "libirng.so", "libimf.so", "libsvml.so")
+#: The runtime's own search path has empty entries, which are the current directory. What it needs of the system is therefore
+#: loaded before, by the search path of this process; a library that is loaded is not searched for again.
+_SYSTEM: Final = ("libdl.so.2", "librt.so.1", "libm.so.6", "libz.so.1", "libgcc_s.so.1", "libpthread.so.0", "libstdc++.so.6")
 #: The runtime's threading library, loaded by its path: where a process has another copy of that name (OpenVINO brings an older
 #: one), the loader would give the runtime that, which lacks functions. Without the package the system's is as good.
 _THREADS_PACKAGE: Final = "tbb"
@@ -120,6 +124,9 @@ def _load_runtime() -> tuple[Path | None, str]:
     library = installed_file(RUNTIME_PACKAGE, _RUNTIME_LIBRARY)
     if library is None:
         return None, f"{RUNTIME_PACKAGE} is not installed (pip install {RUNTIME_PACKAGE} {SUPPORT_PACKAGE})"
+    for name in _SYSTEM:
+        with contextlib.suppress(OSError):  # a system may have put it into another library
+            ctypes.CDLL(name)
     threads = installed_file(_THREADS_PACKAGE, _THREADS_LIBRARY)
     for name in (*_PRELOADED, *([_THREADS_LIBRARY] if threads else [])):
         support = threads if name == _THREADS_LIBRARY else installed_file(SUPPORT_PACKAGE, name)

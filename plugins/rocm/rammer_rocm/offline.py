@@ -7,14 +7,13 @@ known: 5.2.3 has gfx906 and gfx90a but not gfx942.
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from rammer.child_processes import find_program, run_program
 from rammer.codegen.generators import generator_hash
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
@@ -114,11 +113,11 @@ class Toolchain:
     @staticmethod
     def find(target: str) -> Toolchain:
         """The installed tools. DeviceUnavailable says which one is missing and how to get it."""
-        clang = next((path for name in CLANGS if (path := shutil.which(name))), None)
+        clang = next((path for name in CLANGS if (path := find_program(name))), None)
         if clang is None:
             raise DeviceUnavailable(f"compiling for {target} needs clang 16 or newer", hint=PACKAGES)
         suffix = Path(clang).name.removeprefix("clang")
-        if shutil.which(f"ld.lld{suffix}") is None and shutil.which("ld.lld") is None:
+        if find_program(f"ld.lld{suffix}") is None and find_program("ld.lld") is None:
             raise DeviceUnavailable(f"compiling for {target} needs the linker lld{suffix}", hint=PACKAGES)
         folders = (path for pattern in BITCODE for path in sorted(Path("/").glob(pattern[1:])))
         bitcode = next((path for path in folders if (path / "ockl.bc").is_file()), None)
@@ -133,7 +132,8 @@ class Toolchain:
     @cached_property
     def version(self) -> str:
         """First line of ``clang --version``."""
-        done = subprocess.run([self.clang, "--version"], capture_output=True, text=True, check=True)
+        done = run_program([self.clang, "--version"])
+        done.check_returncode()
         return done.stdout.splitlines()[0]
 
     def compile(self, text: str) -> Resources:
@@ -158,7 +158,7 @@ class Toolchain:
                     "-o",
                     str(source.with_suffix(".so")),
                 ]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                done = run_program(command)
             if done.returncode:
                 errors = [line for line in done.stderr.splitlines() if "error" in line][:8]
                 raise DeviceFailure(f"a kernel does not compile for {self.target}", where="\n      ".join(errors))

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from rammer.child_processes import python_command, run_program
 from rammer.profile.folder import cache_folder
 
 #: Lanes of 32 bits that vectors may have.
@@ -76,9 +77,9 @@ def has_dots(device: Any, lanes: int) -> bool:
 
 def _tried(device: Any, lanes: int) -> bool:
     """Whether a process that multiplies some bytes by the instruction ends well."""
-    command = [sys.executable, "-m", "rammer_rocm.vnni", device.platform.name, device.name, str(lanes)]
+    command = python_command("rammer_rocm.vnni", device.platform.name, device.name, lanes)
     try:
-        return subprocess.run(command, capture_output=True, timeout=_PATIENCE, check=False).returncode == 0
+        return run_program(command, timeout=_PATIENCE).returncode == 0
     except (OSError, subprocess.SubprocessError):
         return False
 

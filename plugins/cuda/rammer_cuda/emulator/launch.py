@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from rammer.child_processes import find_program, run_program
 from rammer.codegen.dialects import helpers
 from rammer.codegen.task import Argument
 from rammer.device.manifest import Binding
@@ -30,9 +30,9 @@ from rammer_cuda.dialect import CUDA
 from rammer_cuda.emulator.block import HEAD, INCLUDES, TAIL
 from rammer_cuda.kernels.task import TaskKernel
 
-COMPILER = shutil.which("g++")
+COMPILER = find_program("g++")
 #: gold links in a third of the time that the usual linker takes.
-LINKER = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
+LINKER = ("-fuse-ld=gold",) if find_program("ld.gold") else ()
 
 #: A process of its own, since ThreadSanitizer must be there first. Every buffer is full of one float16 or float32 value.
 MAIN = """
@@ -162,8 +162,8 @@ def find_race(kernel: HostKernel) -> str:
     )
     main = main.replace("@SWITCHES@", "".join(f"rm_switches[{k}] = {int(on)}; " for k, on in enumerate(kernel.switches)))
     program = _compile(kernel.source + main, "-O1", "-g", "-fsanitize=thread")
-    options = {"TSAN_OPTIONS": f"halt_on_error=1 exitcode={RACE}", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False, env=options, timeout=PATIENCE)
+    options = {"TSAN_OPTIONS": f"halt_on_error=1 exitcode={RACE}"}
+    done = run_program([str(program)], environment=options, timeout=PATIENCE)
     if done.returncode not in (0, RACE) or "FATAL: ThreadSanitizer" in done.stderr:
         raise DeviceUnavailable(f"ThreadSanitizer does not run here: {done.stderr.strip()[:300]}")
     return done.stderr if done.returncode else ""
@@ -209,5 +209,5 @@ def _compile(text: str, *flags: str) -> Path:
 
 
 def _run(*words: str) -> None:
-    done = subprocess.run([str(COMPILER), *words], capture_output=True, text=True, check=False)
+    done = run_program([str(COMPILER), *words])
     assert done.returncode == 0, f"{done.stderr}\n{Path(words[-1]).read_text()}"

@@ -42,7 +42,8 @@ def test_a_folder_that_others_may_write_is_not_used(
     for _ in range(2):
         run(rng, path)
     assert capsys.readouterr().err == (
-        f"rammer: warning: cache folder {own_cache} is not used: other users may write there (chmod 700, or set RAMMER_CACHE)\n"
+        f"rammer: warning: cache folder {own_cache} is not used: other users may write there "
+        "(remove it with all that is in it, or set RAMMER_CACHE)\n"
     )
     assert kept.read_bytes() == b"evil" and stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
     assert list(cache_folder().glob("programs/*.rammer"))  # kept for this process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import click
@@ -12,8 +13,8 @@ from rammer.profile.folder import cache_folder
 from rammer.profile.store import KernelStore
 from rammer.report.table import plain, size
 
-#: What is kept in files of its own: shown name -> folders under the cache folder. Plugins keep compiled
-#: kernels under ``binaries/NAME``.
+#: What is kept in files of its own: shown name -> folders under the cache folder. Plugins keep compiled kernels, and whatever
+#: else they cache, under ``binaries/NAME``.
 FILES = {
     "compiled programs": "programs",
     "constants": "constants",
@@ -61,8 +62,8 @@ def clear() -> None:
 
 
 def _cached(folder: str) -> tuple[list[Path], list[Path]]:
-    """The files in a folder of the cache, and those that were begun and not finished."""
-    found = [p for p in cache_folder().glob(f"{folder}/*") if p.is_symlink() or not p.is_dir()]
+    """Return what is in a folder of the cache, whatever it is, and files that were begun and not finished."""
+    found = list(cache_folder().glob(f"{folder}/*"))
     return [p for p in found if p.suffix != PARTIAL], [p for p in found if p.suffix == PARTIAL]
 
 
@@ -72,6 +73,9 @@ def _bytes(paths: list[Path]) -> int:
 
 def _remove(path: Path) -> None:
     try:
-        path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     except OSError as problem:
         raise BadInput(f"cannot remove {path}: {problem.strerror}") from problem

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from rammer.compiled.files import write_whole
+from rammer.compiled.files import write_cached, write_whole
 from rammer.compiled.kept import LARGE, KeptConstants
 from rammer.compiled.segments import Compiled, HostSegment, Segment, host_needs
 from rammer.ir.graph import Value
@@ -93,7 +93,7 @@ def save_artifact(path: Path, artifact: Artifact, apart: KeptApart | None = None
                 archive.writestr(name, text)
             archive.comment = seal_of(texts)
 
-    write_whole(path, fill)
+    (write_cached if artifact.key else write_whole)(path, fill)
 
 
 def seal_of(texts: Mapping[str, bytes]) -> bytes:

@@ -17,12 +17,13 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.compiled.files import write_whole
+from rammer.compiled.files import is_trusted, write_cached
 from rammer.ir.content import digest, remembered
 from rammer.ir.data import place_in
 from rammer.ir.joined import ArrayRecipe, JoinRecipe, Part, ScaledRecipe, as_array, recipe_of
 from rammer.ir.mapped import Mapped, dense_order, place_of, released
 from rammer.ir.types import is_float
+from rammer.profile.folder import why_untrusted
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Bytes from which a constant is kept apart from programs.
@@ -62,9 +63,8 @@ class KeptConstants:
                 raise OSError("the model file was written to meanwhile")
             return [MODEL, name, at, made, list(order)] if order else [STRIDED, name, at, made, list(array.strides)]
         path = self.folder / made
-        if not path.is_file() or path.stat().st_size != array.nbytes:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(path, lambda file: file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
+        if not is_trusted(path) or path.stat().st_size != array.nbytes:
+            write_cached(path, lambda file: file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
         released(array)
         return [CACHE, made, 0, made, list(range(array.ndim))]
 
@@ -126,7 +126,10 @@ class KeptConstants:
         path = place_in(home, name) if home is not None else None
         if path is None or kind not in (MODEL, STRIDED, CACHE):
             raise ValueError("a kept constant lies elsewhere")
-        count, file = math.prod(shape), self._mapped(path)
+        count = math.prod(shape)
+        if kind == CACHE:
+            _check_cached(self.folder / name, count * np.dtype(dtype).itemsize)
+        file = self._mapped(path)
         if kind != CACHE and self.seen.get(name) != file.state:
             raise ValueError("the model file was written to meanwhile")
         if kind == STRIDED:
@@ -135,16 +138,23 @@ class KeptConstants:
         array = lying.transpose([order.index(d) for d in range(len(shape))])
         if kind == MODEL:  # its content was told from others' as a whole
             remembered(array, made)
-        elif len(file.data) != array.nbytes or digest(array) != made:
+        elif digest(array) != made:
             with suppress(OSError):
                 path.unlink()  # it is made again
-            raise ValueError("a kept constant is damaged")
+            raise ValueError(f"cached constant {path} is damaged")
         return array
 
     def _mapped(self, path: Path) -> Mapped:
         if path not in self.files:
             self.files[path] = Mapped.of(path)
         return self.files[path]
+
+
+def _check_cached(path: Path, size: int) -> None:
+    """ValueError if a file of the cache is untrusted or has another size. OSError if there is none."""
+    why = why_untrusted(path) or ("" if path.stat().st_size == size else "it is damaged")
+    if why:
+        raise ValueError(f"cached constant {path} is not used: {why}")
 
 
 def _factors(shape: Any, text: Any) -> Array:

@@ -1,4 +1,8 @@
-"""The cache folder. What is kept there runs: programs, and machine code of GPUs. So nobody else may write there."""
+"""The cache folder, and which of its files are trusted.
+
+Cached programs and the machine code of GPUs are executed. A file is therefore used only if nobody but its user could have
+written it: the folders, the owner and the mode of every file are checked before it is read.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +26,59 @@ def cache_folder() -> Path:
     path = Path(os.environ.get("RAMMER_CACHE") or platformdirs.user_cache_dir("rammer"))
     with suppress(OSError):  # whoever wants to write there says what is wrong
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    why = _shared(path)
+    why = why_shared(path)
     return path if not why else own_folder(path, why)
 
 
-def _shared(path: Path) -> str:
-    """Why others could have put something into a folder, "" if they could not."""
-    if not hasattr(os, "geteuid"):  # Windows keeps a user's folders private by inherited rules
-        return ""
+def why_untrusted(path: Path) -> str:
+    """Return why a file below the cache folder may not be read, or "" if it may.
+
+    It must be an ordinary file with one name, owned by this user or root and writable by its owner alone, in a folder to which
+    the same applies. A file that somebody else could have put there stays untrusted when the modes of its folders change.
+    FileNotFoundError if there is none; OSError if it cannot be examined.
+    """
+    found = os.lstat(path)
+    if not stat.S_ISREG(found.st_mode):
+        return "it is not an ordinary file"
+    if found.st_nlink > 1:
+        return "it has another name, too"
+    return _shared(found) or (f"of its folder: {why}" if (why := why_shared(path.parent)) else "")
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder below the cache folder, which its user alone may write. OSError if that is impossible."""
     try:
-        found = path.stat()
+        folder.mkdir(mode=0o700)
+    except FileNotFoundError:
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    found = folder.stat()
+    if hasattr(os, "geteuid") and found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
+        folder.chmod(0o700)  # files that others have put there belong to them
+
+
+#: Permission to write for others than the owner.
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def why_shared(path: Path) -> str:
+    """Return why others could have put something into a folder, or "" if they could not."""
+    try:
+        return _shared(path.stat())
     except OSError:
+        return ""
+
+
+def _shared(found: os.stat_result) -> str:
+    """Return why others could have written a file or a folder, or "" if they could not."""
+    if not hasattr(os, "geteuid"):  # Windows keeps a user's folders private by inherited rules
         return ""
     if found.st_uid not in (os.geteuid(), 0):
         return f"it belongs to user {found.st_uid}"
-    return "other users may write there" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+    return "other users may write there" if found.st_mode & _OTHERS else ""
 
 
 @cache
@@ -44,7 +86,9 @@ def own_folder(path: Path, why: str) -> Path:
     """A folder of this process in the place of ``path``."""
     import tempfile  # rarely needed, and it takes long to import
 
-    sys.stderr.write(f"rammer: warning: cache folder {path} is not used: {why} (chmod 700, or set RAMMER_CACHE)\n")
+    sys.stderr.write(
+        f"rammer: warning: cache folder {path} is not used: {why} (remove it with all that is in it, or set RAMMER_CACHE)\n"
+    )
     own = Path(tempfile.mkdtemp(prefix="rammer-"))
     atexit.register(shutil.rmtree, own, ignore_errors=True)
     return own

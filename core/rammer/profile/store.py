@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import sqlite3
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from typing import Any
 from rammer.device.manifest import Backend
 from rammer.ir.data import loads
 from rammer.ir.operator import Resources
-from rammer.profile.folder import cache_folder
+from rammer.profile.folder import cache_folder, make_private, why_untrusted
 
 #: Bumped when the meaning of an entry or of a key changes; older entries are then misses.
 STORE_VERSION = 2
@@ -74,15 +75,38 @@ class KernelStore:
         return KernelStore(cache_folder() / "kernels.sqlite")
 
     def _connect(self, path: Path) -> sqlite3.Connection | None:
+        """Open the database. One that is untrusted or damaged is replaced by a new one, with a warning."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            db = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
-            db.execute("create table if not exists kernels (key text primary key, value text not null)")
-            db.execute("select count(*) from kernels").fetchone()
-            return db
+            make_private(path.parent)
+            if os.path.lexists(path) and (why := why_untrusted(path)):
+                self._replace(path, why)
+            try:
+                return self._opened(path)
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as problem:
+                if isinstance(problem, sqlite3.OperationalError):  # it is locked, say, or the disk is full
+                    raise
+                self._replace(path, str(problem))
+                return self._opened(path)
         except _DAMAGE as problem:
             self._warn(problem)
             return None
+
+    def _opened(self, path: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+        try:
+            db.execute("create table if not exists kernels (key text primary key, value text not null)")
+            db.execute("select count(*) from kernels").fetchone()
+            return db
+        except BaseException:
+            db.close()
+            raise
+
+    def _replace(self, path: Path, why: str) -> None:
+        """Remove the file and what SQLite has put beside it, to make a new one."""
+        self.warning = f"kernel store {path} is ignored: {why}; a new one is made"
+        print(f"rammer: warning: {self.warning}", file=sys.stderr)
+        for end in ("", "-journal", "-wal", "-shm"):
+            path.with_name(path.name + end).unlink(missing_ok=True)
 
     def _warn(self, problem: Exception) -> None:
         if not self.warning:

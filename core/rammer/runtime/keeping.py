@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rammer.compiled.artifact import Artifact, KeptApart, save_artifact
+from rammer.compiled.files import is_trusted
 from rammer.compiled.kept import KeptConstants
 from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import Compiled
@@ -75,14 +76,13 @@ class KeptPrograms:
         if path is None or compiled.rest is not None:
             return
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             save_artifact(path, self.artifact(compiled, path), KeptApart(self._constants(), self.source.files))
         except OSError as problem:
             warn(f"compiled program is not kept: {problem}")
 
     def found(self, path: Path | None, fits: Callable[[Compiled], bool]) -> Compiled | None:
         """The program in a file, if that is there and what it says; a warning tells of one that is not."""
-        if path is None or not path.is_file():
+        if path is None or not is_trusted(path):
             return None
         try:
             cached = load_artifact(path, self.registry.operators if self.registry else dict, self._constants())

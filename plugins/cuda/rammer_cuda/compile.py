@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rammer.compiled.files import cache_text, cached_text, write_whole
+from rammer.compiled.files import cache_text, cached_bytes, cached_text, warn_of_cached, write_cached
 from rammer.errors import DeviceFailure
 from rammer.profile.folder import cache_folder
 
@@ -107,16 +107,17 @@ def _cache_path(source: str, arch: str) -> Path:
 def _cache(path: Path, code: bytes, log: str) -> None:
     """Best effort: without a writable cache every process compiles again."""
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda file: file.write(code))
+        write_cached(path, lambda file: file.write(code))
     cache_text(path.with_suffix(".log"), f"{hashlib.sha256(code).hexdigest()}\n{log}")
 
 
 def _read(path: Path) -> Cubin | None:
-    """What ``_cache`` wrote; None where there is nothing, or anything else."""
+    """Return what ``_cache`` wrote; None if there is nothing, or anything else, of which a warning tells."""
     digest, _, log = (cached_text(path.with_suffix(".log")) or "").partition("\n")
-    try:
-        code = path.read_bytes() if digest else b""
-    except OSError:
+    code = cached_bytes(path) if digest else None
+    if code is None:
         return None
-    return Cubin(code, parse_ptxas(log)) if hashlib.sha256(code).hexdigest() == digest else None
+    if hashlib.sha256(code).hexdigest() != digest:
+        warn_of_cached(path, "it is damaged")
+        return None
+    return Cubin(code, parse_ptxas(log))

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
+from functools import cache
+from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
-from rammer.errors import DeviceFailure
+import platformdirs
+
+from rammer.errors import DeviceFailure, warn
+from rammer.profile.folder import why_shared
 
 from rammer_rocm.units import opencl
 
@@ -50,9 +55,19 @@ def build(context: Any, source: str, options: tuple[str, ...] = ()) -> Any:
         # Runtimes print a banner into the log of every build; pyopencl warns of any output.
         warnings.simplefilter("ignore")
         try:
-            return cl.Program(context, source).build(options=list(options))
+            return cl.Program(context, source).build(options=list(options), cache_dir=None if _binaries_trusted() else False)
         except cl.Error as problem:
             raise DeviceFailure("an OpenCL kernel does not compile", where=_errors(str(problem))) from problem
+
+
+@cache
+def _binaries_trusted() -> bool:
+    """Return True if nobody else may write where pyopencl keeps binaries; a warning tells of a folder that is not used."""
+    folder = Path(platformdirs.user_cache_dir("pyopencl", "pyopencl"))
+    why = why_shared(folder)
+    if why:
+        warn(f"cache folder {folder} is not used: {why} (remove it with all that is in it)")
+    return not why
 
 
 def _errors(log: str) -> str:

@@ -25,10 +25,12 @@ import sys
 import tempfile
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
-import platformdirs
+from rammer.compiled.files import warn_of_cached, write_cached
+from rammer.profile.folder import cache_folder, make_private, why_untrusted
 
 VENDORS_VARIABLE: Final = "OCL_ICD_VENDORS"
 SYSTEM_VENDORS: Final = Path("/etc/OpenCL/vendors")
@@ -167,9 +169,9 @@ def _vendors_folder(files: dict[str, bytes]) -> Path:
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     try:
-        parent = Path(platformdirs.user_cache_dir("rammer", appauthor=False)) / "icd"
-        parent.mkdir(parents=True, exist_ok=True)
-        return _publish(files, parent, parent / digest.hexdigest()[:16])
+        parent = cache_folder().absolute() / "binaries" / "rocm"
+        make_private(parent)
+        return _publish(files, parent, parent / f"{digest.hexdigest()[:16]}.icd")
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="rammer-icd-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -192,6 +194,7 @@ def _publish(files: dict[str, bytes], parent: Path, target: Path) -> Path:
             # Another process published the same content meanwhile and may be reading it: its folder stays. A folder in which
             # somebody changed a file is replaced, since the name states the content.
             if not _holds(target, files):
+                warn_of_cached(target, "somebody changed it")
                 target.rename(staging / "replaced")
                 new.rename(target)
     except OSError:
@@ -204,13 +207,17 @@ def _publish(files: dict[str, bytes], parent: Path, target: Path) -> Path:
 
 def _write_all(files: dict[str, bytes], folder: Path) -> None:
     for name, content in files.items():
-        (folder / name).write_bytes(content)
+        write_cached(folder / name, partial(_write, content))
+
+
+def _write(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
 
 
 def _holds(folder: Path, files: dict[str, bytes]) -> bool:
     try:
         return set(_icd_names(folder)) == set(files) and all(
-            (folder / name).read_bytes() == content for name, content in files.items()
+            not why_untrusted(folder / name) and (folder / name).read_bytes() == content for name, content in files.items()
         )
     except OSError:
         return False

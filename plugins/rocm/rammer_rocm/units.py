@@ -16,6 +16,7 @@ import platformdirs
 from rammer.device.manifest import Hardware
 from rammer.errors import MissingDependency
 from rammer.ir.device import MemoryLayer, VDevice
+from rammer.profile.folder import why_shared
 
 from rammer_rocm.icd import RUNTIME_PACKAGE, SUPPORT_PACKAGE, prepare_icd
 from rammer_rocm.vnni import has_dots
@@ -62,15 +63,18 @@ def opencl() -> Any:
 
 
 def _prepare_calls() -> None:
-    """pyopencl keeps how kernels are called in the user's cache folder, from an import on that its first kernel makes; where
-    nobody
-    can write there, in a folder that goes with the process."""
+    """pyopencl keeps how kernels are called in the user's cache folder, from an import on that its first kernel makes; if
+    nobody can write there, or others can, in a folder that is removed with the process."""
+    folder = Path(platformdirs.user_cache_dir("pytools", "pytools"))
     try:
-        Path(platformdirs.user_cache_dir("pytools", "pytools")).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        usable = not why_shared(folder)
     except OSError:
-        folder, before = tempfile.TemporaryDirectory(prefix="rammer_"), os.environ.get("XDG_CACHE_HOME")
-        atexit.register(folder.cleanup)
-        os.environ["XDG_CACHE_HOME"] = folder.name
+        usable = False
+    if not usable:
+        own, before = tempfile.TemporaryDirectory(prefix="rammer_"), os.environ.get("XDG_CACHE_HOME")
+        atexit.register(own.cleanup)
+        os.environ["XDG_CACHE_HOME"] = own.name
         importlib.import_module("pyopencl.invoker")
         os.environ.pop("XDG_CACHE_HOME")
         os.environ.update({"XDG_CACHE_HOME": before} if before is not None else {})

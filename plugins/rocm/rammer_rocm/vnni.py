@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from rammer.child_processes import python_command, run_program
+from rammer.compiled.files import cache_text, cached_text
 from rammer.profile.folder import cache_folder
 
 #: Lanes of 32 bits that vectors may have.
@@ -24,6 +26,12 @@ LANES: Final = (4, 8, 16)
 _FLAGS: Final = re.compile(r"^flags\s*:.*\b(avx512_vnni|avx_vnni)\b", re.MULTILINE)
 #: Seconds for the trial: starting Python and building a kernel.
 _PATIENCE: Final = 60.0
+#: What is cached of a trial.
+_ANSWERS: Final = ("works", "does not")
+#: The exit code of a trial whose products are wrong or whose kernel is not built, and signals of one that the instruction or the
+#: compiler ends. Any other end says nothing of the instruction.
+REFUSED: Final = 9
+_FATAL: Final = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGTRAP)
 #: Bytes that a trial multiplies; any would do that tell signs and places apart.
 _TRIAL: Final = ((255, 1, 128, 7), (-128, 127, -1, 3))
 
@@ -61,27 +69,26 @@ def has_dots(device: Any, lanes: int) -> bool:
     except OSError:
         return False
     name = [device.name.strip(), device.platform.name, device.platform.version, device.driver_version, str(lanes), str(_TRIAL)]
-    kept = cache_folder() / "vnni" / hashlib.sha256("\n".join([*name, _NATIVE]).encode()).hexdigest()[:20]
-    try:
-        return kept.read_text() == "works"
-    except OSError:
-        pass
+    key = hashlib.sha256("\n".join([*name, _NATIVE]).encode()).hexdigest()[:20]
+    path = cache_folder() / "binaries" / "rocm" / f"{key}.dots.txt"
+    known = cached_text(path)
+    if known in _ANSWERS:
+        return known == _ANSWERS[0]
     found = _tried(device, lanes)
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text("works" if found else "does not")
-    except OSError:
-        pass  # it is tried again next time
-    return found
+    if found is not None:  # else it is tried again next time
+        cache_text(path, _ANSWERS[not found])
+    return bool(found)
 
 
-def _tried(device: Any, lanes: int) -> bool:
-    """Whether a process that multiplies some bytes by the instruction ends well."""
+def _tried(device: Any, lanes: int) -> bool | None:
+    """Return True if a process that multiplies some bytes by the instruction ends well, and False if the instruction or the
+    compiler ends it or multiplies wrongly. None if the trial was not finished for another reason."""
     command = python_command("rammer_rocm.vnni", device.platform.name, device.name, lanes)
     try:
-        return run_program(command, timeout=_PATIENCE).returncode == 0
+        code = run_program(command, timeout=_PATIENCE).returncode
     except (OSError, subprocess.SubprocessError):
-        return False
+        return None
+    return True if code == 0 else False if code == REFUSED or -code in _FATAL else None
 
 
 def trial(platform: str, name: str, lanes: int) -> bool:
@@ -101,11 +108,15 @@ def trial(platform: str, name: str, lanes: int) -> bool:
     first, second = (np.array(row).astype(np.uint8) for row in _TRIAL)
     words = np.concatenate([np.arange(lanes, dtype=np.int32), *(np.tile(row.view(np.int32), lanes) for row in (first, second))])
     buffer = cl.Buffer(context, cl.mem_flags.COPY_HOST_PTR, hostbuf=words)
-    cl.Program(context, text).build().f(queue, (1,), (1,), buffer)
+    try:
+        program = cl.Program(context, text).build(cache_dir=False)
+    except cl.Error:
+        return False
+    program.f(queue, (1,), (1,), buffer)
     cl.enqueue_copy(queue, words, buffer)
     wanted = int(np.dot(*(np.array(row, np.int64) for row in _TRIAL)))
     return bool((words[:lanes] == np.arange(lanes) + wanted).all())
 
 
 if __name__ == "__main__":
-    sys.exit(0 if trial(sys.argv[1], sys.argv[2], int(sys.argv[3])) else 1)
+    sys.exit(0 if trial(sys.argv[1], sys.argv[2], int(sys.argv[3])) else REFUSED)

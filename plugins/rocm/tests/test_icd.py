@@ -28,7 +28,7 @@ def prepared() -> Path:
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(VENDORS_VARIABLE, raising=False)
     return prepared()
 
@@ -56,3 +56,12 @@ def test_a_folder_that_somebody_changed_is_made_again(folder: Path) -> None:
     next(folder.iterdir()).write_text("/nowhere\n")
     (folder / "more.icd").write_text("/nowhere\n")
     assert prepared() == folder and {p.name: p.read_bytes() for p in folder.iterdir()} == kept
+
+
+def test_a_folder_that_others_may_write_is_made_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The files name libraries that are executed."""
+    for change in (lambda: folder.chmod(0o777), lambda: next(folder.iterdir()).chmod(0o666)):
+        before = folder.stat().st_ino
+        change()
+        assert prepared() == folder and folder.stat().st_ino != before and not folder.stat().st_mode & 0o022
+        assert f"cached file {folder} is not used" in capsys.readouterr().err

@@ -1,0 +1,176 @@
+"""Every file of the cache, damaged in every way: the result is right, a warning tells of it, and it is made again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cases import Capture
+
+import rammer
+from rammer.compiled.files import cache_text, cached_text
+from rammer.profile.folder import make_private, why_untrusted
+from rammer.profile.store import KernelStore
+from rammer.runtime import digests
+from rammer.testing.small_models import SmallModel
+
+#: Its constants are large enough to be files of their own, and what becomes of one is no part of the model.
+MODEL = SmallModel(
+    "cached",
+    """(float[2,160] x, float[160,160] w_a, float[160,160] w_b) => (float[2,160] y) {
+    t = Transpose<perm=[1,0]>(w_a)
+    m = MatMul(t, w_b)
+    h = MatMul(x, m)
+    y = Relu(h)
+}""",
+    below=1,
+)
+
+Damage = Callable[[Path, Path], None]
+
+
+def _rewritten(change: Callable[[bytes], bytes]) -> Damage:
+    return lambda path, other: (path.write_bytes(change(path.read_bytes())), None)[1]
+
+
+def _replaced(path: Path, make: Callable[[], object]) -> None:
+    path.unlink()
+    make()
+
+
+def _linked(path: Path, other: Path) -> None:
+    aside = path.with_name("aside")
+    path.rename(aside)
+    path.symlink_to(aside)
+
+
+#: What may happen to a file, given another one of the cache. The first do not change its content.
+UNTRUSTED: dict[str, Damage] = {
+    "writable by its group": lambda path, other: path.chmod(0o660),
+    "writable by anybody": lambda path, other: path.chmod(0o602),
+    "of another user": lambda path, other: os.chown(path, 4711, -1),
+    "with a second name": lambda path, other: os.link(path, path.with_name("second")),
+    "a symbolic link": _linked,
+}
+DAMAGES: dict[str, Damage] = {
+    **UNTRUSTED,
+    "empty": _rewritten(lambda data: b""),
+    "cut": _rewritten(lambda data: data[: len(data) // 2]),
+    "no text": _rewritten(lambda data: b"\xff\xfe"),
+    "zeros": _rewritten(lambda data: bytes(len(data))),
+    "bits": _rewritten(lambda data: data[: len(data) // 2 - 8] + bytes(b ^ 129 for b in data[len(data) // 2 - 8 :])),
+    "of another": lambda path, other: (shutil.copyfile(other, path), None)[1],
+    "a circle of links": lambda path, other: _replaced(path, lambda: path.symlink_to(path)),
+    "a pipe": lambda path, other: _replaced(path, lambda: os.mkfifo(path)),
+    "a folder": lambda path, other: _replaced(path, path.mkdir),
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> Path:
+    """A model whose digest is kept, too, as that of a large file that was left alone for a minute."""
+    monkeypatch.setattr(digests, "SHARE", 1 << 10)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(MODEL.build(rng).SerializeToString())
+    monkeypatch.setattr(digests, "SETTLED", -1.0)
+    return path
+
+
+def files_of(cache: Path) -> list[Path]:
+    """All files of the cache but the database."""
+    return sorted(p for p in cache.rglob("*") if p.is_file() and p.name != "kernels.sqlite")
+
+
+def result(path: Path, device: str, given: dict[str, np.ndarray]) -> np.ndarray:
+    exe = rammer.compile(path, device=device)
+    try:
+        return exe.run(given)["y"]
+    finally:
+        exe.close()
+
+
+@pytest.mark.parametrize("device", ["toy", "rocm"])
+def test_damaged_files_are_made_again(
+    device: str, model: Path, own_cache: Path, capsys: Capture, rng: np.random.Generator
+) -> None:
+    given = MODEL.inputs(rng, MODEL.shapes[0])
+    want = result(model, device, given)
+    names = [p.relative_to(own_cache) for p in files_of(own_cache) if p.suffix != ".icd"]  # which is read once a process
+    assert {n.parts[0] for n in names} >= {"programs", "constants", "heads", "digests"}
+    capsys.readouterr()
+    for name in names:
+        path = own_cache / name
+        whole, other = path.read_bytes(), own_cache / names[0 if name != names[0] else 1]
+        kinds = list(DAMAGES) if device == "toy" else rng.choice(list(DAMAGES), 5, replace=False).tolist()
+        for kind, damage in ((k, DAMAGES[k]) for k in kinds):
+            if kind == "of another user" and os.geteuid() != 0:
+                continue
+            damage(path, other)
+            where = f"{name}, {kind}"
+            np.testing.assert_array_equal(result(model, device, given), want, where)
+            said = capsys.readouterr().err
+            assert "rammer: warning: " in said and path.stem[:16] in said, f"{where}: {said or 'no warning'}"
+            if kind == "a folder":
+                path.rmdir()
+            for left in ("aside", "second"):
+                path.with_name(left).unlink(missing_ok=True)
+            np.testing.assert_array_equal(result(model, device, given), want, where)
+            said = capsys.readouterr().err
+            assert not said or kind == "a folder", f"{where}: again {said}"
+            assert not why_untrusted(path) and stat.S_IMODE(path.stat().st_mode) == 0o600, where
+            path.write_bytes(whole)
+    assert command_clears(own_cache)
+
+
+def command_clears(cache: Path) -> bool:
+    """Whether ``rammer cache clear`` leaves nothing but the database."""
+    from click.testing import CliRunner
+
+    from rammer.cli.cache import clear
+
+    (cache / "programs" / "a folder.rammer").mkdir()
+    assert CliRunner().invoke(clear, catch_exceptions=False).exit_code == 0
+    return not files_of(cache) and not (cache / "programs" / "a folder.rammer").exists()
+
+
+@pytest.mark.parametrize("kind", [k for k in DAMAGES if k not in ("of another", "bits", "cut", "zeros", "empty", "a folder")])
+def test_damaged_kernel_store_is_made_again(kind: str, own_cache: Path, capsys: Capture) -> None:
+    """An empty file is an empty database; others are replaced, with one warning."""
+    if kind == "of another user" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    store = KernelStore.default()
+    store.put_seconds("key", 1.0)
+    store.close()
+    path = own_cache / "kernels.sqlite"
+    DAMAGES[kind](path, path)
+    store = KernelStore.default()
+    assert store.seconds("key") is None and capsys.readouterr().err.count("is ignored") == 1
+    store.put_seconds("key", 2.0)
+    store.close()
+    assert KernelStore.default().seconds("key") == 2.0 and capsys.readouterr().err == "" and not path.is_symlink()
+
+
+def test_old_folders_become_private(own_cache: Path) -> None:
+    """Files are written for their user alone, whatever the mask of the process and the modes of folders."""
+    path, mask = own_cache / "binaries" / "toy" / "a.txt", os.umask(0)
+    try:
+        (own_cache / "binaries" / "toy").mkdir(parents=True)
+        cache_text(path, "text")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert cached_text(path) == "text"
+
+
+def test_link_in_the_cache_is_not_written_through(own_cache: Path, tmp_path: Path) -> None:
+    """A planted link leads to another file of the user."""
+    (tmp_path / "mine").write_text("mine")
+    make_private(own_cache / "heads")
+    (own_cache / "heads" / "a.json").symlink_to(tmp_path / "mine")
+    cache_text(own_cache / "heads" / "a.json", "text")
+    assert (tmp_path / "mine").read_text() == "mine" and cached_text(own_cache / "heads" / "a.json") == "text"

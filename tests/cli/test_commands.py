@@ -180,7 +180,7 @@ def test_dump_writes_what_inspect_prints(rammer: Command, model: Path, tmp_path:
     blocked = tmp_path / "file"
     blocked.write_text("")
     done = rammer("inspect", model, "--device", "toy", "--dump", blocked / "d")
-    assert (done.code, done.err) == (2, f"rammer: error: cannot write to {blocked / 'd'}: Not a directory\n")
+    assert (done.code, done.err) == (2, f"rammer: error: cannot write {blocked / 'd'}: Not a directory\n")
 
 
 def test_inspect_is_deterministic(rammer: Command, model: Path) -> None:
@@ -239,7 +239,7 @@ def test_bench_refuses_a_peer_without_the_precision_before_it_measures(rammer: C
     )
     table.mkdir()
     done = rammer("bench", model, "--device", "toy", "--iterations", 1, "--duration", 0, "--markdown", table)
-    assert (done.code, done.err) == (2, f"rammer: error: cannot write {table}: Is a directory\n")
+    assert (done.code, done.err) == (2, f"rammer: error: cannot write {table}: it is a folder\n")
 
 
 EXECUTORS = {

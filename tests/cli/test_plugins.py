@@ -6,6 +6,7 @@ import ast
 import stat
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import Command
@@ -84,15 +85,16 @@ def test_nothing_is_overwritten(rammer: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("after", range(len(plugins.FILES)))
 def test_nothing_is_half_written(problem: BaseException, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, written = Path.write_text, list[Path]()
+    real, written = Path.open, list[Path]()
 
-    def write(path: Path, text: str) -> int:
-        if len(written) == after:
-            raise problem
-        written.append(path)
-        return real(path, text)
+    def opened(path: Path, mode: str = "r", *given: Any, **more: Any) -> Any:
+        if "x" in mode:
+            if len(written) == after:
+                raise problem
+            written.append(path)
+        return real(path, mode, *given, **more)
 
-    monkeypatch.setattr(Path, "write_text", write)
+    monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(BadInput if isinstance(problem, OSError) else KeyboardInterrupt) as found:
         plugins.write_plugin("chip", tmp_path, Registry())
     assert not isinstance(problem, OSError) or "No space left on device" in str(found.value)

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from rammer.cli.common import collect_inputs, opened, progress, write_text
+from rammer.cli.common import collect_inputs, opened, progress
+from rammer.cli.files import STDOUT, InputPath, OutputPath, note_source, write_text
 from rammer.cli.options import InputChoice, compile_options, parse_shapes
 from rammer.cli.several import bench_spread, joining_options, named, spread_table
 from rammer.commands import gathered
@@ -69,7 +70,7 @@ class Measured:
 
 
 @click.command()
-@click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("models", nargs=-1, required=True, type=InputPath())
 @click.option(
     "--device",
     "--devices",
@@ -83,9 +84,9 @@ class Measured:
 @click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Untimed runs.")
 @click.option("--iterations", type=click.IntRange(1), default=20, show_default=True, help="Least number of timed runs.")
 @click.option("--duration", type=float, default=1.0, show_default=True, help="And at least so many seconds.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write rows and environment as JSON.")
+@click.option("--json", "json_file", type=OutputPath(stdout=True), help="Write rows and environment as JSON ('-': stdout).")
 @click.option("--per-operator", is_flag=True, help="And how long each operator takes on each device.")
-@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table as Markdown.")
+@click.option("--markdown", "markdown_file", type=OutputPath(), help="Write the table as Markdown.")
 @compile_options
 @joining_options
 @gathered("runners", Runners, "devices", "peers", "joining")
@@ -127,7 +128,8 @@ def command(
     facts = environment() | {"precision": precision, "layout": layout}
     if first_elsewhere():
         return
-    click.echo("\n\n".join(filter(None, [table(rows, plain), spread_table(spreads, plain) if spreads else "", *map(str, parts)])))
+    shown = filter(None, [table(rows, plain), spread_table(spreads, plain) if spreads else "", *map(str, parts)])
+    click.echo("\n\n".join(shown), err=str(files.json_file) == STDOUT)
     if files.json_file is not None:
         listed = _listed(facts, rows, parts) | ({"several": spreads} if spreads else {})
         write_text(files.json_file, json.dumps(listed, indent=2) + "\n")
@@ -146,7 +148,10 @@ def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputCho
     from rammer.runtime.source import open_source
 
     given, plugins = parse_shapes(shapes), Registry().operators
-    ports = [{p.name for p in open_source(model, plugins).head.inputs} for model in models]
+    sources = [open_source(model, plugins) for model in models]
+    for source in sources:
+        note_source(source)
+    ports = [{p.name for p in source.head.inputs} for source in sources]
     unknown = sorted(set(given) - set().union(*ports))
     if unknown:
         raise BadInput(

@@ -1,23 +1,20 @@
-"""What several commands do: show progress, collect inputs, write files."""
+"""What several commands do: show progress, open models, collect inputs."""
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 import numpy as np
 from rich.console import Console
 
+from rammer.cli.files import note_source
 from rammer.cli.options import InputChoice
-from rammer.compiled.files import write_whole
 from rammer.compiled.options import Progress, Request
-from rammer.errors import BadInput
 from rammer.ir.formats import readable
 from rammer.runtime.inputs import load_npy, load_npz, make_inputs
 from rammer.runtime.lengths import FIXED, Lengths
@@ -46,6 +43,7 @@ def opened(model: Path, device: str, request: Request, sink: Progress) -> Execut
 
     exe = open_executable(model, device, request, progress=sink)
     click.get_current_context().call_on_close(exe.close)
+    note_source(exe.source)
     return exe
 
 
@@ -56,46 +54,6 @@ def collect_inputs(model: Head, choice: InputChoice, lengths: Lengths = FIXED) -
     return make_inputs(
         model, shapes=lengths.greatest(model.inputs, choice.shapes), ranges=choice.ranges, seed=choice.seed, given=given
     )
-
-
-def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """``write_whole``, so that neither an interruption nor a full disk leaves half a file. BadInput where it fails."""
-    try:
-        write_whole(path, fill)
-    except (OSError, ValueError) as problem:  # ValueError: a path with a zero byte in it
-        raise cannot_write(path, problem) from problem
-
-
-def cannot_write(path: Path, problem: OSError | ValueError) -> BadInput:
-    """What to tell of a file that could not be written."""
-    return BadInput(f"cannot write {path}: {getattr(problem, 'strerror', None) or problem}")
-
-
-def check_writable(path: Path | None, source: Path) -> None:
-    """BadInput where a file cannot be written or is what is read, asked before long work rather than after it."""
-    if path is None:
-        return
-    try:
-        _check_writable(path, source)
-    except (OSError, ValueError) as problem:
-        raise cannot_write(path, problem) from problem
-
-
-def _check_writable(path: Path, source: Path) -> None:
-    folder = path.parent
-    if not folder.is_dir():
-        raise BadInput(f"cannot write {path}: its folder does not exist")
-    if path.exists() and source.exists() and path.samefile(source):
-        raise BadInput(f"cannot write {path}: it is the model that is read", hint="give another file")
-    if path.is_dir():
-        raise BadInput(f"cannot write {path}: it is a folder", hint=f"give a file, for example {path / 'model.rammer'}")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise BadInput(f"cannot write {path}: {os.strerror(errno.EACCES)}")
-
-
-def write_text(path: Path, text: str) -> None:
-    """``write_file`` of a text in UTF-8."""
-    write_file(path, lambda file: file.write(text.encode()))
 
 
 def describe_array(name: str, array: Array) -> list[str]:

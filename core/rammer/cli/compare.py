@@ -11,6 +11,7 @@ import click
 import numpy as np
 
 from rammer.cli.common import collect_inputs, opened, progress
+from rammer.cli.files import InputPath
 from rammer.cli.options import (
     InputChoice,
     Tolerance,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=InputPath())
 @click.option("--device", "devices", multiple=True, required=True, metavar="NAME[:INDEX]", help="Repeatable.")
 @click.option(
     "--against",

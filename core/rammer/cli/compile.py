@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from rammer.cli.common import cannot_write, check_writable, opened, progress
+from rammer.cli.common import opened, progress
+from rammer.cli.files import InputPath, OutputPath, write_file
 from rammer.cli.options import compile_options, parse_shapes, target_option
 from rammer.compiled.options import Request
 from rammer.ir.operator import RKernel
@@ -15,9 +16,9 @@ from rammer.report.table import duration, plain, size
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=InputPath())
 @click.option("--device", required=True, metavar="NAME[:INDEX]", help="Compile for this device.")
-@click.option("-o", "output", type=click.Path(path_type=Path), help="File to write; `rammer run FILE` runs it.")
+@click.option("-o", "output", type=OutputPath(), help="File to write; `rammer run FILE` runs it.")
 @compile_options
 @target_option("Named hardware, e.g. sm_90a or gfx90a; needs none of it here.")
 def command(model: Path, device: str, output: Path | None, shapes: tuple[str, ...], request: Request) -> None:
@@ -25,9 +26,8 @@ def command(model: Path, device: str, output: Path | None, shapes: tuple[str, ..
 
     Example: rammer compile model.onnx --device cuda --target sm_90a -o model.rammer
     """
-    from rammer.compiled.artifact import save_artifact
+    from rammer.compiled.artifact import write_artifact
 
-    check_writable(output, model)
     with progress(model.name) as sink:
         exe = opened(model, device, request, sink)
         compiled = exe.compile_whole(parse_shapes(shapes))
@@ -44,10 +44,7 @@ def command(model: Path, device: str, output: Path | None, shapes: tuple[str, ..
     if compiled.rest is not None:
         click.echo(f"later: {compiled.rest}")
     if output is not None and artifact is not None:
-        try:
-            save_artifact(output, artifact)
-        except OSError as problem:
-            raise cannot_write(output, problem) from problem
+        write_file(output, lambda file: write_artifact(file, artifact))
         click.echo(f"wrote {output} ({size(output.stat().st_size)})")
 
 

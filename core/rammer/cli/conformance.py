@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from rammer.cli.common import progress, write_text
+from rammer.cli.common import progress
+from rammer.cli.files import STDOUT, OutputPath, write_text
 from rammer.cli.options import parse_options
 from rammer.errors import Mismatch
 from rammer.report.table import plain
@@ -17,7 +18,7 @@ from rammer.report.table import plain
 @click.command()
 @click.option("--device", required=True, metavar="NAME[:INDEX]", help="The device to score.")
 @click.option("-k", "pattern", default="", metavar="PATTERN", help="Only tests in whose name this regular expression is found.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="F", help="Write every score to F; - is stdout.")
+@click.option("--json", "json_file", type=OutputPath(stdout=True), metavar="F", help="Write every score to F; - is stdout.")
 @click.option("--processes", type=click.IntRange(1), metavar="N", help="Default: one for each core.")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="The device's own options, repeatable.")
 def command(device: str, pattern: str, json_file: Path | None, processes: int | None, options: tuple[str, ...]) -> None:
@@ -35,7 +36,7 @@ def command(device: str, pattern: str, json_file: Path | None, processes: int | 
 
     with progress(f"ONNX's tests on {device}") as sink:
         found = scores(device, pattern, parse_options(options), processes or 0, lambda done, of: sink("tests", f"{done} of {of}"))
-    counts, quiet = tally(found), str(json_file) == "-"
+    counts, quiet = tally(found), str(json_file) == STDOUT
     rows = [[v, str(n), f"{100 * n / len(found):.1f}%"] for v, n in counts.items()]
     click.echo(plain([*rows, ["all", str(len(found)), ""]], [f"onnx {onnx.__version__} on {device}", "tests", ""]), err=quiet)
     right, of = without_arithmetic(found)
@@ -47,6 +48,6 @@ def command(device: str, pattern: str, json_file: Path | None, processes: int | 
         click.echo(f"{len(scored):5} {why}  [{', '.join(s.name for s in scored[:3])}]", err=quiet)
     if json_file is not None:
         text = json.dumps({"onnx": onnx.__version__, "device": device, "scores": [s.listed() for s in found]}, indent=1)
-        click.echo(text) if quiet else write_text(json_file, text)
+        write_text(json_file, text + "\n")
     if counts[WRONG] + counts[FAILED]:
         raise Mismatch(f"{counts[WRONG]} tests are wrong, {counts[FAILED]} failed")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rammer.cli.common import collect_inputs, opened, progress
+from rammer.cli.files import InputPath, OutputFolder, note_source, write_texts
 from rammer.cli.options import InputChoice, compile_options, parse_shapes, target_option
 from rammer.commands import gathered
 from rammer.compiled.options import Progress, Request, check_precision
@@ -16,7 +17,7 @@ from rammer.device.loader import Registry
 from rammer.errors import BadInput
 from rammer.profile.store import KernelStore
 from rammer.report.spread import describe_spread
-from rammer.report.stages import STAGES, write_dump
+from rammer.report.stages import STAGES, dump_texts
 from rammer.runtime.checks import check_inputs
 from rammer.runtime.lengths import Lengths, scope
 from rammer.runtime.source import open_source
@@ -40,7 +41,7 @@ class Printed:
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=InputPath())
 @click.option(
     "--device",
     "--devices",
@@ -50,7 +51,7 @@ class Printed:
     help="Default: the first working device with a clock. NAME,NAME: one model over several, cut, predicted and not run.",
 )
 @click.option("--stage", type=click.Choice(list(STAGES)), default="program", show_default=True, help="What to print.")
-@click.option("--dump", type=click.Path(path_type=Path), help="Write the numbered text of every step to this folder.")
+@click.option("--dump", type=OutputFolder(), help="Write the numbered text of every step to this folder.")
 @click.option(
     "--goal",
     type=click.Choice(["throughput", "latency"]),
@@ -58,7 +59,7 @@ class Printed:
     show_default=True,
     help="Several devices: what the cut is good for.",
 )
-@click.option("--place", type=click.Path(path_type=Path), help="Several devices: a file that says who computes what.")
+@click.option("--place", type=InputPath(), help="Several devices: a file that says who computes what.")
 @gathered("printed", Printed, "stage", "dump", "goal", "place")
 @compile_options
 @target_option("Compile for named hardware without running it, e.g. sm_90a.")
@@ -81,8 +82,9 @@ def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...],
         click.echo(f"# {symbols}: {scope(exe.lengths, spans)}")
     click.echo(STAGES[printed.stage](compiled, exe.backend.vdevice))
     if printed.dump is not None:
-        for path in write_dump(printed.dump, compiled, exe.backend.vdevice):
-            click.echo(f"wrote {path}", err=True)
+        write_texts(printed.dump, texts := dump_texts(compiled, exe.backend.vdevice))
+        for name in texts:
+            click.echo(f"wrote {printed.dump / name}", err=True)
 
 
 def _spread(model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[tuple[str, ...], Request], sink: Progress) -> str:
@@ -96,6 +98,7 @@ def _spread(model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[
     check_spread(model, request)
     registry = Registry()
     source = open_source(model, registry.operators)
+    note_source(source)
     lengths = Lengths.of(source.head.inputs, request.lengths)
     choice = InputChoice(shapes=parse_shapes(shapes))
     inputs = check_inputs(source.head.inputs, collect_inputs(source.head, choice, lengths))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from rammer.cli.files import InputPath, used_files
 from rammer.commands import gathered
 from rammer.compiled.options import BATCHING, LAYOUTS, PRECISIONS, Request
 from rammer.errors import BadInput
@@ -152,7 +153,7 @@ def input_options(fn: F) -> F:
             help="Range of a random input (high end excluded for integers).",
         ),
         click.option("--input", "single", multiple=True, metavar="NAME=@F.npy", help="One input from a .npy file."),
-        click.option("--inputs", "npz", type=click.Path(path_type=Path), help="All inputs from an .npz file."),
+        click.option("--inputs", "npz", type=InputPath(), help="All inputs from an .npz file."),
     ):
         made = option(made)
     return made
@@ -210,6 +211,7 @@ def _file(item: str) -> tuple[str, Path]:
     name, sign, path = item.partition("=@")
     if not sign:
         raise BadInput(f"--input {item!r} is not NAME=@FILE.npy", hint="for example --input x=@image.npy")
+    used_files().read(Path(path), f"read by --input {name}")
     return name, Path(path)
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from keyword import iskeyword
 from pathlib import Path
@@ -15,7 +11,7 @@ from shlex import quote
 
 import click
 
-from rammer.cli.common import cannot_write
+from rammer.cli.files import OutputFolder, cannot_write, write_texts
 from rammer.device.hooks import Hooks
 from rammer.device.loader import Registry
 from rammer.errors import BadInput
@@ -58,7 +54,7 @@ def list_plugins() -> None:
 
 @command.command()
 @click.argument("name")
-@click.option("--into", type=click.Path(path_type=Path), default=Path(), metavar="FOLDER", help="Where; here unless told.")
+@click.option("--into", type=OutputFolder(), default=Path(), metavar="FOLDER", help="Where; here unless told.")
 def new(name: str, into: Path) -> None:
     """Write a plugin for a device NAME that works: a folder rammer-NAME with a backend on NumPy and the tests that it passes.
 
@@ -80,14 +76,9 @@ def write_plugin(name: str, into: Path, registry: Registry) -> Path:
             raise BadInput(f"cannot write {target}: {into} is no folder")
         if target.exists() or target.is_symlink():
             raise BadInput(f"cannot write {target}: it exists", hint="nothing is overwritten: give another name or --into FOLDER")
-        with _partial(into) as partial:
-            for file, text in texts(name).items():
-                path = partial / file
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
-            partial.rename(target)
-    except (OSError, ValueError) as problem:  # ValueError: a path with a zero byte in it
+    except ValueError as problem:  # a path with a zero byte in it
         raise cannot_write(target, problem) from problem
+    write_texts(target, texts(name))
     return target
 
 
@@ -116,16 +107,3 @@ def named(text: str, name: str) -> str:
     """``text`` of the template for a device ``name``."""
     words = {"Toy": "".join(part.capitalize() for part in name.split("_")), "rammer-toy": f"rammer-{name.replace('_', '-')}"}
     return _PLACES.sub(lambda found: words.get(found.group(), name), text)
-
-
-@contextlib.contextmanager
-def _partial(into: Path) -> Iterator[Path]:
-    """A new folder in ``into``, gone in the end unless it was renamed."""
-    path = Path(tempfile.mkdtemp(".partial", ".rammer-", into))
-    try:
-        mask = os.umask(0)
-        os.umask(mask)
-        path.chmod(0o777 & ~mask)
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)

@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from rammer.cli.common import Array, collect_inputs, describe_array, opened, progress, write_file, write_text
+from rammer.cli.common import Array, collect_inputs, describe_array, opened, progress
+from rammer.cli.files import STDOUT, InputPath, OutputPath, write_file, write_text
 from rammer.cli.options import (
     InputChoice,
     Tolerance,
@@ -51,11 +52,11 @@ class Wanted:
     @property
     def quiet(self) -> bool:
         """Whether stdout is for the report alone."""
-        return str(self.json_file) == "-"
+        return str(self.json_file) == STDOUT
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=InputPath())
 @click.option(
     "--device",
     "--devices",
@@ -67,18 +68,18 @@ class Wanted:
 @compile_options
 @input_options
 @click.option("--iterations", type=click.IntRange(1), default=1, show_default=True, help="Timed runs (median shown).")
-@click.option("--save-inputs", type=click.Path(path_type=Path), help="Write the inputs to an .npz file.")
-@click.option("--save-outputs", type=click.Path(path_type=Path), help="Write the outputs to an .npz file.")
-@click.option("--expected", type=click.Path(path_type=Path), help="Compare with the outputs in this .npz file.")
+@click.option("--save-inputs", type=OutputPath(), help="Write the inputs to an .npz file.")
+@click.option("--save-outputs", type=OutputPath(), help="Write the outputs to an .npz file.")
+@click.option("--expected", type=InputPath(), help="Compare with the outputs in this .npz file.")
 @tolerance_options
 @click.option(
     "--trace",
     "trace_file",
-    type=click.Path(path_type=Path),
+    type=OutputPath(),
     help="Measure when and where every task runs, on devices that record it: a Chrome trace in this file, a summary here. "
     "Of several devices: what each does, step by step, on one clock.",
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON ('-': stdout).")
+@click.option("--json", "json_file", type=OutputPath(stdout=True), help="Write the report as JSON ('-': stdout).")
 @joining_options
 @gathered("wanted", Wanted, "iterations", "save_inputs", "save_outputs", "expected", "trace_file", "json_file", "joining")
 def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choice: InputChoice, request: Request) -> None:
@@ -244,17 +245,11 @@ def trace(exe: Executable, special: Specialised, inputs: dict[str, Array], path:
 
 def save(path: Path | None, arrays: dict[str, Array]) -> None:
     """Write an .npz file where one is asked for."""
-    if path is None:
-        return
-    write_file(path, lambda file: save_npz(file, arrays))
+    if path is not None:
+        write_file(path, lambda file: save_npz(file, arrays))
 
 
 def write_json(path: Path | None, report: dict[str, Any]) -> None:
     """Write a report as JSON to a file, or to stdout for ``-``."""
-    if path is None:
-        return
-    text = json.dumps(report, indent=2)
-    if str(path) == "-":
-        click.echo(text)
-        return
-    write_text(path, text + "\n")
+    if path is not None:
+        write_text(path, json.dumps(report, indent=2) + "\n")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from rammer.cli.common import Array, collect_inputs, describe_array, progress
+from rammer.cli.files import InputPath, note_source
 from rammer.cli.options import InputChoice
 from rammer.commands import gathered
 from rammer.compiled.options import Request
@@ -37,7 +38,7 @@ def joining_options(fn: F) -> F:
             metavar="OUTPUT=INPUT",
             help="Several devices, repeatable: an output that is an input of the next run, and stays where that is read.",
         ),
-        click.option("--place", type=click.Path(path_type=Path), help="Several devices: a file that says who computes what."),
+        click.option("--place", type=InputPath(), help="Several devices: a file that says who computes what."),
         click.option(
             "--goal",
             type=click.Choice(["throughput", "latency"]),
@@ -85,6 +86,7 @@ def opened_spread(model: Path, names: tuple[str, ...], request: Request, joining
     with progress(model.name) as sink:
         found = open_spread(model, names, request, joining, sink)
     click.get_current_context().call_on_close(found.close)
+    note_source(found.source)
     return found
 
 

@@ -60,7 +60,12 @@ class KeptApart:
 
 
 def save_artifact(path: Path, artifact: Artifact, apart: KeptApart | None = None) -> None:
-    """Write in one step, as ``write_whole`` does, with all constants in it, or large ones ``apart``. OSError if that fails."""
+    """``write_artifact`` to a path, in one step: one with a key into the cache. Raises OSError if that fails."""
+    (write_cached if artifact.key else write_whole)(path, lambda file: write_artifact(file, artifact, apart))
+
+
+def write_artifact(file: BinaryIO, artifact: Artifact, apart: KeptApart | None = None) -> None:
+    """Write a compiled model with all constants in it, or large ones ``apart``."""
     compiled = artifact.compiled
     head: dict[str, Any] = {
         "format": FORMAT,
@@ -80,20 +85,17 @@ def save_artifact(path: Path, artifact: Artifact, apart: KeptApart | None = None
     if compiled.ranged is not None:
         head["ranged"] = compiled.ranged.record()
 
-    def fill(file: BinaryIO) -> None:
-        texts = dict[str, bytes]()
-        with zipfile.ZipFile(file, "w") as archive:
-            needed, known = host_needs(compiled), compiled.graph.constants
-            constants = {n: known[n] for n in known if n in needed}  # others may be made for who asks
-            head["constants"] = _pack(archive, "constants", constants, apart)
-            for number, segment in enumerate(compiled.segments):
-                head["segments"].append(_write_segment(archive, texts, number, segment, apart))
-            texts["head.json"] = json.dumps(head).encode()
-            for name, text in texts.items():
-                archive.writestr(name, text)
-            archive.comment = seal_of(texts)
-
-    (write_cached if artifact.key else write_whole)(path, fill)
+    texts = dict[str, bytes]()
+    with zipfile.ZipFile(file, "w") as archive:
+        needed, known = host_needs(compiled), compiled.graph.constants
+        constants = {n: known[n] for n in known if n in needed}  # others may be made for who asks
+        head["constants"] = _pack(archive, "constants", constants, apart)
+        for number, segment in enumerate(compiled.segments):
+            head["segments"].append(_write_segment(archive, texts, number, segment, apart))
+        texts["head.json"] = json.dumps(head).encode()
+        for name, text in texts.items():
+            archive.writestr(name, text)
+        archive.comment = seal_of(texts)
 
 
 def seal_of(texts: Mapping[str, bytes]) -> bytes:

@@ -1,15 +1,16 @@
-"""Writing files whole: a reader sees the old file or all of the new one, whoever else writes it, whatever interrupts."""
+"""Writing files whole: a reader finds the old file or all of the new one, whatever other process writes or interrupts."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import hashlib
-import io
 import os
-from collections.abc import Callable
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from rammer.errors import warn
 from rammer.profile.folder import make_private, why_untrusted
@@ -20,38 +21,80 @@ if TYPE_CHECKING:
 #: The end of the names of files that are being written; nobody reads them, and ``rammer cache clear`` removes what a killed
 #: process left.
 PARTIAL = ".partial"
+#: Kinds of files that cannot be replaced without harm.
+_SPECIAL: Final = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def write_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """The file that ``fill`` writes, in one step. OSError where that is impossible; then nothing has changed.
+    """Write the file that ``fill`` produces in one step. Raises OSError if that fails; then nothing has changed.
 
-    A symbolic link stays one, and a file keeps its permissions; one that may not be written is not replaced. What is no
-    ordinary file (/dev/null, a pipe) is written in place, as other compilers do: it cannot be replaced without harm.
+    A symbolic link stays one, and a file keeps its permissions. A read-only file, a folder, a device and a pipe are refused.
     """
-    target = Path(os.path.realpath(path)) if path.is_symlink() else path
-    if target.is_symlink():  # a circle of links ends nowhere
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-    if target.exists() and not target.is_file():
-        with target.open("wb", buffering=0) as device:
-            fill(cast(BinaryIO, _InOrder(device)))
+    target = output_target(path)
+    with _partial_file(target, fill, 0o666, _mode(target)) as partial:
+        partial.replace(target)
+
+
+def write_folder(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write all ``texts``, by file name, into ``folder``, or none. Raises OSError if that fails.
+
+    A new folder appears in one step. In an existing one, files are replaced only after all of them have been written.
+    """
+    if not folder.exists() and not folder.is_symlink():
+        with _partial_folder(folder) as partial:
+            for name, text in texts.items():
+                file = partial / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with file.open("xb") as opened:
+                    opened.write(text.encode())
+            partial.rename(folder)
         return
-    mode = target.stat().st_mode & 0o777 if target.exists() else None
-    if mode is not None and not os.access(target, os.W_OK):
+    targets = {output_target(folder / name): text.encode() for name, text in texts.items()}
+    with contextlib.ExitStack() as stack:
+        made = [
+            (stack.enter_context(_partial_file(t, lambda f, d=d: f.write(d), 0o666, _mode(t))), t)  # type: ignore[misc]
+            for t, d in targets.items()
+        ]
+        for partial, target in made:
+            partial.replace(target)
+
+
+def output_target(path: Path) -> Path:
+    """Return the file that ``path`` names after symbolic links. Raises OSError unless it can be created or replaced."""
+    try:
+        mode = path.stat().st_mode  # OSError for a circle of links
+    except FileNotFoundError:
+        mode = 0
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    if (kind := _SPECIAL.get(stat.S_IFMT(mode))) is not None:
+        raise OSError(errno.EINVAL, f"it is {kind}, not an ordinary file", str(path))
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "its folder does not exist", str(path))
+    if not os.access(target if mode else target.parent, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-    _replace(target, fill, 0o666, mode)
+    return target
 
 
 def write_cached(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """The file of the cache that ``fill`` writes, in one step, for this user alone. OSError if that is impossible.
+    """Write the file of the cache that ``fill`` produces in one step, for this user alone. OSError if that is impossible.
 
-    Whatever has the name is replaced, as far as that is possible: a link or a pipe is not followed.
+    The file, link or pipe that has the name is replaced as far as that is possible; a link is not followed.
     """
     make_private(path.parent)
-    _replace(path, fill, 0o600)
+    with _partial_file(path, fill, 0o600, None) as partial:
+        partial.replace(path)
 
 
-def _replace(target: Path, fill: Callable[[BinaryIO], object], created: int, mode: int | None = None) -> None:
-    """Write a file with the permissions ``created``, less the process's mask, or exactly ``mode``, and rename it."""
+def _mode(path: Path) -> int | None:
+    return path.stat().st_mode & 0o777 if path.exists() else None
+
+
+@contextlib.contextmanager
+def _partial_file(target: Path, fill: Callable[[BinaryIO], object], created: int, mode: int | None) -> Iterator[Path]:
+    """Write a file beside ``target`` with the permissions ``created``, less the process's mask, or exactly ``mode``. It is removed
+    at the end unless it was renamed."""
     # A name of its own: two threads may write one file at the same time, and the last one wins.
     partial = target.with_name(os.urandom(8).hex() + PARTIAL)
     try:
@@ -59,27 +102,26 @@ def _replace(target: Path, fill: Callable[[BinaryIO], object], created: int, mod
             fill(file)
         if mode is not None:
             partial.chmod(mode)
-        partial.replace(target)
+        yield partial
     finally:
         with contextlib.suppress(OSError):  # left over only where something failed or Ctrl-C came
             partial.unlink(missing_ok=True)
 
 
-class _InOrder(io.RawIOBase):
-    """A device that is only written to, in order: /dev/null lets one seek, but is always at 0."""
-
-    def __init__(self, device: io.FileIO) -> None:
-        self._device = device
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Buffer) -> int:
-        left = memoryview(data).cast("B")
-        size = len(left)
-        while left:  # a pipe takes what it has room for
-            left = left[self._device.write(left) :]
-        return size
+@contextlib.contextmanager
+def _partial_folder(target: Path) -> Iterator[Path]:
+    """Make a folder beside ``target``, and the folders above it. It is removed at the end unless it was renamed."""
+    above = [p for p in target.parents if not p.exists()]
+    partial = target.with_name(os.urandom(8).hex() + PARTIAL)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others may have put files there meanwhile
+            for folder in above:
+                folder.rmdir()
+        raise
 
 
 def cache_text(path: Path, text: str) -> None:

@@ -39,7 +39,7 @@ def load_external_data(model: ModelProto, folder: Path, apart: Apart) -> None:
                 tensor.data_location = TensorProto.DEFAULT
                 del tensor.external_data[:]
     for tensor in _external_tensors(model):
-        external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        tensor.raw_data = bytes(_bytes_of(tensor, folder, apart))
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
 

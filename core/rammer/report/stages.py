@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
-from rammer.errors import BadInput
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 from rammer.report.table import duration
@@ -101,13 +99,9 @@ STAGES: dict[str, Callable[[Compiled, VDevice], str]] = {
 }
 
 
-def write_dump(folder: Path, compiled: Compiled, device: VDevice) -> Iterator[Path]:
-    """Write ``00-graph.txt`` ... into ``folder`` and yield the paths. BadInput if it cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, (name, text) in enumerate(STAGES.items()):
-            path = folder / f"{number:02d}-{name}.{'json' if name == 'trace' else 'txt'}"
-            path.write_text(text(compiled, device) + "\n")
-            yield path
-    except OSError as problem:
-        raise BadInput(f"cannot write to {folder}: {problem.strerror}") from problem
+def dump_texts(compiled: Compiled, device: VDevice) -> dict[str, str]:
+    """Return the text of every step by file name: ``00-graph.txt`` ..."""
+    return {
+        f"{number:02d}-{name}.{'json' if name == 'trace' else 'txt'}": text(compiled, device) + "\n"
+        for number, (name, text) in enumerate(STAGES.items())
+    }

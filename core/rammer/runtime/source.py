@@ -46,6 +46,7 @@ class ModelSource:
     path: Path | None = None
     known: Head | None = None
     seen: dict[str, State] = field(default_factory=dict)  #: The files as they were just before they were hashed, by name.
+    external: tuple[str, ...] = ()  #: Files beside the model that its weights are in, from when the head is known.
 
     @cached_property
     def model(self) -> Model:
@@ -56,6 +57,12 @@ class ModelSource:
     def files(self) -> tuple[Mapped, ...]:
         """The model's own files that weights stay in; a compiled file's are in memory."""
         return self.model.files if self.known is None else ()
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The model's file and those of its external data."""
+        assert self.head
+        return () if self.path is None else (self.path, *(self.path.parent / name for name in self.external))
 
     @cached_property
     def head(self) -> Head:
@@ -70,10 +77,10 @@ class ModelSource:
                 head, external = _decode(data), _files(data["external"])
                 with_files = self._with_files(external)
                 if with_files:  # else reading says what is wrong with them
-                    self.digest = with_files
+                    self.digest, self.external = with_files, external
                     return head
         began = time.time_ns()
-        external = self.model.external
+        external = self.external = self.model.external
         head = Head(self.model.name, self.model.inputs, self.model.outputs)
         if file is not None:
             cache_text(file, json.dumps({**asdict(head), "external": external}))

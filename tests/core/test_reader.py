@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_models import BOOL, FLOAT, bound, message, model, relu, tensor
 
+import rammer
 from rammer.errors import BadInput
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import TARGET_OPSET, read_model
@@ -45,6 +46,28 @@ def test_truncated_inside_the_graph() -> None:
         f"the model file is truncated: graph has {graph} bytes, of which 7 are there\n"
         "  at: the model in memory\n  hint: download or copy the file again"
     )
+
+
+def test_versions_that_the_package_onnx_does_not_know_are_refused() -> None:
+    newest = onnx.defs.onnx_opset_version()
+    for ir, opset, what in (
+        (onnx.IR_VERSION + 1, 21, f"IR version {onnx.IR_VERSION + 1}, and the newest known here is {onnx.IR_VERSION}"),
+        (9, newest + 1, f"opset {newest + 1} of ai.onnx, and the newest known here is {newest}"),
+    ):
+        proto = relu()
+        proto.ir_version, proto.opset_import[0].version = ir, opset
+        assert what in message(proto) and "install a newer version of the package onnx" in message(proto)
+    proto.opset_import[0].version = newest
+    assert read_model(proto).opset
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 99))
+    assert "opset 99 of ai.onnx.ml, and the newest known here is " in message(proto)
+
+
+def test_a_declared_extent_of_0_is_one(rng: np.random.Generator) -> None:
+    exe = rammer.compile(model([helper.make_node("Relu", ["x"], ["y"])], [tensor("x", [0, 4])], ["y"]), device="toy")
+    with pytest.raises(BadInput, match=r"input 'x' has 3 elements along axis 0, the model declares float32\[0,4\]"):
+        exe.run({"x": rng.standard_normal((3, 4)).astype(np.float32)})
+    assert exe.run({"x": np.zeros((0, 4), np.float32)})["y"].shape == (0, 4)
 
 
 def test_every_truncation_is_bad_input() -> None:

@@ -79,6 +79,40 @@ def check_type(what: str, array: Any, want: TensorType) -> None:
         raise BadInput(f"{what} is {have[0]}{list(have[1])}, not {want.dtype}{list(want.shape)}")
 
 
+def check_distinct(what: str, array: Any) -> None:
+    """BadInput naming ``what``, which is written to, if two of its elements share memory."""
+    array = host_view(what, array) if on_host(array) else array
+    shape, size = shape_of(array), np.dtype(dtype_of(array)).itemsize
+    strides, reach = _strides_of(array, size), size
+    if strides is None or 0 in shape:
+        return
+    for extent, step in sorted(((n, abs(s)) for n, s in zip(shape, strides, strict=True) if n > 1), key=lambda a: a[1]):
+        if step < reach:
+            break
+        reach += (extent - 1) * step
+    else:
+        return
+    # The axes interleave: only all places can tell.
+    places = np.zeros(1, np.int64)
+    for extent, stride in zip(shape, strides, strict=True):
+        places = np.add.outer(places, np.arange(extent, dtype=np.int64) * stride).ravel()
+    places.sort()
+    if (np.diff(places) < size).any():
+        raise BadInput(
+            f"elements of {what} share memory with each other", hint="bind an array of its own for it, without overlaps"
+        )
+
+
+def _strides_of(array: Any, size: int) -> tuple[int, ...] | None:
+    """Bytes from one element to the next along each axis; None if the array is dense or does not say."""
+    if isinstance(strides := getattr(array, "strides", None), tuple):
+        return strides
+    if callable(stride := getattr(array, "stride", None)):
+        return tuple(int(n) * size for n in stride())
+    found = getattr(array, "__cuda_array_interface__", {}).get("strides")
+    return tuple(found) if found is not None else None
+
+
 def check_names(what: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """BadInput for a name in ``given`` that is no ``what`` (input, output)."""
     unknown = [n for n in given if n not in known]

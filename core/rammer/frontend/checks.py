@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TypeProto, defs
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto, defs, helper
 
 from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
@@ -37,6 +37,8 @@ _MODEL_FIELDS: Final = {
 }
 
 
+#: Newest opset by domain that the installed package onnx knows.
+_NEWEST: Final = {"": max(row[2] for row in helper.VERSION_TABLE), "ai.onnx.ml": max(row[3] for row in helper.VERSION_TABLE)}
 #: Where two operators of trees are withdrawn, and written by everybody.
 ML: Final = "ai.onnx.ml"
 
@@ -144,6 +146,22 @@ def check_opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> None:
                 "opset_import",
                 "export the model again",
             )
+        if item.version > _NEWEST.get(domain, item.version):
+            raise BadInput(
+                f"the model uses opset {item.version} of {domain or 'ai.onnx'}, and the newest known here is {_NEWEST[domain]}",
+                "opset_import",
+                f"export the model with opset {_NEWEST[domain]} or older, or install a newer version of the package onnx",
+            )
+
+
+def check_version(model: ModelProto, where: str) -> None:
+    """BadInput for a format version (IR version) that the installed package onnx does not know."""
+    if model.ir_version > onnx.IR_VERSION:
+        raise BadInput(
+            f"the model has IR version {model.ir_version}, and the newest known here is {onnx.IR_VERSION}",
+            where,
+            f"export the model with IR version {onnx.IR_VERSION} or older, or install a newer version of the package onnx",
+        )
 
 
 def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:

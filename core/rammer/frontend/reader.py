@@ -73,6 +73,7 @@ def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators
     where = str(path) if path is not None else "the model in memory"
     apart = Apart()
     proto = source if isinstance(source, ModelProto) else _parsed(source, where, apart)
+    checks.check_version(proto, where)
     proto = placed(proto)
     graphs = list(checks.all_graphs(proto))
     limits.check_node_count(checks.count_nodes(proto, where), where)
@@ -182,7 +183,7 @@ def _port(value: ValueInfoProto) -> InputPort:
 
 def _extent(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if dim.WhichOneof("value") == "dim_value":
-        # Old exporters write -1 or 0 for "any extent".
-        return dim.dim_value if dim.dim_value > 0 else None
+        # Old exporters write -1 for "any extent". An extent of 0 is one, as for ONNX Runtime.
+        return dim.dim_value if dim.dim_value >= 0 else None
     # "?" and the like mean "any extent" too, a different one at each place.
     return dim.dim_param if any(c.isalnum() for c in dim.dim_param) else None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
-from rammer.device.arrays import Array, by_name, check_names, check_type, dtype_of, host_view, on_host
+from rammer.device.arrays import Array, by_name, check_distinct, check_names, check_type, dtype_of, host_view, on_host
 from rammer.device.manifest import Bound, Loaded
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.formats import carried, restored
@@ -63,6 +63,7 @@ class ModelBound:
         given = {name: _bits("output", ports[name], array) for name, array in outputs.items()}
         for name, array in given.items():
             check_type(f"output {name!r}", array, ports[name].type)
+            check_distinct(f"output {name!r}", array)
         return {ports[name].name: array for name, array in given.items()}
 
     def _program(self, segment: ProgramSegment, loaded: Loaded, given: Mapping[str, Any], stream: Any) -> None:
@@ -169,6 +170,7 @@ class ModelBound:
             for name, given in inputs.items():
                 value = _bits("input", ports[name], given)
                 check_values(name, value, _bits("input", ports[name], self.inputs[name]))
+                check_distinct(f"input {name!r}", self.inputs[name])
                 self.put(tensors[name], value)
                 if tensors[name] in self._hosted:
                     np.copyto(self._hosted[tensors[name]], host_view(f"input {name!r}", value))

@@ -136,6 +136,6 @@ def _decode(data: dict[str, Any]) -> Head:
     names = (data["name"], *(p.name for p in inputs), *data["outputs"])
     if not all(isinstance(n, str) for n in names) or not all(p.numeric or p.dtype in ON_HOST for p in inputs):
         raise ValueError("a name or an element type is none")
-    if not all(d is None or type(d) is str or (type(d) is int and d > 0) for p in inputs for d in p.shape):
+    if not all(d is None or type(d) is str or (type(d) is int and d >= 0) for p in inputs for d in p.shape):
         raise ValueError("an extent is none")
     return Head(data["name"], inputs, tuple(data["outputs"]))

@@ -10,13 +10,10 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from rammer.errors import warn
 from rammer.profile.folder import make_private, why_untrusted
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer as Buffer
 
 #: The end of the names of files that are being written; nobody reads them, and ``rammer cache clear`` removes what a killed
 #: process left.
@@ -93,8 +90,10 @@ def _mode(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def _partial_file(target: Path, fill: Callable[[BinaryIO], object], created: int, mode: int | None) -> Iterator[Path]:
-    """Write a file beside ``target`` with the permissions ``created``, less the process's mask, or exactly ``mode``. It is removed
-    at the end unless it was renamed."""
+    """Write a file beside ``target`` with the permissions ``created``, less the process's mask, or exactly ``mode``.
+
+    The file is removed at the end unless it was renamed.
+    """
     # A name of its own: two threads may write one file at the same time, and the last one wins.
     partial = target.with_name(os.urandom(8).hex() + PARTIAL)
     try:

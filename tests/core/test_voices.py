@@ -85,11 +85,28 @@ def test_products_over_nothing_and_large_exponents() -> None:
     assert distrusted("onnxruntime", Use("GRU", 14, {"activations": ("Sigmoid", "Softplus")}, (X, X, X))) is not None
 
 
-def test_a_length_by_a_scale_may_have_a_fraction_where_a_policy_chose_the_scale() -> None:
+def test_align_corners_uses_the_integer_length() -> None:
     sizes = (X, None, None, TensorType("int64", (4,)))
     corners = {"coordinate_transformation_mode": "align_corners"}
-    assert distrusted("onnxruntime", Use("Resize", 19, corners, sizes)) is None
-    assert distrusted("onnxruntime", Use("Resize", 19, {**corners, "keep_aspect_ratio_policy": "not_larger"}, sizes)) is not None
+    policy = {**corners, "keep_aspect_ratio_policy": "not_larger"}
+    assert distrusted("reference", Use("Resize", 19, corners, sizes)) is None
+    assert distrusted("reference", Use("Resize", 19, policy, sizes)) is not None
+    assert distrusted("onnxruntime", Use("Resize", 19, policy, sizes)) is None
+    assert distrusted("onnxruntime", Use("Resize", 19, {**policy, "axes": (0, 1)}, sizes)) is None
+    assert distrusted("onnxruntime", Use("Resize", 19, {**policy, "axes": (0, -1)}, sizes)) is not None
+
+
+def test_nearest_elements_at_ties_of_a_rounded_scale() -> None:
+    def use(scale: float, nearest: str, **given: str) -> Use:
+        kinds = (TensorType("float32", (1, 5)), None, TensorType("float32", (2,)))
+        attributes = {"nearest_mode": nearest, **given}
+        return Use("Resize", 19, attributes, kinds, (True,), (None, None, np.asarray([1, scale], np.float32)))
+
+    assert distrusted("reference", use(0.6, "floor")) is not None
+    assert distrusted("onnxruntime", use(0.6, "floor")) is None
+    assert distrusted("reference", use(0.6, "floor", mode="linear")) is None
+    assert distrusted("reference", use(1.5, "floor")) is None
+    assert distrusted("reference", use(0.6, "round_prefer_ceil", coordinate_transformation_mode="align_corners")) is not None
 
 
 def test_what_is_no_number_is_decided_once_it_is_known() -> None:

@@ -1,7 +1,8 @@
 """Source coordinates and weights of Resize, computed at compile time.
 
 The formulas are ONNX's (operator Resize, attributes ``coordinate_transformation_mode``, ``nearest_mode``,
-``cubic_coeff_a``, ``antialias`` and ``exclude_outside``).
+``cubic_coeff_a``, ``antialias`` and ``exclude_outside``). ``align_corners`` maps the corners of the integer output extent to
+the corners of the source, as PyTorch and ONNX Runtime do; ONNX's reference divides by the fractional product of extent and scale.
 """
 
 from __future__ import annotations
@@ -30,20 +31,21 @@ class Resampling:
     scale: float
     roi: tuple[float, float] = (0.0, 1.0)
 
-    def coordinates(self, mode: str) -> Array:
-        """Source coordinate of each output position (float64, shape ``[out]``)."""
+    def coordinates(self, mode: str, *, nearest: bool = False) -> Array:
+        """Return the source coordinate of each output position (float64, shape ``[out]``).
+
+        ``nearest`` rounds positions over the scale to float32, which absorbs the error of a float32 scale: 1.5 / 0.6 is 2.5.
+        """
         check_positions(self.out, "Resize")
         y = np.arange(self.out, dtype=np.float64)
         if mode == "align_corners":
-            # ONNX's own examples keep the fraction of the length here, but "length_resized > 1" is about whole ones.
-            width = self.scale * self.source
-            return y * 0 if width == 1 else y * (self.source - 1) / (width - 1)
+            return y * (self.source - 1) / max(self.out - 1, 1)
         if mode == "asymmetric":
-            return y / self.scale
+            return self._over_scale(y, nearest)
         if mode == "tf_crop_and_resize":
             return self._cropped(y)
         if mode == "tf_half_pixel_for_nn":
-            return (y + 0.5) / self.scale
+            return self._over_scale(y + 0.5, nearest)
         if mode == "pytorch_half_pixel" and self.out == 1:
             return y * 0
         offset = 0.0
@@ -51,7 +53,11 @@ class Resampling:
             offset = self.source / 2 * (1 - self.out / (self.scale * self.source))
         elif mode not in ("half_pixel", "pytorch_half_pixel"):
             raise CannotLower(f"Resize with coordinate_transformation_mode={mode!r}")
-        return offset + (y + 0.5) / self.scale - 0.5
+        return offset + self._over_scale(y + 0.5, nearest and not offset) - 0.5
+
+    def _over_scale(self, y: Array, single: bool) -> Array:
+        quotient = y / self.scale
+        return quotient.astype(np.float32).astype(np.float64) if single else quotient
 
     def _cropped(self, y: Array) -> Array:
         start, end = self.roi

@@ -115,6 +115,14 @@ WINDOWS: Final[tuple[Decision, ...]] = (
         "The reference is left with 1e-17, and takes element 1.",
     ),
     Decision(
+        ("Resize",),
+        "the nearest element of a position that is a tie but for the rounding of a float32 scale",
+        uses.rounded_tie,
+        ("reference",),
+        "'x_original = (x_resized + 0.5) / scale - 0.5': 1.5 / 0.6 is 2.5, as float32 and ONNX Runtime have it. The reference "
+        "divides in float64 by 0.6000000238, and selects the element below.",
+    ),
+    Decision(
         ("LpPool",),
         "pads",
         lambda use: any(use.attr("pads") or ()),
@@ -145,17 +153,18 @@ WINDOWS: Final[tuple[Decision, ...]] = (
             use.attr("coordinate_transformation_mode") == "align_corners"
             and (use.shape(2) not in ((), (0,)) or use.attr("keep_aspect_ratio_policy", "stretch") != "stretch")
         ),
-        ("onnxruntime",),
+        ("reference",),
         "'output_width the target length on the axis x which can be a fractional number when it is calculated out of a scale "
-        "factor': ONNX's node tests (resize_downsample_scales_linear_align_corners) divide by that; ONNX Runtime rounds first. "
-        "With a policy a scale is computed, too: 'scale = Min(sizes[i] / in_size[d])'.",
+        "factor'. The reference and two node tests divide by the fractional length minus 1, so the last element does not map to "
+        "the last one. PyTorch, whose exporter writes these scales, and ONNX Runtime divide by the integer length minus 1.",
     ),
     Decision(
         ("Resize",),
-        "axes with keep_aspect_ratio_policy",
-        lambda use: bool(use.attr("axes")) and use.attr("keep_aspect_ratio_policy", "stretch") != "stretch",
+        "negative axes with keep_aspect_ratio_policy",
+        lambda use: any(a < 0 for a in use.attr("axes") or ()) and use.attr("keep_aspect_ratio_policy", "stretch") != "stretch",
         ("onnxruntime",),
-        "'scale = Max(sizes[i] / in_size[d]), out_size[d] = round_int(scale * in_size[d])'. ONNX Runtime keeps the size.",
+        "'scale = Max(sizes[i] / in_size[d]), out_size[d] = round_int(scale * in_size[d])', and 'axes ... Accepted range is [-r, "
+        "r-1]'. ONNX Runtime keeps the extent of a negative axis.",
     ),
     Decision(
         ("Resize",),

@@ -118,7 +118,7 @@ def evaluate(
         return computed
     if not host and reservation(node):
         raise Unjudged(f"{node.op}: {reservation(node)}")
-    decision = distrusted("reference", _use(node, values))
+    decision = distrusted("reference", use_of(node, values))
     if decision is not None:
         raise Unjudged(_untrusted(node, decision.when))
     return _referred(node, values)
@@ -309,7 +309,8 @@ def _lowered(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dic
     return {o: np.asarray(results[names[o]]) for o in outputs}
 
 
-def _use(node: Node, values: Arrays) -> Use:
+def use_of(node: Node, values: Arrays) -> Use:
+    """Return the use of an operator whose operands are all in ``values``."""
     known = [values[n] if n and isinstance(values[n], np.ndarray | np.generic) else None for n in node.inputs]
     kinds = [TensorType(str(a.dtype), a.shape) if a is not None and str(a.dtype) in SHORT else None for a in known]
     return Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs], known)

@@ -141,6 +141,22 @@ def cancelling(use: Use) -> bool:
     return False
 
 
+def rounded_tie(use: Use) -> bool:
+    """Return True if float32 rounding of a position over its scale selects another nearest element than float64 does."""
+    mode, scales = use.attr("coordinate_transformation_mode", "half_pixel"), use.value(2)
+    if use.attr("mode", "nearest") != "nearest" or mode in ("align_corners", "tf_crop_and_resize") or scales is None:
+        return False
+    extents = [use.shape()[d] for d in use.attr("axes") or range(len(use.shape()))]
+    for source, scale in ((n, float(s)) for n, s in zip(extents, scales, strict=False)):
+        out = int(source * scale)
+        if 0 < out < MAX_TABLE and scale != 1:
+            r, between = Resampling(source, out, scale), 0.0 if use.attr("nearest_mode") in ("floor", "ceil") else 0.5
+            single, double = (r.coordinates(mode, nearest=n) - between for n in (True, False))
+            if bool(((single != double) & (single == np.rint(single))).any()):
+                return True
+    return False
+
+
 def backwards(use: Use) -> bool:
     """Whether a Slice may go backwards from before the front."""
     starts, steps = use.value(1), use.value(4)

@@ -1,4 +1,4 @@
-"""Resize against onnx's node tests and reference (ONNX Runtime rounds some fractional extents otherwise)."""
+"""Resize against onnx's node tests and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from harness import (
     node_cases,
     node_model,
     onnx_outputs,
+    ort_outputs,
     run_node_model,
 )
 
@@ -32,9 +33,21 @@ def _data(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
+#: Node tests that divide by a fractional length, where PyTorch and ONNX Runtime divide by the integer length.
+FRACTIONAL = ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners")
+
+
 @pytest.mark.parametrize("case", node_cases("Resize", "Upsample", "DepthToSpace", "SpaceToDepth"))
 def test_node_case(case: Any, rng: np.random.Generator) -> None:
-    check_node_case(rng, case, onnx_outputs)
+    if case.name not in FRACTIONAL:
+        check_node_case(rng, case, onnx_outputs)
+        return
+    inputs = {v.name: a for v, a in zip(case.model.graph.input, case.data_sets[0][0], strict=True)}
+    expected = ort_outputs(case.model, inputs)
+    assert expected is not None
+    compare(run_node_model(case.model, inputs), expected, case.rtol, case.atol)
+    with pytest.raises(AssertionError):
+        compare(expected, case.data_sets[0][1], case.rtol, case.atol)
 
 
 def _inputs(x: np.ndarray, **given: list[float] | list[int]) -> dict[str, np.ndarray]:
@@ -44,10 +57,8 @@ def _inputs(x: np.ndarray, **given: list[float] | list[int]) -> dict[str, np.nda
 
 
 def _check(inputs: dict[str, np.ndarray], **attributes: Any) -> None:
-    """Against ONNX Runtime where that follows ONNX: with ``align_corners`` it rounds the extent first, and
-    it knows ``exclude_outside`` for cubic interpolation only."""
-    corners = attributes.get("coordinate_transformation_mode") == "align_corners"
-    if not corners and (attributes["mode"] == "cubic" or not attributes.get("exclude_outside")):
+    """Compare with ONNX Runtime, or with the reference where ONNX Runtime lacks ``exclude_outside`` (all but cubic)."""
+    if attributes["mode"] == "cubic" or not attributes.get("exclude_outside"):
         check_random("Resize", inputs, **attributes)
         return
     model = node_model("Resize", inputs, **attributes)
@@ -63,8 +74,26 @@ def test_scales(mode: str, transformation: str, scales: list[float], rng: np.ran
     _check(_inputs(_data(rng, 1, 2, 7, 8), scales=scales), mode=mode, coordinate_transformation_mode=transformation)
 
 
+@pytest.mark.parametrize("scale", [0.3, 0.6, 0.75, 1.7, 2.3, 3.0])
+@pytest.mark.parametrize("length", [1, 4, 9])
+def test_align_corners_keeps_both_ends(length: int, scale: float, rng: np.random.Generator) -> None:
+    """PyTorch's formula: position i of m maps to i * (n - 1) / (m - 1), and the only position of one to 0."""
+    out = int(length * np.float32(scale))
+    x = _data(rng, 1, 1, length)
+    if not out:
+        return
+    places = np.arange(out) * (length - 1) / max(out - 1, 1)
+    below = np.minimum(places.astype(np.int64), max(length - 2, 0))
+    part = places - below
+    want = x[0, 0, below] * (1 - part) + x[0, 0, np.minimum(below + 1, length - 1)] * part
+    model = node_model(
+        "Resize", given := _inputs(x, scales=[1, 1, scale]), mode="linear", coordinate_transformation_mode="align_corners"
+    )
+    compare(run_node_model(model, given), [want[None, None].astype(np.float32)], 1e-5, 1e-6)
+
+
 @pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
-@pytest.mark.parametrize("scales", [[1, 1, 2, 2], [1, 1, 0.5, 1.5]])
+@pytest.mark.parametrize("scales", [[1, 1, 2, 2], [1, 1, 0.5, 1.5], [1, 1, 0.6, 1.3], [1, 1, 0.7, 2.7]])
 def test_nearest_modes(rounding: str, scales: list[float], rng: np.random.Generator) -> None:
     _check(_inputs(_data(rng, 1, 1, 6, 6), scales=scales), mode="nearest", nearest_mode=rounding)
 

@@ -34,7 +34,7 @@ def resize(ctx: Lowering) -> None:
     mode = str(ctx.attr("mode", "nearest"))
     crop = transformation == "tf_crop_and_resize"
     dims = {d: r for d, r in enumerate(_resamplings(ctx, modern)) if crop or r.scale != 1 or r.out != r.source}
-    places = {d: r.coordinates(transformation) for d, r in dims.items()}
+    places = {d: r.coordinates(transformation, nearest=mode == "nearest") for d, r in dims.items()}
     guard = _inside(dims, places) if crop else None
     if mode == "nearest":
         rounding = str(ctx.attr("nearest_mode", "round_prefer_floor")) if modern else "floor"

@@ -158,8 +158,7 @@ def _resized(draw: OperandDraw, case: OperatorCase, axes: list[int], shape: tupl
         highs = [draw.pick(1.0, 0.75, 1.5) if a >= rank - 2 else 1.0 for a in axes]
         roi = np.array([*lows, *highs], np.float32)
     if draw.chance():
-        # Where the nearest pixel is looked for, a factor that float32 rounds would decide ties by chance.
-        choice = (0.5, 1.0, 1.5, 2.0, 3.0) if attributes["mode"] == "nearest" else (0.3, 0.5, 0.6, 0.8, 1.0, 1.3, 1.5, 2.0, 2.7)
+        choice = (0.3, 0.5, 0.6, 0.7, 0.8, 1.0, 1.3, 1.5, 1.7, 2.0, 2.7, 3.0)
         # ONNX Runtime copies where the extent stays, whatever the factor.
         factors = [
             f if a >= rank - 2 and int(shape[a] * f) != shape[a] else 1.0 for a, f in ((a, draw.pick(*choice)) for a in axes)

@@ -13,7 +13,7 @@ import numpy as np
 import rammer
 from rammer.errors import RammerError
 from rammer.testing.suite.cases import SuiteCase, Value
-from rammer.testing.suite.wide import exactly, nearer
+from rammer.testing.suite.wide import exactly, nearer, trusted_outputs
 
 #: Verdicts: right on the device alone; right, with operators that the host computed; types and shapes right, of numbers that are
 #: drawn; declined with a clear error; other numbers; ended in any other way.
@@ -25,6 +25,8 @@ BFLOAT16: Final = 2.0**-6
 
 #: What is said of a result that differs from the test's, whose own rounding is farther from what float64 gives.
 NEARER: Final = "nearer to float64 than the test's own numbers"
+#: Remark on a result that differs from the test's because a decision trusts ONNX Runtime instead of the reference.
+DECIDED: Final = "as ONNX Runtime computes it, where rammer follows it instead of the test"
 #: Host operators that move, select or compare elements, or know no numbers: no arithmetic on floats. All others count as such.
 MOVERS: Final = frozenset(
     {
@@ -94,9 +96,13 @@ def _difference(case: SuiteCase, exe: Any) -> tuple[str, str]:
             if not said:
                 continue
             exact = exactly(case.model, inputs)
-            if exact is None or not nearer(found[name], want, exact[place], case.rtol, case.atol):
+            if exact is not None and nearer(found[name], want, exact[place], case.rtol, case.atol):
+                remark = NEARER
+                continue
+            trusted = trusted_outputs(case.model, inputs)
+            if trusted is None or differs(found[name], trusted[place], case.rtol, case.atol):
                 return f"{name}: {said}", ""
-            remark = NEARER
+            remark = DECIDED
     return "", remark
 
 

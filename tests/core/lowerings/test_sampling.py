@@ -1,4 +1,4 @@
-"""GridSample and DeformConv against onnx's node tests, ONNX Runtime and plain loops in float64."""
+"""GridSample, AffineGrid and DeformConv against onnx's node tests, ONNX Runtime and plain loops in float64."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import check_node_case, check_random, node_cases, node_model, ort_outputs, run_node_model
+from harness import check_node_case, check_random, lower_model, node_cases, node_model, ort_outputs, run_node_model
 
+from rammer.errors import BadInput
 from rammer.testing.some import some
 
 
@@ -30,6 +31,31 @@ def test_grid_sample(mode: str, padding: str, aligned: int, rng: np.random.Gener
         grid = rng.uniform(-2.5, 2.5, (shape[0], *(int(n) for n in rng.integers(1, 5, rank)), rank)).astype(np.float32)
         given = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
         check_random("GridSample", {"x": x, "grid": grid}, rtol=1e-4, atol=2e-5, **given)
+
+
+@pytest.mark.parametrize("aligned", [0, 1])
+@pytest.mark.parametrize("count", [2, 3])
+def test_affine_grids_of_every_small_extent(count: int, aligned: int, rng: np.random.Generator) -> None:
+    """Extents of 1 divide nothing by zero, and a batch of 1 keeps its axis."""
+    for batch, *extents in some(itertools.product((1, 2), *[(1, 3)] * count)):
+        theta = rng.standard_normal((batch, count, count + 1)).astype(np.float32)
+        check_random("AffineGrid", {"theta": theta, "size": np.array([batch, 2, *extents])}, align_corners=aligned)
+
+
+@pytest.mark.parametrize(
+    ("theta", "size", "says"),
+    [
+        ((2, 2, 3), [2, 1, 3], "size has 3 elements, where"),
+        ((2, 2, 3), [2, 1, 3, 3, 3], "theta has the shape [2, 2, 3], where size needs [2, 3, 4]"),
+        ((1, 2, 3), [2, 1, 3, 3], "theta has the shape [1, 2, 3], where size needs [2, 2, 3]"),
+        ((2, 2, 3), [2, 1, -3, 3], "a tensor has the negative extent -3"),
+    ],
+)
+def test_bad_sizes_of_an_affine_grid_are_bad_input(theta: tuple[int, ...], size: list[int], says: str) -> None:
+    inputs = {"theta": np.zeros(theta, np.float32), "size": np.array(size)}
+    with pytest.raises(BadInput) as caught:
+        lower_model(node_model("AffineGrid", inputs), inputs)
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])

@@ -1,6 +1,6 @@
 """Operators that are functions over ONNX's: importing this defines them all."""
 
-from rammer.frontend.contrib import attention, blocks, fused, grouped, norms, quantised, rotary
+from rammer.frontend.contrib import attention, blocks, fused, grids, grouped, norms, quantised, rotary
 from rammer.frontend.contrib.function import FUNCTIONS, expand_use
 
-__all__ = ["FUNCTIONS", "attention", "blocks", "expand_use", "fused", "grouped", "norms", "quantised", "rotary"]
+__all__ = ["FUNCTIONS", "attention", "blocks", "expand_use", "fused", "grids", "grouped", "norms", "quantised", "rotary"]

@@ -188,7 +188,7 @@ def expand_use(
     # ``Identity`` lets a result be an operand or a constant.
     same = [helper.make_node("Identity", [name], [f"out{i}"]) for i, name in enumerate(outputs) if name]
     outs = tuple(f"out{i}" if name else "" for i, name in enumerate(outputs))
-    opsets = {"": OPSET, domain: version, INTERNAL_DOMAIN: 1}
+    opsets = {domain: version, "": OPSET, INTERNAL_DOMAIN: 1}
     return Expansion((*body.nodes, *same), inputs, outs, opsets, body.constants)
 
 

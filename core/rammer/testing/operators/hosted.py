@@ -249,14 +249,13 @@ def losses(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family("CenterCropPad", "AffineGrid")
 def grids(draw: OperandDraw, op: str) -> OperatorCase:
-    """Defined by other operators."""
+    """Operators that other operators define."""
     opset = draw.opset(op)
     if op == "AffineGrid":
-        # ONNX's body divides by the extent less one.
-        size = np.array([2, 1, draw.size(2, 4), draw.size(2, 4)])
-        return OperatorCase(
-            op, opset, (draw.array((2, 2, 3)), size), {"align_corners": draw.pick(None, 0, 1)}, static=frozenset((1,))
-        )
+        count, batch = draw.pick(2, 2, 3), draw.size(1, 3)
+        size = np.array([batch, 1, *(draw.size(1, 4) for _ in range(count))])
+        theta = draw.array((batch, count, count + 1), draw.pick("float32", "float32", "float64"))
+        return OperatorCase(op, opset, (theta, size), {"align_corners": draw.pick(None, 0, 1)}, static=frozenset((1,)))
     shape = draw.shape(1, 3)
     axes = draw.pick(None, list(range(len(shape))))
     return OperatorCase(

@@ -16,6 +16,12 @@ NAN = np.array([[1, np.nan, 9, np.nan], [4, 5, 5, 0], [-np.inf, -np.inf, 3, 3]],
 CASES = [
     OperatorCase("Cast", 13, (np.array([-1, -3, 2**63, 7, 0.9, -0.9], F32),), {"to": 13}),
     OperatorCase("Pow", 13, (np.array([-2, -1, 0, 1, 2, 7], np.int32), np.array([-1, -3, -1, -5, 5, -2], np.int32))),
+    *(
+        OperatorCase("Pow", 15, (np.array([-np.inf, -0.0, 0, np.inf, np.nan, -1, 4], kind), np.array(e, kind)), static=given)
+        for kind in (F32, np.float16)
+        for e in (0.5, -0.5, [0.5, 0.5, 1.5, -0.5, 0.5, 0.5, 0.5])
+        for given in (frozenset((1,)), frozenset[int]())
+    ),
     OperatorCase("Div", 14, (np.array([-(2**31), 7, -7], np.int32), np.array([2, -2, 2], np.int32))),
     OperatorCase("Softplus", 7, (np.array([-100, -20, -1e-8, 0, 1e-8, 30, 100], F32),)),
     OperatorCase("Elu", 7, (np.array([-100, -1e-8, -1e-3, 2], F32),)),

@@ -50,6 +50,14 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
         "in NumPy, torch and the reference it stays NaN. ONNX Runtime gives 0.",
     ),
     Decision(
+        ("Pow",),
+        "minus infinity to the power of 0.5",
+        uses.infinite_root,
+        ("reference",),
+        "'f(x) = x^exponent', which C's pow and ONNX Runtime give as infinity for minus infinity. The reference takes the square "
+        "root, NaN, where NumPy broadcasts an exponent of 0.5.",
+    ),
+    Decision(
         ("Hardmax",),
         "opsets up to 12",
         lambda use: use.version < 13,

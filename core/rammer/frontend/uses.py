@@ -157,6 +157,13 @@ def rounded_tie(use: Use) -> bool:
     return False
 
 
+def infinite_root(use: Use) -> bool:
+    """Return True if a power with exponent 0.5 may have minus infinity as its base."""
+    base, exponent = use.value(0), use.value(1)
+    half = exponent is None or bool((np.asarray(exponent) == 0.5).any())
+    return half and (base is None or (base.dtype.kind == "f" and bool(np.isneginf(base).any())))
+
+
 def backwards(use: Use) -> bool:
     """Whether a Slice may go backwards from before the front."""
     starts, steps = use.value(1), use.value(4)

@@ -58,6 +58,13 @@ def _divide(a: Array, b: Array) -> Array:
     return np.asarray(quotient + inexact.astype(kind))
 
 
+def _power(a: Array, b: Array) -> Array:
+    """Return ``a ** b`` as C's pow; NumPy takes the root for a broadcast exponent of 0.5, which differs for -inf and -0."""
+    result = np.asarray(np.power(a, b))
+    root = np.equal(b, 0.5)
+    return np.where(root & (np.isneginf(a) | (a == 0)), np.abs(a), result) if root.any() else result
+
+
 def _bits(source: str, target: str) -> Callable[[Array], Array]:
     """The same bits as a number of another type; ``precise`` values are rounded to their own type before."""
     return lambda x: np.asarray(x).astype(source).view(target)
@@ -73,7 +80,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "mod": np.mod,
     "floordiv": np.floor_divide,
     "fmod": np.fmod,
-    "pow": np.power,
+    "pow": _power,
     "neg": np.negative,
     "abs": np.abs,
     "sign": np.sign,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import harness
 import numpy as np
 import pytest
-from harness import check_node_case, check_random, node_cases
+from harness import check_node_case, check_random, node_cases, node_model, run_node_model
 
 from rammer.frontend.lowerings.elementwise import BINARY, UNARY, VARIADIC
 from rammer.ir import expr as ex
@@ -89,6 +90,30 @@ def test_constant_powers(exponent: float, monkeypatch: pytest.MonkeyPatch, rng: 
     graph = check_random("Pow", {"x": _uniform(rng, 4, 5, low=0.2), "e": np.array(exponent, np.float32)})
     functions = {n.fn for n in ex.walk(graph.computes[-1].body) if isinstance(n, ex.Op)}
     assert ("pow" in functions) == (exponent in (0.0, 2.5))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("constant", [False, True])
+def test_powers_of_special_values_are_those_of_c(dtype: Any, constant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.5 is no square root: C's pow of minus infinity is infinity, and that of -0 is 0."""
+    if constant:
+        monkeypatch.setitem(harness.STATIC_INPUTS, "Pow", (1,))
+    x = np.array([0.0, -0.0, 1, -1, 4, -4, np.inf, -np.inf, np.nan], dtype)
+    for exponent in (0.5, -0.5, 0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 1.5, -1.5, np.inf, -np.inf, np.nan):
+        inputs = {"x": x, "e": np.array(exponent, dtype)}
+        (y,) = run_node_model(node_model("Pow", inputs), inputs)
+        want = np.array([c_power(float(v), exponent) for v in x], dtype)
+        np.testing.assert_array_equal(y, want, str(exponent))
+        np.testing.assert_array_equal(np.signbit(y)[y == 0], np.signbit(want)[want == 0], str(exponent))
+
+
+def c_power(base: float, exponent: float) -> float:
+    """Return C's pow, of which Python's raises for a zero to a negative power and for a root of a negative number."""
+    try:
+        return math.pow(base, exponent)
+    except ValueError:
+        odd = exponent % 2 == 1
+        return math.copysign(math.inf, base if odd else 1.0) if base == 0 else math.nan
 
 
 def test_one_element_constants_become_literals(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:

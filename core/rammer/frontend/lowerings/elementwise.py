@@ -164,7 +164,9 @@ def _small_power(base: Expr, exponent: Expr, dtype: str) -> Expr | None:
     if exponent.value == 3:
         return apply("mul", apply("mul", base, base), base)
     if is_float(dtype) and exponent.value == 0.5:
-        return apply("sqrt", base)
+        # C's pow of minus infinity is infinity, and that of -0 is 0.
+        infinite = apply("eq", base, literal(-np.inf, dtype))
+        return apply("sqrt", apply("where", infinite, literal(np.inf, dtype), apply("add", base, literal(0.0, dtype))))
     return apply("div", literal(1, dtype), base) if is_float(dtype) and exponent.value == -1 else None
 
 

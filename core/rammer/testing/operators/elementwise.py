@@ -150,7 +150,8 @@ def power(draw: OperandDraw, op: str) -> OperatorCase:
     one, two = _broadcast(draw, 2)
     exponent = draw.array(two if draw.chance() else (), other, draw.pick(0.0, 0.2) if other[0] == "f" else 0, -3, 3)
     if draw.chance(0.4):
-        exponent = np.asarray(draw.pick(-2, -1, 0, 1, 2, 3), other) if other[0] != "u" else np.asarray(2, other)
+        halves = (0.5, -0.5, 1.5) if other[0] == "f" else ()
+        exponent = np.asarray(draw.pick(-2, -1, 0, 1, 2, 3, *halves), other) if other[0] != "u" else np.asarray(2, other)
     return OperatorCase(
         op, opset, (draw.array(one, dtype, draw.pick(0.0, 0.2), -3, 3), exponent), static=frozenset(draw.pick((), (1,)))
     )

@@ -32,7 +32,7 @@ F32 = np.float32
 #: Judged operators without a generator, and what judges them: control flow below, constants by their own words, optionals
 #: in test_foreign and ONNX's own tests, maps in test_classical, bits in tests/devices/test_stored_types.
 ELSEWHERE = {"If", "Loop", "Scan", "Constant", "CastLike", "Optional", "BitCast", "ZipMap"} | {
-    *("OneHotEncoder", "CategoryMapper", "DictVectorizer", "CastMap")  # test_words.py
+    *("OneHotEncoder", "CategoryMapper", "DictVectorizer", "CastMap", "StringNormalizer")  # test_words.py
 }
 #: Of these only the outermost use has no implementation at all, or a decision refuses some uses.
 MAY_REFUSE = {"MaxRoiPool", "Erf"}
@@ -169,11 +169,9 @@ def test_bodies_use_the_same_operators(rng: np.random.Generator) -> None:
 
 def test_what_is_known_to_be_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # Every decision of today is about an operator with expressions: one about another is made here.
-    decision = Decision(
-        ("StringNormalizer",), "words", lambda use: use.attr("is_case_sensitive") == 1, ("reference",), "as a test"
-    )
-    monkeypatch.setitem(cast("dict[str, tuple[Decision, ...]]", BY_OPERATOR), "StringNormalizer", (decision,))
-    node = Node("StringNormalizer", ("x",), ("y",), {"is_case_sensitive": 1}, "sample", "", 10)
+    decision = Decision(("StringSplit",), "words", lambda use: use.attr("maxsplit") == 1, ("reference",), "as a test")
+    monkeypatch.setitem(cast("dict[str, tuple[Decision, ...]]", BY_OPERATOR), "StringSplit", (decision,))
+    node = Node("StringSplit", ("x",), ("y",), {"maxsplit": 1}, "sample", "", 20)
     with pytest.raises(BadInput, match="no trustworthy implementation"):
         check_host(node, {"x": TensorType("float32", (1,))})
     with pytest.raises(BadInput, match="no trustworthy implementation"):

@@ -1,7 +1,8 @@
-"""Words and maps of classical models on the host, over their attributes, against ONNX Runtime."""
+"""Words and maps on the host, over their attributes, against ONNX Runtime."""
 
 from __future__ import annotations
 
+import locale
 from random import Random
 from typing import Any
 
@@ -65,6 +66,62 @@ def cast(random: Random) -> tuple[onnx.ModelProto, Any]:
     sparse = {"map_form": "SPARSE", "max_map": 8} if random.random() < 0.5 else {}
     given = {k: float(random.randint(-9, 9)) for k in random.sample(range(8), random.randint(1, 5))}
     return model("CastMap", mapping(TensorProto.INT64, TensorProto.FLOAT), kind, cast_to=to, **sparse), given
+
+
+#: Letters whose case mappings are unusual: more than one letter, none, a title case, outside the first plane, combining.
+LETTERS = "aBzÉéßẞİıſΣςσŉǅᾀᾈﬁÅ\u0301\u212a\u1e9e\U00010400\U00010428ა1 "
+
+
+def normalizer(random: Random) -> tuple[onnx.ModelProto, Any]:
+    words = ["".join(random.choices(LETTERS, k=random.randint(0, 3))) for _ in range(random.randint(1, 8))]
+    stop = [random.choice([w, w.lower(), w.upper()]) for w in random.sample(words, random.randint(0, len(words)))]
+    attributes: dict[str, Any] = {
+        "case_change_action": random.choice(["NONE", "LOWER", "UPPER"]),
+        "is_case_sensitive": random.randint(0, 1),
+        "locale": random.choice(["C.UTF-8", "C.UTF-8", "C", "POSIX"]),
+        **({"stopwords": stop} if stop else {}),
+    }
+    node = helper.make_node("StringNormalizer", ["x"], ["y"], **attributes)
+    kind = random.choice([["n"], [1, "n"]])
+    ports = [helper.make_tensor_value_info(n, TensorProto.STRING, kind if n == "x" else None) for n in "xy"]
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return made, np.array(words, object).reshape(1, -1) if len(kind) == 2 else np.array(words, object)
+
+
+def test_normalised_words_are_those_of_onnx_runtime(seed: int) -> None:
+    random = Random(seed)
+    for made, given in some([normalizer(random) for _ in range(40)]):
+        (want,) = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, {"x": given}
+        )
+        have = rammer.compile(made, device="toy").run({"x": given})["y"]
+        assert have.shape == want.shape and have.tolist() == want.tolist(), f"{made.graph.node[0]} of {given}"
+
+
+def test_normalising_words_leaves_the_locale_of_the_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*given: Any) -> str:
+        raise AssertionError(given)
+
+    monkeypatch.setattr(locale, "setlocale", refused)
+    words = {"x": np.array(["Iıi", "İ", "Été"], object)}
+    for name, want in (
+        ("tr_TR.UTF-8", ["ııi", "i", "été"]),
+        ("en_US.UTF-8", ["iıi", "i", "été"]),
+        ("nowhere", ["iıi", "i", "été"]),
+    ):
+        node = helper.make_node("StringNormalizer", ["x"], ["y"], case_change_action="LOWER", locale=name)
+        ports = [helper.make_tensor_value_info(n, TensorProto.STRING, ["n"]) for n in "xy"]
+        graph = helper.make_graph([node], "g", ports[:1], ports[1:])
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        assert rammer.compile(made, device="toy").run(words)["y"].tolist() == want
+
+
+def test_words_of_two_rows_are_not_normalised() -> None:
+    made, _ = normalizer(Random(1))
+    made.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.STRING, ["m", "n"]))
+    with pytest.raises(BadInput):
+        rammer.compile(made, device="toy").run({"x": np.array([["a"], ["b"]], object)})
 
 
 @pytest.mark.parametrize("draw", [one_hot, mapper, vectorizer, cast])

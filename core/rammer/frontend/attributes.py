@@ -57,6 +57,7 @@ _WORDS: Final[Mapping[str, Mapping[str, Words]]] = {
     "nearest_mode": {"Resize": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")},
     "keep_aspect_ratio_policy": {"Resize": ("stretch", "not_larger", "not_smaller")},
     "approximate": {"Gelu": ("none", "tanh")},
+    "case_change_action": {"StringNormalizer": ("NONE", "LOWER", "UPPER")},
     "reduction": {
         "ScatterElements": _SCATTERED,
         "ScatterND": _SCATTERED,

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper
 
 from rammer.frontend.host_scatter import scatter_elements, scatter_nd
-from rammer.frontend.host_words import cast_map, category_mapper, dict_vectorizer, one_hot
+from rammer.frontend.host_words import cast_map, category_mapper, dict_vectorizer, one_hot, string_normalizer
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: From attributes and operands (None where one is absent) to all outputs; None for element types that it does not take.
@@ -116,6 +116,7 @@ def _zip_map(attributes: Mapping[str, Any], operands: Sequence[Array | None]) ->
 #: Standard operator -> what runs it. Names of other domains are no others'.
 OPERATORS: Final[Mapping[str, _Operator]] = {
     "Optional": _optional,
+    "StringNormalizer": string_normalizer,
     "ZipMap": _zip_map,
     "OneHotEncoder": one_hot,
     "CategoryMapper": category_mapper,

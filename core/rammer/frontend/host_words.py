@@ -1,13 +1,58 @@
-"""Words and maps of classical models (``ai.onnx.ml``) on the host, as ONNX describes them and ONNX Runtime computes them."""
+"""Words and maps on the host, as ONNX describes them and ONNX Runtime computes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Languages whose letter i has a dot in both cases or in neither.
+DOTTED: Final = ("tr", "az")
+#: Locales without a language, which change the case of ASCII letters only.
+PLAIN: Final = ("C", "POSIX")
+
+
+def string_normalizer(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
+    """Remove stop words, then change the case of the rest; one empty string is left of nothing.
+
+    Words are compared in lower case unless ``is_case_sensitive``. The locale is a name only: the process's own locale neither
+    changes nor matters. Accents stay.
+    """
+    x = np.asarray(operands[0], object)
+    if x.ndim not in (1, 2) or x.shape[:-1] not in ((), (1,)) or not x.size:
+        raise ValueError(f"X has the shape {list(x.shape)}, where [C] and [1, C] are possible for C above 0")
+    locale = str(attributes.get("locale") or "en_US")
+    lower, upper = case_mappings(locale)
+    action = attributes.get("case_change_action", "NONE")
+    change = {"LOWER": lower, "UPPER": upper}.get(action, str)
+    compared: Callable[[str], str] = str if attributes.get("is_case_sensitive", 0) else lower
+    stop = {compared(word) for word in attributes.get("stopwords") or ()}
+    kept = [change(word) for word in x.ravel().tolist() if not stop or compared(word) not in stop]
+    made = np.empty(max(len(kept), 1), object)
+    made[:] = kept or [""]
+    return (made.reshape(*x.shape[:-1], -1),)
+
+
+def case_mappings(locale: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
+    """Return the functions to lower and upper case of a locale: Unicode's simple mappings, one letter to one."""
+    name, dot, _ = locale.partition(".")
+    if name in PLAIN and not dot:
+        one, two = ({c: function(chr(c)) for c in range(128)} for function in (str.lower, str.upper))
+        return (lambda word: word.translate(one)), (lambda word: word.translate(two))
+    dotted = name.replace("-", "_").partition("_")[0] in DOTTED
+    below, above = ({"I": "ı"}, {"i": "İ"}) if dotted else ({}, {})
+    return (
+        lambda word: "".join(below.get(c) or _simple(c.lower(), "i" if c == "İ" else c) for c in word),
+        lambda word: "".join(above.get(c) or _simple(c.upper(), _simple(c.title(), c)) for c in word),
+    )
+
+
+def _simple(mapped: str, otherwise: str) -> str:
+    """Return ``mapped`` if it is one letter: Unicode's full mappings may give several."""
+    return mapped if len(mapped) == 1 else otherwise
 
 
 def one_hot(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:

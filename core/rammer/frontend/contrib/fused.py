@@ -175,7 +175,7 @@ def bias_softmax(b: FunctionBody) -> str:
     return b.reshape(b.Softmax(flat, axis=-1), *shape)
 
 
-@function("Trilu", "X: A, k?: L -> Y: A", upper=1)
+@function("Trilu", "X: A, k?: L -> Y: A", deciding=(1,), upper=1)
 def trilu(b: FunctionBody) -> str:
     """ONNX's Trilu."""
     return b.op("Trilu", *(b.input(i) for i in range(2) if b.has(i)), upper=b.attr("upper"))[0]
@@ -187,7 +187,7 @@ def gather_nd(b: FunctionBody) -> str:
     return b.GatherND(b.input(0), b.cast(b.input(1), "int64"))
 
 
-@function("ExpandDims", "X: A, axis: M -> Y: A")
+@function("ExpandDims", "X: A, axis: M -> Y: A", deciding=(1,))
 def expand_dims(b: FunctionBody) -> str:
     """ONNX's Unsqueeze, of one axis."""
     axis = b.known(1)
@@ -196,15 +196,17 @@ def expand_dims(b: FunctionBody) -> str:
     return b.Unsqueeze(b.input(0), b.constant([int(axis.reshape(()))]))
 
 
-@function("Range", "start: A, limit: A, delta?: A -> Y: A")
+@function("Range", "start: A, limit: A, delta?: A -> Y: A", deciding=(0, 1, 2))
 def arange(b: FunctionBody) -> str:
     """ONNX's Range, in steps of 1 where they are left out."""
     return b.Range(b.input(0), b.input(1), b.input(2) if b.has(2) else b.number(1))
 
 
-@function("Pad", "data: T, pads: L, value?: T -> output: T", mode="constant")
+@function("Pad", "data: T, pads: L, value?: T -> output: T", deciding=(1,), mode="constant")
 def pad(b: FunctionBody) -> str:
     """ONNX's Pad; ``pads`` may have a first axis of one."""
-    count = 2 * len(b.shape(0))
+    count, given_pads = 2 * len(b.shape(0)), b.known(1)
+    if given_pads is not None and given_pads.size != count:
+        raise Declined(f"pads has {given_pads.size} elements, where {count // 2} axes need {count}")
     value = [b.reshape(b.input(2))] if b.has(2) else []
     return b.op("Pad", b.input(0), b.reshape(b.input(1), count), *value, mode=b.attr("mode"))[0]

@@ -74,7 +74,7 @@ class FunctionContext:
     count: int = 0
     columns: dict[str, Column] = field(default_factory=dict)
     unrolled: frozenset[str] = frozenset()  # reductions written out point by point
-    wide: set[str] = field(default_factory=set)  # names of vector accumulators
+    wide: dict[str, int] = field(default_factory=dict)  # lanes of vector accumulators, by name
     ends: Mapping[tuple[str, str], str] = field(default_factory=dict)  # where reductions stop: variables by compute and axis
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ also tested that vectors reaching into padding stay inside the tensor's memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -19,7 +20,8 @@ from rammer.codegen import operations as ops
 from rammer.codegen.bounds import tidy
 from rammer.codegen.context import INT32, Place
 from rammer.codegen.operations import Val
-from rammer.codegen.scalar import Block, Reducing
+from rammer.codegen.partial_sums import block_sizes
+from rammer.codegen.scalar import Block, Reducing, Sum
 from rammer.codegen.vectors import CODES, MATH, STORED
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
@@ -319,7 +321,7 @@ class LaneBlock(Block):
         total, floats = self.unit.fresh("a"), c.dtype in STORED
         kind, splat = ("rm_f", "splat") if floats else ("rm_i", "isplat")
         self.line(f"{kind}{self.width} {total} = rm_{splat}{self.width}({ops.start(self.unit.target, c)});")
-        self.unit.wide.add(total)
+        self.unit.wide[total] = self.width
         return Val(total, "float32" if floats else "int32", atom=True, lanes=self.width)
 
     def combine(self, c: Compute, total: str, value: Val) -> str:
@@ -356,37 +358,56 @@ class ColumnBlock(Block):
         self.unit.ranges[lane] = (0, extent - 1)
         vectors, ends = list[Reducing](), list[tuple[Compute, str, str]]()
         for c, sums in items:
-            wide = [self.unit.fresh("a") for _ in sums]
-            for name in wide:
-                self.line(f"rm_f{width} {name} = rm_splat{width}({ops.start(self.unit.target, c)});")
-                self.unit.wide.add(name)
+            wide = [self._vector(c, width) for _ in sums]
             vectors.append(self.along(c, [(w, axes) for w, (_, axes) in zip(wide, sums, strict=True)], names))
             ends += [(c, w, total) for w, (total, _) in zip(wide, sums, strict=True)]
-        self._columns(rest, (lane, stops[at], width), (vectors, [self.along(c, sums, names) for c, sums in items]))
+        remain = extent % width or not stops[at].isdigit()
+        both = [*vectors, *(self.along(c, sums, names) for c, sums in items if remain)]
+        self._columns(rest, (lane, stops[at], width), both)
         for c, name, total in ends:
             folded = Val(f"rm_fold_{c.combiner}{width}({name})", "float32")
             self.line(self.combine(c, total, folded))
 
-    def _columns(
-        self, rest: list[tuple[str, int, str]], along: tuple[str, str, int], both: tuple[Sequence[Reducing], Sequence[Reducing]]
-    ) -> None:
+    def _vector(self, c: Compute, width: int) -> str:
+        """Declare a vector accumulator; its name."""
+        name = self.unit.fresh("a")
+        self.line(f"rm_f{width} {name} = rm_splat{width}({ops.start(self.unit.target, c)});")
+        self.unit.wide[name] = width
+        return name
+
+    def partial(self, c: Compute, of: Sum) -> str:
+        """Declare an accumulator of a part of a sum: a vector where the sum is one."""
+        return self._vector(c, self.unit.wide[of[0]]) if of[0] in self.unit.wide else super().partial(c, of)
+
+    def _columns(self, rest: list[tuple[str, int, str]], along: tuple[str, str, int], both: Sequence[Reducing]) -> None:
         """Loops over the other axes, vectors ``along`` a variable to its end, then its remainder: ``both`` kinds of sums."""
-        if rest:
-            name, extent, end = rest[0]
-            self.unit.ranges[name] = (0, max(extent - 1, 0))
-            with self.nest(self.loop(name, "0", end, extent)) as inner:
-                inner._columns(rest[1:], along, both)
-            return
         lane, last, width = along
-        extent = self.unit.ranges[lane][1] + 1
+        if rest:
+            name, extent, stop = rest[0]
+            self.unit.ranges[name] = (0, max(extent - 1, 0))
+
+            def loop(scope: Block, items: Sequence[Reducing], first: str, end: str) -> None:
+                with scope.nest(scope.loop(name, first, end, extent)) as inner:
+                    assert isinstance(inner, ColumnBlock)
+                    inner._columns(rest[1:], along, items)
+
+            inside = math.prod(n for _, n, _ in rest[1:]) * -(-(self.unit.ranges[lane][1] + 1) // width)
+            self.in_blocks(both, (extent, "0", stop), block_sizes(extent, inside), loop)
+            return
+        extent, wide = self.unit.ranges[lane][1] + 1, self.unit.wide
         end = str(extent - extent % width) if last.isdigit() else f"{last} - {last} % {width}"
-        with self.nest(self.loop(lane, "0", end, extent, width)) as body:
-            block = LaneBlock(self.unit, body, lane=lane, width=width, padded=True)
-            block.walk(both[0], [])
-            body.lines += block.lines
+
+        def vectors(scope: Block, items: Sequence[Reducing], first: str, end: str) -> None:
+            with scope.nest(scope.loop(lane, first, end, extent, width)) as body:
+                block = LaneBlock(self.unit, body, lane=lane, width=width, padded=True)
+                block.walk(items, [])
+                body.lines += block.lines
+
+        own = [(c, sums) for c, sums in both if sums[0][0] in wide]
+        self.in_blocks(own, (extent, "0", end), block_sizes(extent // width), vectors, width)
         if end != last:
             with self.nest(self.loop(lane, end, last, extent)) as tail:
-                tail.walk(both[1], [])
+                tail.walk([(c, sums) for c, sums in both if sums[0][0] not in wide], [])
 
 
 def _typed(e: Op) -> list[Expr]:

@@ -7,7 +7,7 @@ sum waits for itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rammer.codegen.text import Text
@@ -35,10 +35,14 @@ def cycles_across(rest: int, mr: int, lanes: int) -> float:
 
 
 def sum_across(
-    text: Text, p: PanelProduct, b: PanelOperand, shape: tuple[int, int, int], loops: Callable[[Callable[[], None]], None]
+    text: Text,
+    p: PanelProduct,
+    b: PanelOperand,
+    shape: tuple[int, int, int],
+    loops: Callable[[tuple[Sequence[str], str], Callable[[], None]], None],
 ) -> None:
     """Write the sums of (columns, rows of a block, lanes) ``shape`` into ``tile``, a vector a row; ``loops`` writes the loops
-    along the sums around what it is given."""
+    along the sums, in blocks of these accumulators and their type, around what it is given."""
     rest, mr, lanes = shape
     kind = vector_type(mr)
     for n in range(BLOCKS):
@@ -53,7 +57,7 @@ def sum_across(
             sums = " ".join(f"x{n}_{j} = fma(w, b{j}, x{n}_{j});" for j in range(rest))
             text.line(f"{{ const {kind} w = vload{mr}(0, a_{n} + ka); {sums} }}")
 
-    loops(step)
+    loops(([f"x{n}_{j}" for n in range(BLOCKS) for j in range(rest)], kind), step)
     text.line(f"float across[{mr}];")
     for n in range(BLOCKS):
         for j in range(rest):

@@ -13,6 +13,7 @@ import numpy as np
 
 from rammer.codegen.contraction import check_followers
 from rammer.codegen.packing import in_tiles, packing
+from rammer.codegen.partial_sums import block_sizes, write_in_blocks
 from rammer.codegen.task import Array, Packing, Unsuited, packing_key, padded
 from rammer.codegen.vectors import STORED
 from rammer.device.manifest import Binding
@@ -218,25 +219,39 @@ class Codes(Panel):
 
     def multiply(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
         """Block after block of the sum."""
-        text, words, kind, lanes, full = self.text, self.words, vector_type(self.lanes), self.lanes, self.nv * self.lanes
+        text, words, kind = self.text, self.words, vector_type(self.lanes)
+        for i in range(self.mr):
+            text.line(f"{kind} {', '.join(f's{i}_{j} = 0' for j in range(nv))};")
+
+        def walk(first: str, end: str) -> None:
+            with text.block(f"for (int g = {first}; g < {end}; ++g)"):
+                self._block(a, nv)
+
+        sizes = block_sizes(words.blocks, 1 if self.mr <= BARE else words.block)
+        write_in_blocks(text, self._named("s", nv), kind, sizes, ("0", str(words.blocks)), walk)
+        for i in range(self.mr):
+            text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j};" for j in range(nv)))
+
+    def _named(self, letter: str, nv: int) -> list[str]:
+        """Return the names of a register tile's accumulators."""
+        return [f"{letter}{i}_{j}" for i in range(self.mr) for j in range(nv)]
+
+    def _block(self, a: PanelOperand, nv: int) -> None:
+        """The sums of block ``g``."""
+        text, kind, lanes, full = self.text, vector_type(self.lanes), self.lanes, self.nv * self.lanes
         bare, many = self.mr <= BARE, range(nv)
-        for i in range(self.mr):
-            text.line(f"{kind} {', '.join(f's{i}_{j} = 0' for j in many)};")
-        with text.block(f"for (int g = 0; g < {words.blocks}; ++g)"):
-            for j in many:
-                text.line(f"const {kind} scale{j} = vload{lanes}({j}, s + g * {full});")
-                if self.product.zero is not None:
-                    text.line(f"const {kind} zero{j} = convert_{kind}(vload{lanes}({j}, z + g * {full}));")
-                    if bare:
-                        text.all(f"const {kind} zero{j}_{p} = zero{j} + {self._apart(p)};" for p in self._places)
-            if bare:
-                text.all(f"{kind} {', '.join(f't{i}_{j} = 0' for j in many)};" for i in range(self.mr))
-            self._walk_block(a, nv)
-            if bare:
-                each = [f"s{i}_{j} = fma(t{i}_{j}, scale{j}, s{i}_{j});" for i in range(self.mr) for j in many]
-                text.line(" ".join(each))
-        for i in range(self.mr):
-            text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j};" for j in many))
+        for j in many:
+            text.line(f"const {kind} scale{j} = vload{lanes}({j}, s + g * {full});")
+            if self.product.zero is not None:
+                text.line(f"const {kind} zero{j} = convert_{kind}(vload{lanes}({j}, z + g * {full}));")
+                if bare:
+                    text.all(f"const {kind} zero{j}_{p} = zero{j} + {self._apart(p)};" for p in self._places)
+        if bare:
+            text.all(f"{kind} {', '.join(f't{i}_{j} = 0' for j in many)};" for i in range(self.mr))
+        self._walk_block(a, nv)
+        if bare:
+            each = [f"s{i}_{j} = fma(t{i}_{j}, scale{j}, s{i}_{j});" for i in range(self.mr) for j in many]
+            text.line(" ".join(each))
 
     def _walk_block(self, a: PanelOperand, nv: int) -> None:
         """The words of block ``g``; behind them those codes that fill no word."""
@@ -246,8 +261,14 @@ class Codes(Panel):
             text.line(f"const int count = {min(sizes)};")
         else:
             text.line(f"const int count = g < {words.blocks - 1} ? {words.block} : {words.last};")
-        with text.block(f"for (int q = 0; q < count / {words.each}; ++q)"):
-            self._word(a, nv, str(words.each))
+
+        def walk(first: str, end: str) -> None:
+            with text.block(f"for (int q = {first}; q < {end}; ++q)"):
+                self._word(a, nv, str(words.each))
+
+        sums = self._named("t" if self.mr <= BARE else "s", nv)
+        blocks = block_sizes(max(sizes) // words.each, words.each)
+        write_in_blocks(text, sums, vector_type(self.lanes), blocks, ("0", f"count / {words.each}"), walk)
         if any(size % words.each for size in sizes):
             with text.block(f"if (count % {words.each})"):
                 text.line(f"const int q = count / {words.each};")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rammer.codegen.partial_sums import block_sizes, write_in_blocks
 from rammer.codegen.task import Unsuited
+from rammer.codegen.text import Text
 
 from rammer_rocm.kernels.contraction import PanelProduct
 from rammer_rocm.kernels.skipping import Skip
@@ -31,12 +33,14 @@ class AxisWalk:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Joined reduction axes: ``extent`` steps of ``a`` and ``b`` elements in the operands, of which ``walk`` are made."""
+    """Joined reduction axes: ``extent`` steps of ``a`` and ``b`` elements in the operands, of which ``walk`` are made, at most
+    ``most`` at a time (0: all)."""
 
     extent: int
     a: int
     b: int
     walk: AxisWalk
+    most: int = 0
 
     @property
     def whole(self) -> bool:
@@ -64,12 +68,24 @@ def loops(axes: Sequence[tuple[str, int, int, int]], walks: Mapping[str, AxisWal
     return result
 
 
-def heads(groups: Sequence[Loop]) -> Iterator[str]:
-    """The loops ``k0``, ``k1``, ... over joined axes."""
-    for n, loop in enumerate(groups):
-        if n and all(g.whole for g in groups[n:]) and math.prod(g.extent for g in groups[n:]) <= UNROLLED:
-            yield "__attribute__((opencl_unroll_hint))"
-        yield f"for (int k{n} = {loop.walk.first}; k{n} < {loop.walk.end}; ++k{n}) {{"
+def write_loops(
+    text: Text, groups: Sequence[Loop], sums: tuple[Sequence[str], str], body: Callable[[], None], depth: int = 0
+) -> None:
+    """Write the loops ``k0``, ``k1``, ... over joined axes, in blocks of the accumulators and their type ``sums``, around what
+    ``body`` writes."""
+    if depth == len(groups):
+        body()
+        return
+    loop, inner = groups[depth], groups[depth:]
+    taps = depth and all(g.whole for g in inner) and math.prod(g.extent for g in inner) <= UNROLLED
+
+    def walk(first: str, end: str) -> None:
+        text.all(["__attribute__((opencl_unroll_hint))"] if taps else [])
+        with text.block(f"for (int k{depth} = {first}; k{depth} < {end}; ++k{depth})"):
+            write_loops(text, groups, sums, body, depth + 1)
+
+    sizes = block_sizes(loop.most or loop.extent, math.prod(g.extent for g in inner[1:]))
+    write_in_blocks(text, *sums, sizes, loop.walk.ends, walk)
 
 
 def _times(text: str, factor: int) -> str:

@@ -217,7 +217,7 @@ class Dots(Panel):
             text.line(f"{kind} {', '.join(f's{i}_{j} = {self._start(a, b, i, j)}' for j in range(nv))};")
         if summed:
             text.line(f"{kind} {', '.join(f'q{j} = 0' for j in range(nv))};")
-        self.k_loops(a, b, lambda: self.multiply_add(a, b, nv))
+        self.k_loops(a, b, ((), kind), lambda: self.multiply_add(a, b, nv))
         for i in range(self.mr):
             more = f" + {self.signs.factor} * q" if summed else ""
             text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j}{more and f'{more}{j}'};" for j in range(nv)))

@@ -8,7 +8,7 @@ explicit fused multiply-adds, then the following maps are applied to it on its w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from rammer_rocm.kernels.across import BLOCKS, HEIGHTS, columns_across, sum_acro
 from rammer_rocm.kernels.ahead import HELPERS, met
 from rammer_rocm.kernels.columns import advance, scattered, walk
 from rammer_rocm.kernels.contraction import Access, PanelOperand, PanelProduct, access, contiguous, dense_axes, ended_axes
-from rammer_rocm.kernels.depth import PanelDepth, heads, loops
+from rammer_rocm.kernels.depth import PanelDepth, loops, write_loops
 from rammer_rocm.kernels.gather import Gather, Region, columns_region
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.lengths import ends_of, lanes_before, stops_of
@@ -265,20 +265,26 @@ class Panel(TaskText):
             places = [(i, j) for i in range(self.high) for j in range(nv)]
             before = " ".join(f"s{i}_{j} = vload{self.lanes}(at + {i * nv + j}, sums);" for i, j in places)
             self.text.line(f"if (q) {{ {before} }}")
-        self.k_loops(a, b, lambda: self.multiply_add(a, b, nv))
+        sums = [f"s{i}_{j}" for i in range(self.high) for j in range(nv)]
+        self.k_loops(a, b, (sums, kind), lambda: self.multiply_add(a, b, nv))
         for i in range(self.high):
             self.text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j};" for j in range(nv)))
 
-    def k_loops(self, a: PanelOperand, b: PanelOperand, step: Callable[[], None]) -> None:
-        """A loop over each group of reduction axes that both operands step through evenly; ``step`` writes what is done."""
+    def k_loops(self, a: PanelOperand, b: PanelOperand, sums: tuple[Sequence[str], str], step: Callable[[], None]) -> None:
+        """Write a loop over each group of reduction axes that both operands step through evenly, in blocks of the floats ``sums``
+        of a type; ``step`` writes what is done."""
         axes = [(r.name, r.extent, a.steps[r.name], b.steps[r.name]) for r in self.p.main.reduce]
         groups = loops(axes, self.walked.walks)
-        self.text.all(heads(groups))
+        share = self.walked.gathered, self.p.depth
+        groups = [replace(g, most=g.extent * share[0] // share[1]) if g.walk.chunk else g for g in groups]
         a_off = " + ".join(f"k{n} * {g.a}" for n, g in enumerate(groups)) or "0"
         b_off = " + ".join(f"{g.within(f'k{n}')} * {g.b}" for n, g in enumerate(groups)) or "0"
-        self.text.line(f"const int ka = {a_off}, kb = {b_off};")
-        step()
-        self.text.all(["}"] * len(groups))
+
+        def body() -> None:
+            self.text.line(f"const int ka = {a_off}, kb = {b_off};")
+            step()
+
+        write_loops(self.text, groups, sums, body)
 
     def multiply_add(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
         """One product of every accumulator, at ``ka`` and ``kb``."""

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from rammer.codegen.packing import in_tiles, packing
+from rammer.codegen.partial_sums import block_sizes, write_in_blocks
 from rammer.codegen.task import Array, Packing, Unsuited
 from rammer.codegen.text import total
 from rammer.ir.compute import Axis
@@ -196,12 +197,17 @@ class _Winograd(WindowText):
         text, lanes, mr = self.text, self.lanes, self.form.mr
         for i in range(mr):
             text.line(f"{self.kind} {', '.join(f's{i}_{j} = 0' for j in range(nv))};")
-        with text.block(f"for (int k = 0; k < {self.form.channels}; ++k)"):
-            for j in range(nv):
-                text.line(f"const {self.kind} b{j} = vload{lanes}({j}, b + k * {self.row});")
-            for i in range(mr):
-                sums = " ".join(f"s{i}_{j} = fma(w, b{j}, s{i}_{j});" for j in range(nv))
-                text.line(f"{{ const {self.kind} w = a[k * {mr} + {i}]; {sums} }}")
+
+        def walk(first: str, end: str) -> None:
+            with text.block(f"for (int k = {first}; k < {end}; ++k)"):
+                for j in range(nv):
+                    text.line(f"const {self.kind} b{j} = vload{lanes}({j}, b + k * {self.row});")
+                for i in range(mr):
+                    each = " ".join(f"s{i}_{j} = fma(w, b{j}, s{i}_{j});" for j in range(nv))
+                    text.line(f"{{ const {self.kind} w = a[k * {mr} + {i}]; {each} }}")
+
+        channels, sums = self.form.channels, [f"s{i}_{j}" for i in range(mr) for j in range(nv)]
+        write_in_blocks(text, sums, self.kind, block_sizes(channels), ("0", str(channels)), walk)
         for i in range(mr):
             text.line(" ".join(f"vstore{lanes}(s{i}_{j}, {j}, to + {i * self.row});" for j in range(nv)))
 
@@ -233,13 +239,21 @@ class _Winograd(WindowText):
 
     def _again(self) -> None:
         """Outputs that are no numbers, by their nine taps: an infinity or a NaN under a square belongs to some of its outputs."""
-        form, text, lanes = self.form, self.text, self.lanes
-        high, wide = form.high, form.wide
+        wide, text, lanes = self.form.wide, self.text, self.lanes
         text.line(f"float lane[{lanes}]; vstore{lanes}(total, 0, lane);")
         with text.block(f"for (int l = 0; l < min({lanes}, {wide.outputs} - v); ++l)"):
             text.line("if (isfinite(lane[l])) continue;")
             text.line("lane[l] = 0;")
-            with text.block(f"for (int k = 0; k < {form.channels}; ++k)"):
+            self._taps_again()
+        text.line(f"total = vload{lanes}(0, lane);")
+
+    def _taps_again(self) -> None:
+        """Write the sum of an output's taps over all channels, to ``lane[l]``."""
+        form, text = self.form, self.text
+        high, wide = form.high, form.wide
+
+        def walk(first: str, end: str) -> None:
+            with text.block(f"for (int k = {first}; k < {end}; ++k)"):
                 kind = self._source()
                 text.line(f"__global const float *u = weights + (size_t)r * {PLACES * form.channels} + k * {form.mr} + i;")
                 with text.block(f"for (int tap = 0; tap < {TAPS * TAPS}; ++tap)"):
@@ -248,7 +262,9 @@ class _Winograd(WindowText):
                     text.line(f"if ((uint)({down}) >= {high.extent}u || (uint)({across}) >= {wide.extent}u) continue;")
                     weight = f"rm_winograd_weight(u, {form.channels * form.mr}, tap / {TAPS}, tap % {TAPS})"
                     text.line(f"lane[l] = fma({element(kind, 'x', f'q * {high.stride} + n')}, {weight}, lane[l]);")
-        text.line(f"total = vload{lanes}(0, lane);")
+
+        sizes = block_sizes(form.channels, TAPS * TAPS)
+        write_in_blocks(text, ["lane[l]"], "float", sizes, ("0", str(form.channels)), walk)
 
     def left(self, steps: Mapping[str, int]) -> str:
         """Elements from the vector on that this task writes now or later, in this channel: a vector may spoil those."""

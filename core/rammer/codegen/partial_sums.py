@@ -1,0 +1,56 @@
+"""Partial sums: long sums of floats are cut into blocks, whose sums are cut into blocks again.
+
+The error of a chain of additions grows with its length. A block's sum is added to a total of its own and begins at 0 again, so
+that no chain has more than ``LONGEST_SUM`` additions, whatever the depth. Whoever writes the loops of a sum takes its block sizes
+from ``block_sizes``; ``write_in_blocks`` writes them for accumulators in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rammer.codegen.text import Text
+
+#: Most floats that are added one after another (where vectors walk along a sum, each lane is a partial sum).
+LONGEST_SUM: Final = 256
+
+
+def block_sizes(iterations: int, terms: int = 1) -> tuple[int, ...]:
+    """Return the block sizes of a loop, outermost first: iterations between two additions to a total.
+
+    ``terms`` is the number of additions of one iteration. Returns () where the loop's chain is short enough.
+    """
+    if iterations < 2 or iterations * terms <= LONGEST_SUM:
+        return ()
+    most = max(1, LONGEST_SUM // terms)
+    size = -(-iterations // -(-iterations // most))  # even blocks: the last one is not much shorter
+    sizes = [size]
+    while -(-iterations // sizes[-1]) > LONGEST_SUM:
+        sizes.append(sizes[-1] * LONGEST_SUM)
+    return tuple(reversed(sizes))
+
+
+def write_in_blocks(
+    text: Text, sums: Sequence[str], kind: str, sizes: Sequence[int], ends: tuple[str, str], walk: Callable[[str, str], None]
+) -> None:
+    """Write loops over the blocks of a sum.
+
+    Args:
+        sums: Accumulators, C variables of type ``kind``; they keep what they hold at the start as a term.
+        sizes: Block sizes, as ``block_sizes`` returns them.
+        ends: Where the loop begins and ends.
+        walk: Writes the innermost loop, from one place to before another.
+    """
+    if not sizes or not sums:
+        walk(*ends)
+        return
+    name = f"q{len(sizes)}_{text.depth}"
+    with text.block(""):
+        text.line(f"{kind} {name}[{len(sums)}] = {{{', '.join(sums)}}};")
+        with text.block(f"for (int {name}_at = {ends[0]}; {name}_at < {ends[1]}; {name}_at += {sizes[0]})"):
+            text.line(f"const int {name}_end = min({name}_at + {sizes[0]}, {ends[1]});")
+            text.line(" ".join(f"{s} = 0;" for s in sums))
+            write_in_blocks(text, sums, kind, sizes[1:], (f"{name}_at", f"{name}_end"), walk)
+            text.line(" ".join(f"{name}[{n}] += {s};" for n, s in enumerate(sums)))
+        text.line(" ".join(f"{s} = {name}[{n}];" for n, s in enumerate(sums)))

@@ -324,6 +324,14 @@ class LaneBlock(Block):
         self.unit.wide[total] = self.width
         return Val(total, "float32" if floats else "int32", atom=True, lanes=self.width)
 
+    def factors(self, c: Compute, total: str, product: Op) -> list[str]:
+        """The factors as vectors, where the accumulator is one."""
+        if total not in self.unit.wide:
+            return super().factors(c, total, product)
+        if any(self._kind(e) != "float32" for e in (product, *_typed(product))):
+            return []
+        return [self.vector(_literal(a, "float32")) for a in product.args]
+
     def combine(self, c: Compute, total: str, value: Val) -> str:
         """Statement that combines a row into the accumulator."""
         if total not in self.unit.wide:

@@ -297,7 +297,7 @@ class Block:
         if not over:
             for c, sums in items:
                 for total, axes in sums:
-                    self.line(self.combine(c, total, self.value(ex.substitute(c.body, axes))))
+                    self.line(self.add(c, total, ex.substitute(c.body, axes)))
             return
         name, extent, end = over[0]
         if items[0][0].name in self.unit.unrolled:
@@ -345,6 +345,21 @@ class Block:
     def partial(self, c: Compute, of: Sum) -> str:
         """Declare an accumulator of a part of a sum; its name."""
         return self.accumulator(c, of[1]).text
+
+    def add(self, c: Compute, total: str, body: Expr) -> str:
+        """Statement that combines the value of ``body`` into the accumulator: a product and its addition are one operation where
+        the dialect has it."""
+        fused = self.unit.target.functions.get("fma")
+        if fused and _sums(c) and isinstance(body, Op) and body.fn == "mul":
+            if factors := self.factors(c, total, body):
+                return f"{total} = {fused}({', '.join(factors)}, {total});"
+        return self.combine(c, total, self.value(body))
+
+    def factors(self, c: Compute, total: str, product: Op) -> list[str]:
+        """The factors of a product in the type of the accumulator; [] where theirs is another one."""
+        if ops.compute_type(ex.dtype_of(product, self.unit.dtypes)) != ops.compute_type(c.dtype):
+            return []
+        return [v.text for v in self._arguments(product.args)]
 
     def combine(self, c: Compute, total: str, value: Val) -> str:
         """Statement that combines one value into the accumulator."""

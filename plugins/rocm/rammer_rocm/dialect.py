@@ -83,6 +83,10 @@ inline static float rm_quotient(float a, float b) { return rm_rounded(a, b, a / 
 #endif
 """
 
+#: Every operation of a map rounds, as in the models that it comes from: a product and its sum in one rounding move numbers at
+#: ties to the code beside theirs. Sums of products say ``fma``.
+EACH_ROUNDED: Final = "#pragma OPENCL FP_CONTRACT OFF\n"
+
 #: OpenCL C 1.2 or later; a work-group is one vEU. float64 needs ``cl_khr_fp64``.
 OPENCL = CTarget(
     name="opencl",
@@ -94,11 +98,11 @@ OPENCL = CTarget(
     threads="(int)get_local_size(0)",
     barrier="barrier(CLK_LOCAL_MEM_FENCE);",
     types=_TYPES,
-    functions={n: n for n in MATH}
+    functions={n: n for n in (*MATH, "fma")}
     | _SPELLED
     | _BITS
     | {"load:float16": "vload_half({i}, {p})", "store:float16": "vstore_half({v}, {i}, {p})"},
-    preamble="#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
+    preamble=EACH_ROUNDED + "#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
     "#define RM_INF INFINITY\n#define RM_NAN NAN\n"
     + helpers("inline static", _TYPES, overloaded=True, double_guard="defined(cl_khr_fp64)")
     + vectors(Vectors(_VECTORS, "inline static", "v.s{k}", _builtin, halves=True)),

@@ -42,7 +42,16 @@ from rammer.tile.traffic import task_cost
 
 VEUS = os.cpu_count() or 1
 CACHE = 256 << 10  # bytes of vEU memory: what a task may keep, well inside a core's second-level cache
-FLAGS = ("-O2", "-march=native", "-fno-math-errno", "-std=gnu11", "-fPIC", "-shared", "-w")  # no -ffast-math: NaN is the model's
+FLAGS = (
+    "-O2",
+    "-ffp-contract=off",
+    "-march=native",
+    "-fno-math-errno",
+    "-std=gnu11",
+    "-fPIC",
+    "-shared",
+    "-w",
+)  # no -ffast-math: NaN is the model's
 #: A row's walk over its part of the table. A wait is an acquiring load, a signal a releasing addition, so what a task
 #: wrote is seen by all that waited for it.
 WALKER = """

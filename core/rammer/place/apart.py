@@ -21,7 +21,7 @@ from rammer.ir.program import Buffer, Port, RProgram, Task, dense
 from rammer.ir.types import TensorType
 from rammer.place.cut import Spot
 
-__all__ = ["STEP", "NodeApart", "blank", "lowered", "outline", "settled", "without"]
+__all__ = ["STEP", "NodeApart", "blank", "lowered", "order_spots", "outline", "without"]
 
 #: The kernel family of an operator that stands for a whole step.
 STEP: Final = "step"
@@ -89,16 +89,31 @@ def without(graph: ComputeGraph, apart: Collection[str]) -> ComputeGraph:
     return replace(graph, inputs=inputs, outputs=outputs, computes=computes, types=types, constants=constants, aliases={})
 
 
-def settled(graph: ComputeGraph, spots: Mapping[str, Spot], apart: Mapping[str, NodeApart]) -> dict[str, Spot]:
-    """``spots`` with stages such that every node apart has one of its own on its device: theirs are odd, all others' even."""
-    if not apart:
-        return dict(spots)
-    found, of, taken = dict[str, Spot](), dict[int, Spot](), set[Spot]()
+def order_spots(graph: ComputeGraph, spots: Mapping[str, Spot], apart: Mapping[str, NodeApart]) -> dict[str, Spot]:
+    """Return ``spots`` at later stages where needed: every Compute reads its own spot or spots that come before it.
+
+    The order of spots (stage, then device) is then one order of all steps, transfers and host operators, on every device, and
+    no two of them can wait for each other. With nodes ``apart``, each has an odd stage of its own, and other stages are even.
+    """
+    found = dict[str, Spot]()
+    if apart:
+        return _order_apart(graph, spots, apart)
+    made = graph.producers
+    for c in graph.computes:
+        spot = spots[c.name]
+        before = [found[n] for n in c.reads if n in made]
+        stage = max((s.stage + (s.device > spot.device) for s in before), default=0)
+        found[c.name] = Spot(max(stage, spot.stage), spot.device)
+    return found
+
+
+def _order_apart(graph: ComputeGraph, spots: Mapping[str, Spot], apart: Mapping[str, NodeApart]) -> dict[str, Spot]:
+    found, of, taken, made = dict[str, Spot](), dict[int, Spot](), set[Spot](), graph.producers
     devices = {id(apart[c.name]): spots[c.name].device for c in graph.computes if c.name in apart}
     for c in graph.computes:
         node = apart.get(c.name)
         device = devices[id(node)] if node else spots[c.name].device
-        before = [found[n] for n in c.reads if n in found]
+        before = [found[n] for n in c.reads if n in made]
         stage = max((s.stage + (s.device != device or s.stage % 2) for s in before), default=0)
         if node is None:
             found[c.name] = Spot(stage + stage % 2, device)

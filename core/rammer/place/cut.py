@@ -82,7 +82,7 @@ class Cut:
 def cut(graph: ComputeGraph, spots: Mapping[str, Spot], staying: Staying = PLAIN) -> Cut:
     """``graph`` with every Compute at its spot. What is ended at a length crosses as long as it is; a state goes to the devices
     that read it in the next run. BadInput for a graph that hands out what it does not compute. No tensor that crosses may be
-    without elements (``pack``)."""
+    without elements (``pack``), and ``spots`` are in order (``apart.order_spots``): ValueError where one is not."""
     computed, ended, states = graph.producers, staying.ended, staying.tensors(graph)
     strays = [graph.aliases.get(n, n) for n in graph.outputs if n not in computed]
     if strays:
@@ -95,6 +95,8 @@ def cut(graph: ComputeGraph, spots: Mapping[str, Spot], staying: Staying = PLAIN
         for name in (*c.reads, *lengths.get(c.name, ())):
             if name in readers:
                 readers[name].add(where[c.name])
+            if name in where and where[c.name] < where[name]:
+                raise ValueError(f"{c.name} at {where[c.name]} reads {name}, which is computed later, at {where[name]}")
     targets = _targets(graph, where, readers, states)
     transfers = tuple(
         Transfer(f"move_{n}_to_{d}", n, graph.types[n], where[n].device, d, _run_shape(graph.producers[n], ended))

@@ -23,7 +23,8 @@ def packed(
     graph: ComputeGraph, spots: Mapping[str, Spot], apart: Collection[str] = ()
 ) -> tuple[ComputeGraph, Mapping[str, Spot]]:
     """``graph`` and ``spots`` with one tensor instead of several of one type that one spot makes and the same others read. What
-    those ``apart`` read or make stays as it is, but for what has no elements; so does what ends at a length, as it crosses."""
+    those ``apart`` read or make stays as it is, but for what has no elements; so does what ends at a length, as it crosses. The
+    ``spots`` given are in order (``apart.order_spots``)."""
     graph, spots = _emptied(graph, spots)
     bare = {n for c in graph.computes if c.name in apart for n in (c.name, *c.reads)}
     groups = [g for g in _groups(graph, spots, bare) if len(g) > 1 and g[0].type.size]
@@ -79,7 +80,7 @@ class _Packing:
         self.slot |= {c.name: (pack, k) for k, c in enumerate(group)}
 
     def graph_of_packs(self) -> ComputeGraph:
-        """The whole graph again."""
+        """Return the whole graph in the order of spots: a slice of a pack may come before members of it in the given order."""
         computes = list[Compute]()
         for c in self.graph.computes:
             names = dict[str, str]()
@@ -90,6 +91,7 @@ class _Packing:
             computes.append(replace(c, body=ex.rename_tensors(c.body, names)) if names else c)
             computes += [self.packs[c.name]] if c.name in self.packs else []
         types = {**self.graph.types, **{c.name: c.type for c in computes}}
+        computes.sort(key=lambda c: self.spots[c.name])
         return replace(self.graph, computes=tuple(computes), types=types)
 
     def _moved(self, name: str) -> bool:

@@ -14,7 +14,7 @@ from rammer.frontend.reader import Model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.extent import Ranged
 from rammer.ir.spread import DevicePart, DeviceStep, Link, Prediction, Spread
-from rammer.place.apart import lowered, settled
+from rammer.place.apart import lowered, order_spots
 from rammer.place.by_hand import by_hand
 from rammer.place.cost import Costs, costs_of
 from rammer.place.cut import STATIC, Cut, Spot, Staying, crossings, cut
@@ -229,8 +229,8 @@ class Spreading:
         alone take as long as the best cut so far."""
         apart, staying = self.hosting.apart, Staying(self.hosting.ended or STATIC, self.states)
         ended = staying.ended
-        graph, spots = packed(graph, settled(graph, spots, apart), apart.keys() | ended.tensors.keys())
-        found = cut(graph, settled(graph, spots, apart), staying)
+        graph, spots = packed(graph, order_spots(graph, spots, apart), apart.keys() | ended.tensors.keys())
+        found = cut(graph, order_spots(graph, spots, apart), staying)
         if self._asked(self.least(found)) >= self.limit:
             return None
         try:

@@ -1,0 +1,248 @@
+"""Random models cut in every way that there is, planned and not compiled, so that many cuts are searched for steps that wait for
+each other: their tables are proved, and some run with several runs in flight, where the host mixes what each step reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from random import Random
+from zlib import crc32
+
+import numpy as np
+import onnx
+import pytest
+from ranged_models import RANGED
+from test_cuts_random import compiler, spots, ways
+from test_spread_ranges import open_shapes
+
+from rammer.compiler import Compiler
+from rammer.errors import RammerError
+from rammer.frontend.bind import bind_until
+from rammer.frontend.lowering import CannotLower
+from rammer.frontend.reader import read_model
+from rammer.ir.compute import ComputeGraph
+from rammer.ir.graph import Graph
+from rammer.ir.spread import DeviceStep, Spread
+from rammer.ir.types import TensorType
+from rammer.place.apart import lowered, order_spots, outline
+from rammer.place.by_hand import staged
+from rammer.place.cost import Costs
+from rammer.place.cut import Cut, Spot, cut
+from rammer.place.hosting import Hosting
+from rammer.place.pipeline import pipeline
+from rammer.place.ranges import graph_of_range
+from rammer.place.shares import shared_out
+from rammer.place.spreading import Spreading
+from rammer.place.waves import wavefront
+from rammer.runtime.spread_run import Joined, SpreadRuns
+from rammer.testing.graphs.generate import graph
+from rammer.testing.some import some
+from rammer.tile.steps import every_step
+from rammer.transport.local import LOCAL
+from rammer.transport.protocol import Site
+
+Arrays = Mapping[str, np.ndarray]
+Spots = Mapping[str, Spot]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A step that the host computes: every element of an output is a checksum of all inputs."""
+
+    piece: ComputeGraph
+
+    @property
+    def title(self) -> str:
+        return self.piece.name
+
+    def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        read = "".join(f"{n} {crc32(np.ascontiguousarray(inputs[n]))} " for n in self.piece.inputs)
+        kinds = ((n, self.piece.types[n]) for n in self.piece.outputs)
+        return {n: np.full(k.shape, crc32(f"{n} {read}".encode()) % 97, k.dtype) for n, k in kinds}
+
+    def to_bytes(self) -> bytes:
+        return str(self.piece).encode()
+
+
+class Planned(Hosting):
+    """Every step as the table of all devices has what is no program: each output is one task that reads all inputs."""
+
+    def step(self, compiler: Compiler, piece: ComputeGraph) -> DeviceStep:
+        table = outline(piece, 1e-6, compiler.options.precision)
+        return DeviceStep(table, piece.constants, outline=table, host=Mixture(piece))
+
+
+class Unpriced(Spreading):
+    """Cuts whose computes are not priced."""
+
+    @property
+    def costs(self) -> list[Costs]:
+        return [Costs({}, 0.0, frozenset())] * len(self.compilers)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph to cut, and its states by the user's names."""
+
+    graph: ComputeGraph
+    hosting: Hosting
+    states: Mapping[str, str]
+    devices: int
+
+    def planned(self, graph: ComputeGraph, where: Spots, made: Compiler, random: Random) -> tuple[Cut, Spread]:
+        """A cut, and its proved table."""
+        names, links = ("ipu_sim",) * self.devices, ways(random, self.devices)
+        spreading = Unpriced(graph, [made] * self.devices, names, links, self.hosting, states=self.states)
+        found = spreading.made(graph, where, "planned")
+        assert found is not None
+        return found.found, found.joined(graph.name)
+
+    def placements(self, random: Random) -> Iterator[tuple[str, ComputeGraph, Spots]]:
+        """The graph cut in every way that is tried for it."""
+        graph, devices = self.graph, self.devices
+        yield "by hand", graph, staged(graph, spots(graph, random, devices))
+        found = pipeline(graph, [costs(graph, random) for _ in range(devices)], ways(random, devices))
+        if found is not None:
+            yield "pipeline", graph, found
+        if self.hosting.apart or self.hosting.ended is not None:
+            return
+        steps = every_step(graph)
+        found = wavefront(steps, costs(steps, random), devices, random.randint(2, 4)) if steps is not graph else None
+        if found is not None:
+            yield "wavefront", steps, found
+        shares = shared_out(graph, costs(graph, random), devices, -1.0)
+        if shares is not None:
+            yield "shares", *shares
+
+
+def costs(graph: ComputeGraph, random: Random) -> Costs:
+    seconds = {c.name: 10 ** random.uniform(-8, -4) for c in graph.computes}
+    return Costs(seconds, sum(seconds.values()), frozenset())
+
+
+def recurrent(random: Random) -> onnx.ModelProto:
+    """Recurrent layers that read any two earlier results, in either direction."""
+    helper, hidden, steps = onnx.helper, random.choice([2, 3]), random.randint(4, 9)
+    rng, known = np.random.default_rng(random.randrange(2**31)), ["x"]
+    nodes, values = [], [onnx.numpy_helper.from_array(np.array([1]), "axes")]
+    for k in range(random.randint(2, 5)):
+        kind, gates = random.choice([("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+        for n in "wr":
+            drawn = rng.standard_normal((1, gates * hidden, hidden)).astype(np.float32)
+            values.append(onnx.numpy_helper.from_array(drawn, f"{n}{k}"))
+        nodes.append(helper.make_node("Add", [random.choice(known[-2:]), random.choice(known)], [f"a{k}"]))
+        way = random.choice(["forward", "forward", "reverse"])
+        nodes.append(helper.make_node(kind, [f"a{k}", f"w{k}", f"r{k}"], [f"y{k}"], hidden_size=hidden, direction=way))
+        nodes.append(helper.make_node("Squeeze", [f"y{k}", "axes"], [f"s{k}"]))
+        known.append(f"s{k}")
+    nodes.append(helper.make_node("Add", [known[-1], random.choice(known)], ["y"]))
+    ports = [[helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [steps, 1, hidden])] for n in "xy"]
+    made = helper.make_graph(nodes, "stack", *ports, values)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def bound(seed: int, made: Compiler, random: Random) -> Iterator[Graph]:
+    """Random models after all passes."""
+    for index in range(10**6):
+        case = graph(seed, index, longest=random.choice([6, 12, 30]))
+        layers = recurrent(random) if random.random() < 0.3 else None
+        if case is None or not all(isinstance(v, np.ndarray) for v in case.inputs.values()):
+            continue
+        try:
+            model = read_model(layers or case.model())
+            shapes = {p.name: tuple(int(d or 0) for d in p.shape) for p in model.inputs} if layers else {}
+            shapes = shapes or {n: v.shape for n, v in case.inputs.items()}
+            found, rest = bind_until(model, shapes, made.lowerings)
+            if rest is None:
+                yield made.rewritten(found, made.passes)[0]
+        except (RammerError, CannotLower):
+            continue  # the reader refuses it, or a shape is known late
+
+
+def cases(seed: int, made: Compiler, random: Random) -> Iterator[Case]:
+    """Most have operators on the host, some have states, and some serve a range of lengths."""
+    for whole in bound(seed, made, random):
+        kinds, devices = sorted({(n.domain, n.bare) for n in whole.nodes}), random.randint(2, 4)
+        hosted = set(random.sample(kinds, min(len(kinds), random.randint(1, 3)))) if random.random() < 0.6 else set()
+        found, apart = lowered(whole, {k: f for k, f in made.lowerings.items() if k not in hosted})
+        if found.computes:
+            yield Case(found, Planned(whole, apart), states(found, random) if random.random() < 0.3 else {}, devices)
+        if random.random() < 0.03:
+            model = RANGED[random.choice(list(RANGED))](np.random.default_rng(random.randrange(2**31)))
+            ranged = graph_of_range(made, read_model(model.proto), open_shapes(model))
+            yield Case(ranged.graph, Planned(ended=ranged.ended), {}, devices)
+
+
+def states(found: ComputeGraph, random: Random) -> dict[str, str]:
+    """Outputs that are an input of their type in the next run."""
+    chosen, free = dict[str, str](), list(found.inputs)
+    for name in found.outputs:
+        fitting = [n for n in free if found.types[n] == found.types[name]]
+        if fitting:
+            free.remove(into := random.choice(fitting))
+            chosen[found.aliases.get(name, name)] = found.aliases.get(into, into)
+    return chosen
+
+
+def check_runs(found: Cut, spread: Spread, random: Random) -> None:
+    """Runs in flight make what the pieces make one after another."""
+    count, made = len(spread.parts), compiler().backend
+    inputs = [{i.name: drawn(i.type, random) for i in spread.inputs} for _ in range(5)]
+    joined = Joined((Site("ipu_sim"),) * count, LOCAL, random.randint(1, 3), 20.0)
+    runs = SpreadRuns(spread, dict.fromkeys(range(count), made), joined)
+    kept = {s.input for s in spread.states}
+    outputs, _ = runs.run_all([{n: a for n, a in given.items() if n not in kept} for given in inputs])
+    runs.close()
+    held = {i.tensor: np.zeros(i.type.shape, i.type.dtype) for i in spread.inputs}
+    for given, got in some(list(zip(inputs, outputs, strict=True))):
+        values = held | {i.tensor: given[i.name] for i in spread.inputs if i.name not in kept}
+        for piece in found.pieces:
+            values |= Mixture(piece.graph).run({**piece.graph.constants, **values})
+        for o in spread.outputs:
+            np.testing.assert_array_equal(got[o.name], values[o.tensor])
+        held = {s.into: values[s.tensor] for s in spread.states}
+
+
+def drawn(kind: TensorType, random: Random) -> np.ndarray:
+    return np.full(kind.shape, random.randrange(97), kind.dtype)
+
+
+def search(seed: int, count: int) -> Counter[str]:
+    """How many cuts of each kind were proved, and run."""
+    made, random, found = compiler(), Random(seed), Counter[str]()
+    for _, case in zip(range(count), cases(seed, made, random), strict=False):
+        for how, part, where in case.placements(random):
+            pieces, spread = case.planned(part, where, made, random)
+            features = {how: True, "host": case.hosting.apart, "states": case.states, "range": case.hosting.ended is not None}
+            if case.hosting.ended is None and random.random() < 0.2:
+                check_runs(pieces, spread, random)
+                features["run"] = True
+            found.update(n for n, there in features.items() if there)
+    return found
+
+
+def test_no_steps_wait_for_each_other(seed: int) -> None:
+    found = search(seed, 30)
+    assert found["by hand"] == 30 and found["pipeline"] and found["host"] and found["run"]
+
+
+@pytest.mark.large
+def test_no_steps_of_many_models_wait_for_each_other(seed: int) -> None:
+    found = search(seed, 1500)
+    kinds = ("by hand", "pipeline", "wavefront", "shares", "host", "states", "range", "run")
+    assert all(found[kind] >= 10 for kind in kinds), found
+
+
+def test_spots_are_put_in_order_and_others_are_refused() -> None:
+    """Of devices at one stage the lower one comes first, so what it reads of a higher one moves it to the next stage."""
+    made = compiler()
+    text = '<ir_version: 8, opset_import: ["" : 17]> m (float[4] x) => (float[4] c) { a = Tanh(x) b = Neg(a) c = Add(a, b) }'
+    whole, _ = bind_until(read_model(onnx.parser.parse_model(text)), {"x": (4,)}, made.lowerings)
+    found, _ = lowered(whole, made.lowerings)
+    where = {"a": Spot(0, 1), "b": Spot(0, 0), "c": Spot(0, 1)}
+    with pytest.raises(ValueError, match=r"b at .* reads a, which is computed later"):
+        cut(found, where)
+    ordered = order_spots(found, where, {})
+    assert ordered == {"a": Spot(0, 1), "b": Spot(1, 0), "c": Spot(1, 1)}
+    assert [p.spot for p in cut(found, ordered).pieces] == [Spot(0, 1), Spot(1, 0), Spot(1, 1)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -34,11 +36,23 @@ class Subject:
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
         self.backend: Backend = self.registry.open(self.spec, options=dict(self.options))
+        #: Reasons why a check, or a part of it, does not apply to this device.
+        self.skipped = list[str]()
+
+    def skip(self, reason: str) -> None:
+        """Record that a check, or a part of it, does not apply, because of ``reason``."""
+        self.skipped.append(reason)
 
     def expect(self, good: bool, what: str) -> None:
         """Raise ConformanceError unless ``good`` (NaN compares false, and so fails)."""
         if not good:
             raise ConformanceError(f"{self.spec} (seed {self.seed}): {what}")
+
+    def timed(self, work: Callable[[], Any]) -> tuple[Any, float]:
+        """What ``work`` gives, and the seconds that the caller waits for it."""
+        start = time.perf_counter()
+        result = work()
+        return result, time.perf_counter() - start
 
     def executable(
         self,

@@ -6,6 +6,7 @@ Every check keeps all outputs until all runs are done, so that memory which a la
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import threading
 import time
@@ -32,6 +33,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 THREADS, RUNS = 8, 6
 #: Seconds after which a check that has not ended counts as hanging.
 PATIENCE = 300.0
+#: The same where it is known how long the work usually takes: so many times as long, and so many seconds at least.
+SLOWER, LEAST = 100.0, 8.0
 #: Seconds after which Python lets another thread run: a hundredth of the usual, so that switches fall everywhere.
 SWITCH = 5e-5
 #: Shapes of the model "dynamic" that no other check uses.
@@ -90,8 +93,10 @@ def at_once(device: Subject, works: Sequence[Callable[[], Any]]) -> list[Any]:
     return results
 
 
-def ended(device: Subject, what: str, work: Callable[[], Any]) -> Any:
-    """What ``work`` gives. ConformanceError where it does not end, which a wait for what never comes does not."""
+def ended(device: Subject, what: str, work: Callable[[], Any], usual: float = math.inf) -> Any:
+    """Return what ``work`` gives. ConformanceError where it does not end, as where it waits for what never comes: within
+    ``PATIENCE``, or much longer than the ``usual`` seconds of the same work."""
+    patience = min(PATIENCE, max(LEAST, SLOWER * usual))
     found: list[Any] = []
     problems: list[BaseException] = []
 
@@ -103,8 +108,8 @@ def ended(device: Subject, what: str, work: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    thread.join(PATIENCE)
-    device.expect(not thread.is_alive(), f"{what} has not ended after {PATIENCE:.0f} s")
+    thread.join(patience)
+    device.expect(not thread.is_alive(), f"{what} has not ended after {patience:.0f} s")
     if problems:
         raise problems[0]
     return found[0]

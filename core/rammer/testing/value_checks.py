@@ -5,7 +5,7 @@ The bound is ``bounds``': what the OpenCL and CUDA standards allow a function, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, Port, RProgram, Storage, Task, dense
 from rammer.ir.verify import verify
 from rammer.testing.bounds import bounded_results
+from rammer.testing.samples import Sample, check_samples, refusal
 from rammer.testing.single import differences
 from rammer.testing.subject import Subject
 
@@ -61,7 +62,6 @@ CASTS = (
     "f32 cast(float32, i) * x[i]",
     "i64 cast(int64, e[i])",
 )
-HALVES = ("f16 cast(float16, x[i])", "f16 h[i] * h[i]", "f16 h[i] * 0.0009765625", "f32 cast(float32, h[i]) * 3.0")
 
 
 def check_functions(device: Subject) -> None:
@@ -100,22 +100,90 @@ def check_integers(device: Subject) -> None:
 
 
 def check_half(device: Subject) -> None:
-    """Where the device has float16: it rounds what is stored to the nearest, small and large, and adds up in float32."""
-    if "float16" not in device.backend.vdevice.precisions:
-        return
+    """float16 is rounded to nearest, ties to even, wherever it is stored: maps, conversions, sums and products. Sums are in float32."""
     rng = device.rng
-    scale = 2.0 ** rng.uniform(-26, 17, LENGTH)
-    x = (rng.standard_normal(LENGTH) * scale).astype(np.float32)
-    # The last that is rounded down to a number, the first beyond, others beyond, and some of the smallest.
-    x[:8] = (65519, 65520, 1e5, -2e6, 2.0**-24, -(2.0**-14) * 0.75, 2.0**-15, -(2.0**-20))
-    h = rng.standard_normal(LENGTH).astype(np.float16)
-    _judge(device, HALVES, {"x": x, "h": h})
+    samples = [*_rounded(rng), *_halves(rng)]
+    if "float16" not in device.backend.vdevice.precisions and (said := refusal(device, samples[:1])):
+        return device.skip(f"it has no precision float16 and refuses programs of it: {said}")
+    check_samples(device, samples, "float16")
     a = rng.uniform(0.5, 1.5, (ROWS, DEPTH)).astype(np.float16)
     b = rng.uniform(0.5, 1.5, (DEPTH, ROWS)).astype(np.float16)
     for line in (f"y: f16[i:{ROWS}, j:{ROWS}] = sum[k:{DEPTH}] a[i, k] * b[k, j]", f"y: f16[i:{ROWS}] = sum[k:{DEPTH}] a[i, k]"):
         compute = Compute.parse(line)
         operator = ROperator("y", (compute,), (), ("y",), tuple(x.extent for x in compute.axes))
         _run(device, [operator], {n: v for n, v in (("a", a), ("b", b)) if n in operator.inputs})
+
+
+def _rounded(rng: np.random.Generator) -> Iterator[Sample]:
+    """Conversions to float16 of what lies between its numbers: ties, their neighbours, the smallest and the largest."""
+    for length in (LENGTH, 33):
+        below = rng.integers(0, 0x7BFF, length).astype(np.uint16).view(np.float16).astype(np.float64)
+        step = np.nextafter(below.astype(np.float16), np.float16(np.inf)).astype(np.float64) - below
+        ties = (below + step / 2).astype(np.float32)  # exact: a float16 has 11 bits, a tie 12
+        near = np.nextafter(ties, rng.choice(np.float32([-np.inf, np.inf]), length))
+        inside = (below + step * rng.uniform(0, 1, length)).astype(np.float32)
+        x = np.choose(rng.integers(0, 4, length), [ties, ties, near, inside]) * rng.choice(np.float32([-1, 1]), length)
+        # The last that is rounded down to a number, the first beyond, others beyond, and some of the smallest.
+        x[:10] = (65519, 65520, 1e5, -2e6, 2.0**-24, -(2.0**-14) * 0.75, 2.0**-15, -(2.0**-20), 2.0**-25, 3 * 2.0**-25)
+        yield Sample(f"y: f16[i:{length}] = cast(float16, x[i])", {"x": x.astype(np.float32)}, exact=True)
+        yield Sample(f"y: f16[i:{length}] = x[i]", {"x": x.astype(np.float32)[::-1].copy()}, exact=True)
+
+
+def _halves(rng: np.random.Generator) -> Iterator[Sample]:
+    """Sums and products of float16 that are exact in float32, and so rounded once."""
+    wide = (rng.standard_normal(LENGTH) * 2.0 ** rng.uniform(-9, 9, LENGTH)).astype(np.float16)
+    h, g = wide, rng.permutation(wide) * np.float16(0.7)
+    for text in ("h[i] * g[i]", "h[i] + g[i]", "h[i] - g[i]", "h[i] * 0.0009765625"):
+        inputs = {n: a for n, a in (("h", h), ("g", g)) if f"{n}[" in text}
+        yield Sample(f"y: f16[i:{LENGTH}] = {text}", inputs, exact=True)
+    yield Sample(f"y: f32[i:{LENGTH}] = cast(float32, h[i]) * 3.0", {"h": h}, exact=True)
+    # Whole numbers above 2,048: every other one is a tie, and beyond 4,096 every fourth.
+    a, b = rng.integers(20, 60, (9, 7)).astype(np.float16), rng.integers(1, 40, (7, 21)).astype(np.float16)
+    yield Sample("y: f16[i:9, j:21] = sum[k:7] a[i, k] * b[k, j]", {"a": a, "b": b}, exact=True)
+    c = rng.integers(300, 900, (33, 7)).astype(np.float16)
+    yield Sample("y: f16[i:33] = sum[k:7] c[i, k]", {"c": c}, exact=True)
+    yield Sample("y: f16[i:33] = sum[k:7] d[k, i]", {"d": np.ascontiguousarray(c.T)}, exact=True)
+
+
+def check_subnormals(device: Subject) -> None:
+    """Numbers below the smallest normal one are kept by all but functions: copied, compared, converted, added, multiplied."""
+    rng, step = device.rng, 2.0**-149
+
+    def small(*shape: int, most: int = 1 << 22) -> Array:
+        return np.asarray(rng.integers(-most, most, shape) * step).astype(np.float32)
+
+    x, y, normal = small(LENGTH), small(LENGTH), (rng.uniform(1, 2, LENGTH) * 2.0**-126).astype(np.float32)
+    x[:4] = (step, -step, 2.0**-126 - step, -(2.0**-127))
+    even = (rng.integers(-64, 64, LENGTH) * 2.0**-46).astype(np.float32)
+    lines: tuple[tuple[str, dict[str, Array]], ...] = (
+        ("x[i]", {"x": x}),
+        ("abs(x[i])", {"x": x}),
+        ("0.0 - x[i]", {"x": x}),
+        ("x[i] + y[i]", {"x": x, "y": y}),
+        ("x[i] - y[i]", {"x": normal, "y": np.sort(normal)}),
+        ("x[i] * 8388608.0", {"x": x}),
+        ("x[i] * 7.888609052210118e-31", {"x": even}),
+        ("max(x[i], y[i])", {"x": x, "y": y}),
+        ("where(lt(x[i], y[i]), x[i], y[i])", {"x": x, "y": y}),
+        ("where(eq(x[i], 0.0), 1.0, x[i])", {"x": x}),
+    )
+    named = [(text.replace("y[", "z["), {"z" if n == "y" else n: a for n, a in given.items()}) for text, given in lines]
+    samples = [Sample(f"y: f32[i:{LENGTH}] = {text}", given, exact=True) for text, given in named]
+    rows, few = small(9, 33, most=1 << 15), rng.integers(-8, 9, (33, 18)).astype(np.float32)
+    samples.append(Sample("y: f32[i:9] = sum[k:33] x[i, k]", {"x": rows}, exact=True))
+    samples.append(Sample("y: f32[i:9] = max[k:33] x[i, k]", {"x": -np.abs(rows)}, exact=True))
+    samples.append(Sample("y: f32[i:9, j:18] = sum[k:33] x[i, k] * w[k, j]", {"x": rows, "w": few}, exact=True))
+    check_samples(device, samples, "subnormal float32")
+    half = (rng.integers(-1023, 1024, 33) * 2.0**-24).astype(np.float16)
+    halves = [
+        Sample("y: f32[i:33] = cast(float32, h[i])", {"h": half}, exact=True),
+        Sample("y: f16[i:33] = h[i] + g[i]", {"h": half, "g": half[::-1].copy()}, exact=True),
+        Sample("y: f16[i:33] = cast(float16, x[i])", {"x": half.astype(np.float32)}, exact=True),
+        Sample("y: f16[i:33] = max(h[i], g[i])", {"h": half, "g": half[::-1].copy()}, exact=True),
+    ]
+    if said := refusal(device, halves):
+        return device.skip(f"float16: it refuses programs of it: {said}")
+    check_samples(device, halves, "subnormal float16")
 
 
 def _judge(device: Subject, lines: Sequence[str], given: Mapping[str, Array]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rammer.ir.compute import Compute
-from rammer.ir.expr import loads
+from rammer.ir.expr import Expr, has_loads, interval, loads
 from rammer.ir.program import Storage
 from rammer.ir.types import SHORT, row_major
 from rammer.testing.bound_checks import opened
@@ -36,6 +36,8 @@ LENGTHS, OFFSETS = (1, 7, 16, 33), (0, 1, 3)
 ROWS = (*range(1, 13), 15, 16, 17, 31, 33, 64, 100, 130, 257, 513)
 #: Rows of one length at most, and of the product of a row's length and a matrix.
 MOST, WIDE = 40, 24
+#: Elements along an axis whose index is loaded.
+LOADED = 5
 SOFTMAX = SmallModel("lanes", "(float[N,C] x) => (float[N,C] y) {\n y = Softmax<axis=1>(x)\n}")
 
 
@@ -48,7 +50,7 @@ def check_places(device: Subject) -> None:
 def _moved(device: Subject, kind: str, line: str) -> Iterator[Sample]:
     """``line`` once for each way to place a tensor; every tensor takes every way."""
     compute = Compute.parse(line)
-    shapes = {**_shapes(compute), "y": compute.shape}
+    shapes = {**operand_shapes(compute), "y": compute.shape}
     ways = {n: list(_ways(n, shape)) for n, shape in shapes.items()}
     for turn in range(max(map(len, ways.values()))):
         chosen = {n: ways[n][(turn + 3 * i) % len(ways[n])] for i, n in enumerate(ways)}
@@ -60,10 +62,15 @@ def _moved(device: Subject, kind: str, line: str) -> Iterator[Sample]:
         yield Sample(line, inputs, chosen)
 
 
-def _shapes(compute: Compute) -> dict[str, tuple[int, ...]]:
-    """Shapes of the operands of a line in which every index is an axis."""
-    extents = {a.name: a.extent for a in (*compute.axes, *compute.reduce)}
-    return {load.tensor: tuple(extents[str(i)] for i in load.indices) for load in loads(compute.body)}
+def operand_shapes(compute: Compute) -> dict[str, tuple[int, ...]]:
+    """Shapes of the operands of a Compute, as far as its indices reach; indices that are loaded are below ``LOADED``."""
+    box = {a.name: (0, a.extent - 1) for a in (*compute.axes, *compute.reduce)}
+
+    def reach(index: Expr) -> int:
+        known = None if has_loads(index) else interval(index, box)
+        return LOADED if known is None else known[1] + 1
+
+    return {load.tensor: tuple(map(reach, load.indices)) for load in loads(compute.body)}
 
 
 def _ways(name: str, shape: Sequence[int]) -> Iterator[Storage]:

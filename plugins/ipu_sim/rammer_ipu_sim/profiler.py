@@ -48,7 +48,9 @@ class SimulatedProfiler:
 
 
 def operator_times(operator: ROperator, types: Mapping[str, TensorType], chip: Chip) -> tuple[float, float]:
-    """Counted seconds of a superstep with one task, and with one task a tile."""
+    """Counted seconds of a superstep with one task, and with one task a tile; 0 for an operator without tasks."""
+    if not operator.task_count:
+        return 0.0, 0.0
     alone, crowded = (_superstep(operator, types, chip, count) for count in (1, operator.task_count))
     return alone, crowded
 

@@ -27,6 +27,9 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Candidates of an operator that are looked at, and of all that a device could offer.
 LOOKED, OFFERED = 4, 8
+#: Predicted seconds of operators whose prices are compared with measurements, how often they are measured, and by what factors
+#: of its price a task may take less and more.
+SPAN, RETRIES, NEAR, FAR = 2e-4, 5, (1 / 8, 4.0), (1 / 30, 30.0)
 #: Bytes that a task keeps in its unit's memory where no capacity is given.
 KEPT = 1 << 20
 #: Operators of every kind and of odd extents, with the element types of their operands where those are not float32.
@@ -170,6 +173,32 @@ def _declared(device: Subject, what: str, one: ROperator) -> None:
     configs = families[one.family]
     wrong = [f"{k}={v}" for k, v in one.config if k not in configs or v not in configs[k]]
     device.expect(not wrong, f"{what}: {one.head()} has {', '.join(wrong)}, which its family does not declare")
+
+
+# --- prices -----------------------------------------------------------------------------------------
+
+
+def check_prices(device: Subject) -> None:
+    """A kernel's predicted seconds are those of the profiler: near for a product, of the same order for a map and a reduction."""
+    v = device.backend.vdevice
+    size = max(16, min(2048, round((v.flops * v.veus * SPAN / 2) ** (1 / 3))))
+    length = max(1 << 12, min(1 << 22, int(v.layer("device").bandwidth * SPAN / 8)))
+    for line, (low, high) in (
+        (f"y: f32[i:{size}, j:{size}] = sum[k:{size}] x[i, k] * w[k, j]", NEAR),
+        (f"y: f32[i:{length}] = x[i] * 2.0 + 1.0", FAR),
+        (f"y: f32[i:{size}] = sum[k:{length // size}] x[i, k]", FAR),
+    ):
+        operator = ROperator("y", (Compute.parse(line),), (), ("y",))
+        binding = _dense(operator, {})
+        kernel = device.backend.kernel(next(iter(device.backend.candidates(operator, binding))), binding)
+        found = list[float]()
+        for _ in range(RETRIES):
+            found.append(device.backend.profiler.task_time(kernel, binding)[0])
+            if low * kernel.alone <= min(found) <= high * kernel.alone:
+                break
+        what = f"a task of {line} is priced at {kernel.alone:.2e} s, but takes {min(found):.2e} s by the profiler"
+        device.expect(low * kernel.alone <= min(found), what)
+        device.expect_time(min(found) <= high * kernel.alone, what)
 
 
 # --- memory of a unit -------------------------------------------------------------------------------

@@ -33,13 +33,17 @@ from rammer.ir.compute import Compute
 from rammer.ir.operator import ROperator
 from rammer.ir.program import dense
 from rammer.runtime.specialised import Specialised
+from rammer.testing.array_checks import check_caller_arrays, check_two_bound
 from rammer.testing.backend_checks import check_freed, check_kernels, check_opening, check_queue
 from rammer.testing.bound_checks import check_bind
+from rammer.testing.claim_checks import check_large_tiles, check_odd_operators, check_prices, check_virtual_device
 from rammer.testing.clock_checks import check_clocks, check_trace
 from rammer.testing.judge import TOLERANCE as TOLERANCE
 from rammer.testing.judge import reference as reference
 from rammer.testing.judge import relative_error as relative_error
 from rammer.testing.lifetime_checks import check_closed, check_device_closed, check_own_outputs, check_resident
+from rammer.testing.long_checks import check_long_tables, check_side_by_side
+from rammer.testing.place_checks import check_lanes, check_places, check_types
 from rammer.testing.small_models import MODELS, SmallModel
 from rammer.testing.strict_checks import (
     check_precisions,
@@ -61,16 +65,18 @@ from rammer.testing.table_checks import (
 from rammer.testing.table_checks import copying_program as copying_program
 from rammer.testing.table_checks import spreading_program as spreading_program
 from rammer.testing.thread_checks import check_bound_calls, check_closing, check_dropped, check_first_runs, check_runs
-from rammer.testing.value_checks import check_functions, check_half, check_integers
+from rammer.testing.value_checks import check_functions, check_half, check_integers, check_subnormals
 
 __all__ = [
     "CHECKS",
+    "CheckResult",
     "check_device",
     "copying_program",
     "failures",
     "reference",
     "registry_of",
     "relative_error",
+    "results",
     "spreading_program",
     "subject",
 ]
@@ -175,7 +181,7 @@ def check_memory_limit(device: Subject) -> None:
     """A program that needs more memory than there is ends in DeviceFailure, before anything is computed."""
     memory = device.backend.hardware.memory
     if not memory:
-        return
+        return device.skip_whole("the hardware has no known amount of memory")
     for what, program in (("", copying_program(memory // 4 + 1)), (" in its arena", spreading_program(memory // 4 + 1))):
         try:
             device.backend.load(program, {}).close()
@@ -230,59 +236,97 @@ def _model_check(name: str) -> Callable[[Subject], None]:
     return lambda device: check_model(device, MODELS[name])
 
 
+#: What is cheap first, threads and clocks last.
 CHECKS: dict[str, Callable[[Subject], None]] = {
     "manifest": check_manifest,
     "opening": check_opening,
+    "virtual device": check_virtual_device,
     "kernels": check_kernels,
     **{f"model {name}": _model_check(name) for name in MODELS},
     "policies": check_policies,
     "layouts": check_layouts,
-    "memory limit": check_memory_limit,
-    "after a failure": check_after_failure,
-    "freed": check_freed,
-    "profiler": check_profiler,
-    "clocks": check_clocks,
-    "trace": check_trace,
-    "bind": check_bind,
-    "queue": check_queue,
-    "strided arrays": check_strided_arrays,
-    "waits": check_waits,
-    "bands": check_bands,
-    "tables": check_tables,
-    "guards": check_guards,
-    "names": check_names,
-    "empty tensors": check_empty,
-    "two programs": check_twins,
-    "unknown family": check_unknown_family,
-    "precisions": check_precisions,
     "special values": check_special_values,
     "functions": check_functions,
     "integers": check_integers,
     "half precision": check_half,
-    "threads: runs": check_runs,
-    "threads: first runs": check_first_runs,
-    "threads: dropped": check_dropped,
-    "threads: bound calls": check_bound_calls,
-    "threads: closing": check_closing,
+    "subnormal numbers": check_subnormals,
+    "unknown family": check_unknown_family,
+    "precisions": check_precisions,
+    "odd operators": check_odd_operators,
+    "large tiles": check_large_tiles,
+    "types": check_types,
+    "places": check_places,
+    "lanes": check_lanes,
+    "guards": check_guards,
+    "names": check_names,
+    "empty tensors": check_empty,
+    "memory limit": check_memory_limit,
+    "after a failure": check_after_failure,
+    "bind": check_bind,
+    "queue": check_queue,
+    "two bound calls": check_two_bound,
+    "strided arrays": check_strided_arrays,
+    "callers' arrays": check_caller_arrays,
+    "two programs": check_twins,
     "own outputs": check_own_outputs,
     "closed": check_closed,
+    "trace": check_trace,
+    "prices": check_prices,
+    "profiler": check_profiler,
+    "clocks": check_clocks,
+    "waits": check_waits,
+    "bands": check_bands,
+    "tables": check_tables,
+    "long tables": check_long_tables,
+    "side by side": check_side_by_side,
+    "freed": check_freed,
     "device closed": check_device_closed,
+    "threads: closing": check_closing,
+    "threads: dropped": check_dropped,
+    "threads: first runs": check_first_runs,
+    "threads: bound calls": check_bound_calls,
+    "threads: runs": check_runs,
     "resident": check_resident,
 }
 #: Those that measure time: tests mark them ``alone``.
 TIMED: Final = frozenset({"clocks", "trace"})
 
 
-def failures(spec: str, options: Mapping[str, str], checks: Iterable[str]) -> Iterator[tuple[str, str, float]]:
-    """Each check's name, what is wrong ("" if nothing) and seconds. RammerError where the device does not open."""
+@dataclass(frozen=True)
+class CheckResult:
+    """What a check found. ``state`` is ok, failed or skipped; ``reason`` says what is wrong, or why the check, or a part of it,
+    does not apply."""
+
+    name: str
+    state: str
+    reason: str
+    seconds: float
+
+    def __str__(self) -> str:
+        said = {"failed": self.reason, "skipped": f"skipped, because {self.reason}"}.get(self.state, "ok")
+        if self.state == "ok" and self.reason:
+            said = f"ok, in part skipped, because {self.reason}"
+        return f"{self.name:<26} {said}  ({self.seconds:.1f} s)"
+
+
+def results(spec: str, options: Mapping[str, str], checks: Iterable[str]) -> Iterator[CheckResult]:
+    """Run each check on a fresh Subject. RammerError where the device does not open."""
     for name in checks:
-        start, problem = time.perf_counter(), ""
+        start, state = time.perf_counter(), "ok"
         with subject(spec, **options) as device:
             try:
                 CHECKS[name](device)
             except Exception as found:
-                problem = f"{type(found).__name__}: {found}"
-        yield name, problem, time.perf_counter() - start
+                state, device.skipped = "failed", [f"{type(found).__name__}: {found}"]
+        if state == "ok" and device.whole:
+            state = "skipped"
+        yield CheckResult(name, state, "; ".join(device.skipped), time.perf_counter() - start)
+
+
+def failures(spec: str, options: Mapping[str, str], checks: Iterable[str]) -> Iterator[tuple[str, str, float]]:
+    """Each check's name, what is wrong ("" if nothing) and seconds. RammerError where the device does not open."""
+    for found in results(spec, options, checks):
+        yield found.name, found.reason if found.state == "failed" else "", found.seconds
 
 
 def check_device(spec: str, **options: str) -> None:
@@ -308,9 +352,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         options = dict(o.split("=", 1) for o in chosen.option)
         checks = [c for c in CHECKS if not chosen.check or c in chosen.check]
-        for name, problem, seconds in failures(chosen.device, options, checks):
-            print(f"{name:<26} {problem or 'ok'}  ({seconds:.1f} s)", flush=True)
-            count, wrong = count + 1, wrong + bool(problem)
+        for found in results(chosen.device, options, checks):
+            print(found, flush=True)
+            count, wrong = count + 1, wrong + (found.state == "failed")
     except RammerError as problem:
         print(f"conformance: error: {problem}", file=sys.stderr)
         return problem.exit_code

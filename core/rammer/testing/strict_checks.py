@@ -112,7 +112,10 @@ def check_unknown_family(device: Subject) -> None:
 
 def check_precisions(device: Subject) -> None:
     """Every other precision than float32 that the device claims, near enough to float64."""
-    for precision in set(device.backend.vdevice.precisions) - {"float32"}:
+    others = sorted(set(device.backend.vdevice.precisions) - {"float32"})
+    if not others:
+        return device.skip_whole("its only precision is float32")
+    for precision in others:
         for name in ("convolution", "product", "softmax"):
             model = MODELS[name]
             exe = device.executable(model, precision=precision)
@@ -139,8 +142,8 @@ def check_strided_arrays(device: Subject) -> None:
         equal(device, "an input with gaps", read.to_host(), exe.run(narrow))
         try:
             written = exe.bind(narrow, {"y": room.outputs["y"][::2]})
-        except BadInput:  # clear, and so good enough
-            return
+        except BadInput as problem:  # clear, and so good enough
+            return device.skip(f"outputs with gaps: bound calls refuse them: {problem}")
         written.run()
         written.synchronize()
         after = room.to_host()["y"]

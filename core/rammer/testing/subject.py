@@ -20,6 +20,20 @@ from rammer.testing.small_models import SmallModel
 __all__ = ["ConformanceError", "Subject"]
 
 
+#: Loops of about a millisecond that say whether there is other work, and from how much more than the least of them all take.
+LOOPS, DISTURBED = 40, 1.7
+
+
+def disturbance() -> float:
+    """How many times as long as without other work this machine takes for a short computation."""
+    times = list[float]()
+    for _ in range(LOOPS):
+        start = time.perf_counter()
+        sum(range(30_000))
+        times.append(time.perf_counter() - start)
+    return sum(times) / len(times) / min(times)
+
+
 class ConformanceError(AssertionError):
     """A device breaks the contract; the text says which part, with the seed to repeat it."""
 
@@ -38,10 +52,17 @@ class Subject:
         self.backend: Backend = self.registry.open(self.spec, options=dict(self.options))
         #: Reasons why a check, or a part of it, does not apply to this device.
         self.skipped = list[str]()
+        #: True if nothing was left of the check.
+        self.whole = False
 
     def skip(self, reason: str) -> None:
-        """Record that a check, or a part of it, does not apply, because of ``reason``."""
+        """Record that a part of a check does not apply, because of ``reason``."""
         self.skipped.append(reason)
+
+    def skip_whole(self, reason: str) -> None:
+        """Record that a check does not apply, because of ``reason``."""
+        self.skip(reason)
+        self.whole = True
 
     def expect(self, good: bool, what: str) -> None:
         """Raise ConformanceError unless ``good`` (NaN compares false, and so fails)."""
@@ -53,6 +74,13 @@ class Subject:
         start = time.perf_counter()
         result = work()
         return result, time.perf_counter() - start
+
+    def expect_time(self, good: bool, what: str) -> None:
+        """Expect a measured time to be ``good``. On a machine that is busy with other work a wrong one is skipped: it says
+        nothing of the device."""
+        if not good and (share := disturbance()) > DISTURBED:
+            return self.skip(f"the machine is busy with other work, and takes {share:.1f} times as long: {what}")
+        self.expect(good, what)
 
     def executable(
         self,

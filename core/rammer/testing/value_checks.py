@@ -104,7 +104,7 @@ def check_half(device: Subject) -> None:
     rng = device.rng
     samples = [*_rounded(rng), *_halves(rng)]
     if "float16" not in device.backend.vdevice.precisions and (said := refusal(device, samples[:1])):
-        return device.skip(f"it has no precision float16 and refuses programs of it: {said}")
+        return device.skip_whole(f"it has no precision float16 and refuses programs of it: {said}")
     check_samples(device, samples, "float16")
     a = rng.uniform(0.5, 1.5, (ROWS, DEPTH)).astype(np.float16)
     b = rng.uniform(0.5, 1.5, (DEPTH, ROWS)).astype(np.float16)

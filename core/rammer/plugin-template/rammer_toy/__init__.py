@@ -38,7 +38,7 @@ def virtual_device(memory: int) -> VDevice:
         MemoryLayer("ram", "device", memory, bandwidth=1e10),
         MemoryLayer("cache", "veu", 0, bandwidth=1e11),
     )
-    return VDevice("toy", "NumPy on the host", VEUS, layers, flops=1e9, launch=1e-4, resident=VEUS)
+    return VDevice("toy", "NumPy on the host", VEUS, layers, flops=1e10, launch=1e-4, dispatch=5e-5, resident=VEUS)
 
 
 # 2. A program on the device: memory is allocated and constants are copied once, then it runs many times.

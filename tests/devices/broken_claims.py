@@ -1,0 +1,436 @@
+"""Plugins with a planted mistake in what they claim: figures, kernels, prices, times, spans; and in large tables and shared memory."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import broken_backends
+import broken_calls
+import numpy as np
+from broken_rows import Rows
+
+from rammer.device.manifest import Array, Binding, Bound, OpenOptions, Recorded, RunResult, Span
+from rammer.ir.device import MemoryLayer
+from rammer.ir.evaluate import evaluate
+from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.program import RProgram, Task, Wait
+from rammer.profile.probe import random_inputs
+from rammer.runtime.host_bound import HostBound
+from rammer.runtime.host_memory import cut
+from rammer.tile.traffic import task_cost
+
+import rammer_toy
+
+# --- large tables -----------------------------------------------------------------------------------
+
+
+class ShortThresholds(Rows):
+    """Thresholds have eight bits."""
+
+    def enough(self, wait: Wait) -> int:
+        return wait.threshold & 0xFF
+
+
+class SignedThresholds(Rows):
+    """Thresholds are at most 127."""
+
+    def enough(self, wait: Wait) -> int:
+        return min(wait.threshold, 127)
+
+
+class ShortCounters(Rows):
+    """Counters have eight bits: what waits for more never ends."""
+
+    def signal(self, task: Task) -> None:
+        super().signal(task)
+        with self.changed:
+            self.finished = {n: count & 0xFF for n, count in self.finished.items()}
+
+
+def cut_rows(length: int) -> type[rammer_toy.ToyProgram]:
+    """A device whose rows have room for ``length`` tasks."""
+
+    class Cut(rammer_toy.ToyProgram):
+        def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
+            super().__init__(program, constants, limit)
+            kept = {(t.operator, t.index) for row in program.rows for t in row[:length]}
+            self.waves = [[[t for t in tasks if (t[0].name, t[1]) in kept] for tasks in rows] for rows in self.waves]
+
+    return Cut
+
+
+class ShortIndices(rammer_toy.ToyProgram):
+    """The number of a task has eight bits."""
+
+    def _row(self, tasks: list[tuple[ROperator, int]]) -> None:
+        super()._row([(operator, index & 0xFF) for operator, index in tasks])
+
+
+class ShortOperators(rammer_toy.ToyProgram):
+    """The number of an operator has eight bits."""
+
+    def _row(self, tasks: list[tuple[ROperator, int]]) -> None:
+        places = {o.name: i for i, o in enumerate(self.program.operators)}
+        super()._row([(self.program.operators[places[o.name] & 0xFF], i) for o, i in tasks])
+
+
+class FewWaves(rammer_toy.ToyProgram):
+    """No more than 256 waves run."""
+
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
+        super().__init__(program, constants, limit)
+        self.waves = self.waves[:256]
+
+
+# --- memory that programs share ---------------------------------------------------------------------
+
+
+class SharedScratch(rammer_toy.ToyProgram):
+    """What tasks keep is in memory that all programs share."""
+
+    scratch: ClassVar[dict[Any, Array]] = {}
+
+    def _row(self, tasks: list[tuple[ROperator, int]]) -> None:
+        for operator, index in tasks:
+            if len(operator.computes) < 2 or any(o not in {operator.anchor.name} for o in operator.outputs):
+                self.memory.run_task(operator, index)
+                continue
+            tensors, box = self.memory.tensors, operator.task_box(index)
+            types = {**self.program.types}
+            boxes, known, origins = operator.boxes(box, types), {n: tensors[n] for n in operator.inputs}, {}
+            for compute in operator.computes:
+                values = evaluate(cut(compute, boxes[compute.name], origins), known)
+                key = (compute.name, index)
+                self.scratch[key] = values
+                time.sleep(0)
+                known[compute.name] = self.scratch[key] if self.scratch[key].shape == values.shape else values
+                origins[compute.name] = tuple(low for low, _ in boxes[compute.name])
+            tensors[operator.anchor.name][tuple(slice(low, high) for low, high in box)] = known[operator.anchor.name]
+
+
+class SharedStaging(rammer_toy.ToyProgram):
+    """Tasks of all programs collect their results in the same memory before they store them."""
+
+    staging: ClassVar[dict[tuple[int, ...], Array]] = {}
+
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        result = super().run(inputs)
+        for values in result.outputs.values():
+            room = self.staging.setdefault((*values.shape, values.itemsize), np.empty_like(values))
+            if room.dtype == values.dtype:
+                room[...] = values
+                time.sleep(0)
+                values[...] = room
+        return result
+
+
+class SharedArena(rammer_toy.ToyProgram):
+    """Programs whose arenas are of one size share one."""
+
+    arenas: ClassVar[dict[int, dict[str, Array]]] = {}
+
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
+        super().__init__(program, constants, limit)
+        inside = {b.name for b in program.buffers if b.kind == "arena"}
+        mine = {s.tensor: self.memory.tensors[s.tensor] for s in program.storages if s.buffer in inside}
+        shared = self.arenas.setdefault(program.arena_bytes, mine)
+        for name, values in mine.items():
+            other = shared.get(name)
+            if other is not None and (other.shape, other.dtype) == (values.shape, values.dtype):
+                self.memory.tensors[name] = other
+
+
+# --- bound calls ------------------------------------------------------------------------------------
+
+
+def copies(when: Callable[[Array], bool]) -> type[rammer_toy.ToyProgram]:
+    """A device that copies some bound inputs once."""
+
+    class Copies(rammer_toy.ToyProgram):
+        def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+            return super().bind({n: np.array(a) if when(np.asarray(a)) else a for n, a in inputs.items()}, outputs, stream)
+
+    return Copies
+
+
+COPIES_STRIDED = copies(lambda a: not a.flags.c_contiguous)
+COPIES_BACKWARDS = copies(lambda a: any(s < 0 for s in a.strides))
+COPIES_TRANSPOSED = copies(lambda a: a.flags.f_contiguous and not a.flags.c_contiguous)
+COPIES_UNALIGNED = copies(lambda a: not a.flags.aligned)
+
+
+class OneBinding(rammer_toy.ToyProgram):
+    """A second bound call with arrays of the same shapes is the first one."""
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        known = self.__dict__.setdefault("known", {})
+        key = tuple(sorted((n, np.shape(a)) for n, a in {**inputs, **outputs}.items()))
+        return known.setdefault(key, None) or known.update({key: super().bind(inputs, outputs, stream)}) or known[key]
+
+
+class LastBinding(rammer_toy.ToyProgram):
+    """Of bound calls with arrays of the same shapes all read those of the last one."""
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        bound = HostBound(self.program, self.run, inputs, outputs, stream)
+        self.latest = bound.inputs
+        bound._run = lambda given: self.run(self.latest)
+        return bound
+
+
+class OneResult(rammer_toy.ToyProgram):
+    """Bound calls with arrays of the same shapes show the outputs of the last run."""
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        bound = HostBound(self.program, self.run, inputs, outputs, stream)
+
+        def run() -> None:
+            bound.run()
+            self.made = {n: a.copy() for n, a in bound.outputs.items()}
+
+        def to_host(*names: str) -> dict[str, Array]:
+            return {n: a.copy() for n, a in self.made.items()} if hasattr(self, "made") else bound.to_host(*names)
+
+        return broken_calls.Proxy(bound, run=run, to_host=to_host)  # type: ignore[return-value]
+
+
+class KernelByShape(rammer_toy.ToyProgram):
+    """Kernels are kept by the shapes of their tensors: strides are those for which the kernel was written."""
+
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
+        known: dict[Any, Any] = {}
+        storages = list(program.storages)
+        for i, s in enumerate(storages):
+            key = (s.shape, program.buffer[s.buffer].dtype)
+            strides = known.setdefault(key, s.strides)
+            other = replace(s, strides=strides)
+            low, high = other.span()
+            if low >= 0 and high <= program.buffer[s.buffer].size:
+                storages[i] = other
+        super().__init__(replace(program, storages=tuple(storages)), constants, limit)
+
+
+# --- figures and kernels ----------------------------------------------------------------------------
+
+
+def layered(*layers: MemoryLayer) -> type[rammer_toy.ToyBackend]:
+    """A device with these layers behind its memory."""
+
+    class Layered(rammer_toy.ToyBackend):
+        def __init__(self, options: OpenOptions) -> None:
+            super().__init__(options)
+            self.vdevice = replace(self.vdevice, layers=(*self.vdevice.layers, *layers))
+
+    return Layered
+
+
+UNKNOWN_SCOPE = layered(MemoryLayer("shared", "cluster", 0, 1e11))  # type: ignore[arg-type]
+WARP_SCOPE = layered(MemoryLayer("lane", "warp", 256, 1e12))  # type: ignore[arg-type]
+SCOPES_REVERSED = layered(MemoryLayer("host", "host", 0, 1e9))
+NO_BANDWIDTH = layered(MemoryLayer("register", "thread", 64, 0.0))
+
+
+class Figures(rammer_toy.ToyBackend):
+    """Other figures."""
+
+    figures: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, options: OpenOptions) -> None:
+        super().__init__(options)
+        self.vdevice = replace(self.vdevice, **self.figures)
+
+
+def figures(**values: Any) -> type[Figures]:
+    """A device with these figures."""
+    return type("OtherFigures", (Figures,), {"figures": values})
+
+
+class Small(rammer_toy.ToyBackend):
+    """A unit has 16 KiB."""
+
+    room = 1 << 14
+
+    def __init__(self, options: OpenOptions) -> None:
+        super().__init__(options)
+        ram, cache = self.vdevice.layers
+        self.vdevice = replace(self.vdevice, layers=(ram, replace(cache, capacity=self.room)))
+
+
+class LargeTiles(Small):
+    """Tiles are offered that do not fit."""
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        return [operator.tiled(tuple(a.extent or 1 for a in operator.anchor.axes))]
+
+
+class LargeNeeds(Small):
+    """Kernels need more of a unit than it has."""
+
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        return replace(super().kernel(operator, binding), compiled=Resources(threads=1, local_bytes=self.room + 64))
+
+
+class CutsTiles(Small):
+    """Of what does not fit into a unit the rest is lost."""
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Any:
+        class Cuts(rammer_toy.ToyProgram):
+            def _row(self, tasks: list[tuple[ROperator, int]]) -> None:
+                super()._row(tasks)
+                for operator, index in tasks:
+                    if operator.connections and task_cost(operator, self.program.types, vdevice).footprint > Small.room:
+                        target = self.memory.tensors[operator.anchor.name]
+                        target[tuple(slice(low + (high - low) // 2, high) for low, high in operator.task_box(index))] = 0
+
+        vdevice = self.vdevice
+        return Cuts(program, constants, self.limit)
+
+
+class Familiar(rammer_toy.ToyBackend):
+    """A family beside the generic one, of one configuration."""
+
+    families: ClassVar[Mapping[str, Mapping[str, range]]] = {"": {}, "fast": {"u": range(1, 5)}}
+    family, config = "fast", (("u", 4),)
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        found = super().candidates(operator, binding)
+        return [*found, *(replace(o, family=self.family, config=self.config) for o in found[:1])]
+
+
+def familiar(family: str, **config: int) -> type[Familiar]:
+    """A device that offers this family in this configuration."""
+    return type("OtherFamily", (Familiar,), {"family": family, "config": tuple(config.items())})
+
+
+class Raises(rammer_toy.ToyBackend):
+    """The search for kernels raises for some operators."""
+
+    when: ClassVar[Callable[..., bool]]
+    problem: ClassVar[Exception] = ValueError("no such tile")
+    in_kernel = False
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        if not self.in_kernel and type(self).when(operator, binding):
+            raise self.problem
+        return super().candidates(operator, binding)
+
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        if self.in_kernel and type(self).when(operator, binding):
+            raise self.problem
+        return super().kernel(operator, binding)
+
+
+def raises(when: Callable[..., bool], problem: Exception, in_kernel: bool = False) -> type[Raises]:
+    """A device whose search raises ``problem``."""
+    return type("RaisesSometimes", (Raises,), {"when": staticmethod(when), "problem": problem, "in_kernel": in_kernel})
+
+
+# --- prices and clocks ------------------------------------------------------------------------------
+
+
+def priced(factor: float, kinds: Sequence[str] = ()) -> type[rammer_toy.ToyBackend]:
+    """A device whose kernels (of these kinds) are priced wrong by a factor."""
+
+    class Priced(rammer_toy.ToyBackend):
+        def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+            made = super().kernel(operator, binding)
+            if kinds and operator.main.kind not in kinds:
+                return made
+            return replace(made, alone=made.alone * factor, crowded=made.crowded * factor)
+
+    return Priced
+
+
+class FirstClock(rammer_toy.ToyProgram):
+    """All runs take what the first one took."""
+
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        result = super().run(inputs)
+        self.first = getattr(self, "first", result.seconds)
+        return replace(result, seconds=self.first)
+
+
+class FirstBoundClock(rammer_toy.ToyProgram):
+    """All runs of a bound call take what its first one took."""
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        bound, said = HostBound(self.program, self.run, inputs, outputs, stream), list[float]()
+
+        def seconds() -> float:
+            said.append(bound.seconds())
+            return said[0]
+
+        return broken_calls.Proxy(bound, seconds=seconds)  # type: ignore[return-value]
+
+
+def clocked(clock: Callable[[], float], factor: float = 1.0) -> type[rammer_toy.ToyProgram]:
+    """A device that measures its runs with this clock."""
+
+    class Clocked(rammer_toy.ToyProgram):
+        def run(self, inputs: Mapping[str, Array]) -> RunResult:
+            start = clock()
+            result = super().run(inputs)
+            return replace(result, seconds=(clock() - start) * factor + 1e-9)
+
+    return Clocked
+
+
+class ProcessorProfiler(rammer_toy.ToyProfiler):
+    """Programs are timed by the caller's processor time."""
+
+    def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
+        loaded = self.backend.load(program, constants)
+        inputs, found = random_inputs(program, np.random.default_rng(0)), list[float]()
+        for _ in range(iterations):
+            start = time.thread_time()
+            loaded.run(inputs)
+            found.append(time.thread_time() - start)
+        loaded.close()
+        return statistics.median(found)
+
+
+class ProfilesProcessor(broken_backends.Profiled):
+    """A device with that profiler."""
+
+    profiler_of = ProcessorProfiler
+
+
+# --- spans ------------------------------------------------------------------------------------------
+
+
+class Traced(rammer_toy.ToyBackend):
+    """Records spans that are right: of one task after another, wave by wave, on the unit of its row."""
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
+        loaded = self.load(program, constants)
+        spans, start = list[Span](), time.perf_counter()
+        loaded.memory.write_inputs(inputs)
+        for rows in loaded.waves:
+            for row, tasks in enumerate(rows):
+                for operator, index in tasks:
+                    begin = time.perf_counter() - start
+                    loaded.memory.run_task(operator, index)
+                    spans.append(Span(row % rammer_toy.VEUS, operator.name, index, begin, time.perf_counter() - start))
+        return Recorded(program, [self.span(s) for s in spans])
+
+    def span(self, span: Span) -> Span:
+        """What is recorded."""
+        return span
+
+
+def traced(span: Callable[[Span], Span]) -> type[Traced]:
+    """A device that records other spans."""
+    return type("OtherSpans", (Traced,), {"span": staticmethod(span)})
+
+
+ON_ONE_UNIT = traced(lambda s: replace(s, veu=0))
+OVERLAP = traced(lambda s: replace(s, end=s.end + 0.01))
+AT_ONCE = traced(lambda s: replace(s, start=0.0, end=1e-3))
+EMPTY = traced(lambda s: replace(s, end=s.start))
+IN_MICROSECONDS = traced(lambda s: replace(s, start=s.start * 1e6 % 50, end=s.start * 1e6 % 50 + (s.end - s.start) * 1e3))
+BACK_IN_TIME = traced(lambda s: replace(s, start=max(0.0, 0.05 - s.end), end=max(0.0, 0.05 - s.start)))
+

@@ -23,6 +23,8 @@ _SETS: Final[Mapping[str, tuple[str, ...]]] = {
     "Q": ("uint8", "int8"),
     "P": ("uint8", "int8", "uint16", "int16", "uint4", "int4", "int32"),
     "W": ("uint8", "uint4", "int4"),
+    "U": ("uint8",),
+    "S": _FLOATS,
     "X": ("float", "float16", "double", "bfloat16", "uint8", "int8"),
     "I": ("int32", "int64"),
     "M": ("int32",),

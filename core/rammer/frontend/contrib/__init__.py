@@ -1,6 +1,28 @@
 """Operators that are functions over ONNX's: importing this defines them all."""
 
-from rammer.frontend.contrib import attention, blocks, fused, grids, grouped, norms, quantised, rotary
+from rammer.frontend.contrib import (
+    attention,
+    blocks,
+    experts,
+    fused,
+    grids,
+    grouped,
+    norms,
+    quantised,
+    rotary,
+)
 from rammer.frontend.contrib.function import FUNCTIONS, expand_use
 
-__all__ = ["FUNCTIONS", "attention", "blocks", "expand_use", "fused", "grids", "grouped", "norms", "quantised", "rotary"]
+__all__ = [
+    "FUNCTIONS",
+    "attention",
+    "blocks",
+    "expand_use",
+    "experts",
+    "fused",
+    "grids",
+    "grouped",
+    "norms",
+    "quantised",
+    "rotary",
+]

@@ -11,6 +11,7 @@ from rammer.testing.operators import (
     attention,
     classical,
     contrib,
+    contrib_models,
     contrib_quantised,
     elementwise,
     hosted,
@@ -22,7 +23,19 @@ from rammer.testing.operators import (
 from rammer.testing.operators.case import FAMILIES, drawn
 from rammer.testing.operators.voices import VoicesVerdict, judge, judge_device
 
-MODULES = (attention, classical, contrib, contrib_quantised, elementwise, hosted, places, recurrent, rows, windows)
+MODULES = (
+    attention,
+    classical,
+    contrib,
+    contrib_models,
+    contrib_quantised,
+    elementwise,
+    hosted,
+    places,
+    recurrent,
+    rows,
+    windows,
+)
 
 
 def verdicts(

@@ -1,0 +1,121 @@
+"""Operators of whole layers by their words, in float64: forms that no CPU kernel of ONNX Runtime takes, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import NodeProto, ValueInfoProto, helper
+
+import rammer
+from rammer.errors import BadInput
+
+MICROSOFT = "com.microsoft"
+
+
+def node_of(op: str, operands: list[np.ndarray | None], outputs: int = 1, **attributes: Any) -> NodeProto:
+    """Make a node of ONNX Runtime's domain whose operands are named by their places."""
+    names = [f"x{i}" if a is not None else "" for i, a in enumerate(operands)]
+    return helper.make_node(op, names, [f"y{i}" for i in range(outputs)], domain=MICROSOFT, **attributes)
+
+
+def computed(op: str, operands: list[np.ndarray | None], outputs: int = 1, **attributes: Any) -> list[np.ndarray]:
+    """Run a model of one node."""
+    given = {f"x{i}": a for i, a in enumerate(operands) if a is not None}
+    ports = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in given.items()]
+    results = [ValueInfoProto(name=f"y{i}") for i in range(outputs)]
+    graph = helper.make_graph([node_of(op, operands, outputs, **attributes)], "g", ports, results)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    executable = rammer.compile(helper.make_model(graph, opset_imports=imports, ir_version=8), device="toy")
+    found = executable.run(given)
+    return [found[f"y{i}"] for i in range(outputs)]
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def routed(router: np.ndarray, k: int) -> list[list[tuple[int, float]]]:
+    """Choose experts of each token, with the softmax of all of them; of equal ones the last."""
+    shares = np.exp(router.astype(np.float64))
+    shares /= shares.sum(1, keepdims=True)
+    chosen = [sorted(range(len(row)), key=lambda e, row=row: (-row[e], -e))[:k] for row in router]
+    return [[(e, float(shares[t, e])) for e in places] for t, places in enumerate(chosen)]
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize(("activation", "fusion"), [("silu", 0), ("swiglu", 0), ("swiglu", 1), ("swiglu", 2)])
+def test_experts_with_gates(activation: str, fusion: int, tokens: int, rng: np.random.Generator) -> None:
+    """A third projection, or its rows in the first one; few tokens gather weights."""
+    hidden, inner, count, limit = 5, 4, 6, 0.8
+    third = None if fusion else rng.normal(size=(count, inner, hidden)).astype(np.float32)
+    rows = inner * (2 if fusion else 1)
+    x, router = rng.normal(size=(tokens, hidden)).astype(np.float32), rng.normal(size=(tokens, count)).astype(np.float32)
+    first, second = rng.normal(size=(count, rows, hidden)), rng.normal(size=(count, hidden, inner))
+    bias, last = rng.normal(size=(count, rows)), rng.normal(size=(count, hidden))
+    operands = [x, router, *(a.astype(np.float32) for a in (first, bias, second, last)), third, None]
+    attributes = {"activation_type": activation, "k": 2, "normalize_routing_weights": 1, "swiglu_fusion": fusion}
+    if activation == "swiglu":
+        attributes |= {"activation_alpha": 1.7, "activation_beta": 1.0, "swiglu_limit": limit}
+    want = np.zeros((tokens, hidden))
+    for t, chosen in enumerate(routed(router, 2)):
+        whole = sum(share for _, share in chosen)
+        for e, share in chosen:
+            gate = first[e] @ x[t] + bias[e]
+            value = third[e] @ x[t] if third is not None else gate
+            if fusion:
+                gate, value = (gate[::2], gate[1::2]) if fusion == 1 else (gate[:inner], gate[inner:])
+            if activation == "swiglu":
+                gate, value = np.minimum(gate, limit), np.clip(value, -limit, limit)
+                inside = gate * sigmoid(1.7 * gate) * (value + 1)
+            else:
+                inside = gate * sigmoid(gate) * value
+            want[t] += share / whole * (second[e] @ inside + last[e])
+    (have,) = computed("MoE", operands, **attributes)
+    np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bits", [2, 8])
+def test_integer_experts_in_blocks(bits: int, rng: np.random.Generator) -> None:
+    """ONNX Runtime rounds the input of such blocks to 8 bits."""
+    hidden, inner, count, block, tokens = 32, 16, 3, 16, 4
+    x, router = rng.normal(size=(tokens, hidden)).astype(np.float32), rng.normal(size=(tokens, count)).astype(np.float32)
+    operands: list[np.ndarray | None] = [x, router]
+    numbers, zeros = [], list[np.ndarray]()
+    for rows, columns in ((inner, hidden), (hidden, inner)):
+        codes = rng.integers(0, 1 << bits, (count, rows, columns)).astype(np.uint8)
+        points = rng.integers(0, 1 << bits, (count, rows, columns // block)).astype(np.uint8)
+        scales = rng.uniform(0.01, 0.1, points.shape).astype(np.float32)
+        numbers.append((codes - np.repeat(points, block, 2).astype(np.float64)) * np.repeat(scales, block, 2))
+        operands += [packed(codes, bits), scales, None]
+        zeros.append(packed(points, bits))
+    want = np.zeros((tokens, hidden))
+    for t, chosen in enumerate(routed(router, 2)):
+        whole = sum(share for _, share in chosen)
+        for e, share in chosen:
+            want[t] += share / whole * (numbers[1][e] @ np.maximum(numbers[0][e] @ x[t], 0))
+    attributes = {"expert_weight_bits": bits, "block_size": block, "k": 2}
+    (have,) = computed("QMoE", [*operands, None, None, None, *zeros], **attributes)
+    np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-4)
+
+
+def packed(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Pack integers along the last axis into bytes, the first one into the lowest bits."""
+    each = 8 // bits
+    whole = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % each)])
+    parts = whole.reshape(*codes.shape[:-1], -1, each).astype(np.int64) << (np.arange(each) * bits)
+    return parts.sum(-1).astype(np.uint8)
+
+
+def test_forms_of_experts_that_are_refused() -> None:
+    x, router = np.ones((2, 4), np.float32), np.ones((2, 3), np.float32)
+    weights = [np.ones((3, 4, 4), np.float32), None, np.ones((3, 4, 4), np.float32)]
+    for attributes, what in (
+        ({"k": 4}, "k is 4, of 3 experts"),
+        ({"activation_type": "mish"}, "the activation 'mish' is unknown"),
+        ({"activation_type": "swiglu"}, "swiglu_fusion is 0 without a third projection"),
+        ({"use_sparse_mixer": 1}, "the sparse mixer needs k=2"),
+    ):
+        with pytest.raises(BadInput, match=what):
+            computed("MoE", [x, router, *weights], **attributes)

@@ -1,0 +1,18 @@
+"""ONNX Runtime's own operators on devices, against their bodies in NumPy, which ONNX Runtime judges elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from rammer.testing.operators.case import FAMILIES, drawn
+from rammer.testing.operators.search import MODULES
+from rammer.testing.operators.voices import judge_device
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
+@pytest.mark.parametrize("op", sorted(op for op in FAMILIES if op.startswith("com.microsoft.")))
+def test_devices_compute_what_bodies_say(op: str, device: str, seed: int) -> None:
+    assert MODULES
+    verdict = judge_device(drawn(op, seed, 0), device)
+    assert verdict.kind == "ok", f"{verdict.kind}: {verdict.case}: {verdict.text}"

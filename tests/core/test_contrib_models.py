@@ -119,3 +119,58 @@ def test_forms_of_experts_that_are_refused() -> None:
     ):
         with pytest.raises(BadInput, match=what):
             computed("MoE", [x, router, *weights], **attributes)
+
+
+@pytest.mark.parametrize("length", [2, 5])
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_window_of_convolution_states_has_those_of_each_prefix(length: int, last: int, rng: np.random.Generator) -> None:
+    """ONNX Runtime has windows on GPUs alone: without one it is compared elsewhere."""
+    batch, channels, size, window = 2, 3, 4, 3
+    state = (batch, size - 1, channels) if last else (batch, channels, size - 1)
+    x = rng.normal(size=(batch, length, channels) if last else (batch, channels, length)).astype(np.float32)
+    weight, past = rng.normal(size=(channels, 1, size)).astype(np.float32), rng.normal(size=(window, *state)).astype(np.float32)
+    attributes = {"channels_last": last, "activation": "silu"}
+    y, states = computed("CausalConvWithState", [x, weight, None, past], 2, state_window=window, **attributes)
+    want = []
+    for end in range(length - window + 1, length + 1):
+        if end < 1:
+            want.append(np.zeros(state, np.float32))
+            continue
+        part = x[:, :end] if last else x[:, :, :end]
+        whole, found = computed("CausalConvWithState", [part, weight, None, past[-1]], 2, **attributes)
+        want.append(found)
+    np.testing.assert_allclose(y, whole, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(states, np.stack(want), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [2, 5])
+def test_a_window_of_attention_states_has_those_of_each_prefix(length: int, rng: np.random.Generator) -> None:
+    batch, heads, depth, width, window = 2, 2, 3, 4, 3
+    query, key, decay = (rng.uniform(-1, 0, (batch, length, heads * depth)).astype(np.float32) for _ in range(3))
+    value, beta = rng.normal(size=(batch, length, heads * width)), rng.uniform(0, 1, (batch, length, heads))
+    state = (batch, heads, depth, width)
+    past = rng.normal(size=(window, *state)).astype(np.float32)
+    operands = [query, key, value.astype(np.float32), past, decay, beta.astype(np.float32)]
+    attributes = {"q_num_heads": heads, "kv_num_heads": heads}
+    y, states = computed("LinearAttention", operands, 2, state_window=window, **attributes)
+    want = []
+    for end in range(length - window + 1, length + 1):
+        if end < 1:
+            want.append(np.zeros(state, np.float32))
+            continue
+        parts = [a if a is past else a[:, :end] for a in operands]
+        parts[3] = past[-1]
+        whole, found = computed("LinearAttention", parts, 2, **attributes)
+        want.append(found)
+    np.testing.assert_allclose(y, whole, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(states, np.stack(want), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_four_bits_as_they_are(rng: np.random.Generator) -> None:
+    """With transB=0 the product is with [N, K], as ONNX Runtime's documentation says; its CPU kernel computes something else."""
+    rows, depth = 3, 5
+    codes, scales = rng.integers(0, 256, 8).astype(np.uint8), rng.uniform(0.5, 1, 1).astype(np.float32)
+    attributes = {"N": rows, "K": depth, "block_size": 16, "quant_type": 1}
+    (turned,) = computed("MatMulBnb4", [np.eye(depth, dtype=np.float32), codes, scales], **attributes)
+    (plain,) = computed("MatMulBnb4", [np.eye(rows, dtype=np.float32), codes, scales], transB=0, **attributes)
+    np.testing.assert_array_equal(plain, turned.T)

@@ -5,10 +5,10 @@ from rammer.frontend.contrib import (
     blocks,
     experts,
     fused,
-    grids,
     grouped,
     norms,
     quantised,
+    recurrences,
     rotary,
 )
 from rammer.frontend.contrib.function import FUNCTIONS, expand_use
@@ -20,9 +20,9 @@ __all__ = [
     "expand_use",
     "experts",
     "fused",
-    "grids",
     "grouped",
     "norms",
     "quantised",
+    "recurrences",
     "rotary",
 ]

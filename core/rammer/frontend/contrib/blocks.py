@@ -117,13 +117,45 @@ def _gathered_points(b: FunctionBody, gather: int, bits: int, kind: str) -> str:
     return b.Gather(b.cast(b.input(3), wide), b.input(1), axis=gather)
 
 
-def opened(b: FunctionBody, packed: str, bits: int, count: int) -> str:
-    """Bytes as integers of ``bits`` along the last axis, on the device: ``unpacked`` of what is not known."""
+def opened(b: FunctionBody, packed: str, bits: int, count: int, high_first: bool = False) -> str:
+    """Open bytes into integers of ``bits`` along the last axis, on the device: ``unpacked`` of what is not known."""
     if bits == 8:
         return packed
-    parts = [b.BitShift(packed, b.constant(n, "uint8"), direction="RIGHT") for n in range(0, 8, bits)]
+    shifts = sorted(range(0, 8, bits), reverse=high_first)
+    parts = [b.BitShift(packed, b.constant(n, "uint8"), direction="RIGHT") for n in shifts]
     last = b.constant([-1])
     columns = [b.Unsqueeze(b.BitwiseAnd(x, b.constant((1 << bits) - 1, "uint8")), last) for x in parts]
     wide = b.Concat(*columns, axis=-1)
     shape = b.Concat(b.Shape(packed, start=0, end=-1), b.constant([-1]), axis=0)
     return b.Slice(b.Reshape(wide, shape), b.constant([0]), b.constant([count]), b.constant([-1]))
+
+
+@function(
+    "MatMulBnb4", "A: T, B: U, absmax: T -> Y: T", K=int, N=int, block_size=int, quant_type=int, transB=1, training_mode=0
+)  # fmt: skip
+def mat_mul_bnb4(b: FunctionBody) -> str:
+    """``A @ dequantised(B)'``: places in a table of 16 numbers, high halves of bytes first, in blocks that run on over rows."""
+    rows, depth, block, kind = b.attr("N"), b.attr("K"), b.attr("block_size"), b.attr("quant_type")
+    count = rows * depth
+    if kind not in (0, 1) or block < 1 or rows < 1 or depth < 1:
+        raise Declined(f"N is {rows}, K is {depth}, block_size {block} and quant_type {kind}")
+    if b.shape(1) != (-(-count // 2),) or b.shape(2) != (-(-count // block),):
+        raise Declined(f"{count} weights in blocks of {block} have the shapes {list(b.shape(1))} and {list(b.shape(2))}")
+    codes = opened(b, b.input(1), 4, count, high_first=True)
+    values = b.Gather(b.constant(_TABLES[kind]), b.cast(codes, "int32"))
+    scales = b.Expand(b.Unsqueeze(b.cast(b.input(2), "float32"), b.constant([1])), b.constant([-(-count // block), block]))
+    weights = b.reshape(b.Mul(values, b.slice(b.reshape(scales, -1), 0, 0, count)), rows, depth)
+    weights = b.cast(weights, b.dtype(0))
+    return b.MatMul(b.input(0), b.Transpose(weights, perm=[1, 0]) if b.attr("transB") else weights)
+
+
+#: The numbers of 4 bits: floats of 4 bits, and the quantiles of a normal distribution.
+_TABLES = (
+    np.concatenate([sign * np.array([0, 0.0625, 8, 12, 4, 6, 2, 3]) / 12 for sign in (1, -1)]).astype(np.float32),
+    np.array(
+        [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+         -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+         0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0],
+        np.float32,
+    ),
+)  # fmt: skip

@@ -41,6 +41,8 @@ class FunctionBody:
     nodes: list[NodeProto] = field(default_factory=list)
     constants: dict[str, Array] = field(default_factory=dict)
     prefix: str = ""
+    #: The version of ONNX's operators in this body.
+    opset: int = OPSET
 
     def input(self, index: int) -> str:
         """Name of input ``index``, "" where it is left out."""
@@ -188,7 +190,7 @@ def expand_use(
     # ``Identity`` lets a result be an operand or a constant.
     same = [helper.make_node("Identity", [name], [f"out{i}"]) for i, name in enumerate(outputs) if name]
     outs = tuple(f"out{i}" if name else "" for i, name in enumerate(outputs))
-    opsets = {domain: version, "": OPSET, INTERNAL_DOMAIN: 1}
+    opsets = {domain: version, "": body.opset, INTERNAL_DOMAIN: 1}
     return Expansion((*body.nodes, *same), inputs, outs, opsets, body.constants)
 
 

@@ -123,7 +123,8 @@ def rotary_embedding(draw: OperandDraw, op: str) -> OperatorCase:
     """Heads side by side or apart, all columns or the first ones."""
     batch, length, heads, half, rows = draw.size(1, 2), draw.size(1, 4), draw.size(1, 3), draw.pick(2, 4), 10
     apart = draw.chance()
-    attributes: dict[str, Any] = {"interleaved": draw.pick(None, 0, 1), "scale": draw.pick(None, 1.0)}
+    attributes: dict[str, Any] = {"interleaved": draw.pick(None, 0, 1), "scale": draw.pick(None, 1.0, 2.0)}
+    attributes["is_packed_batching"] = draw.pick(None, 0, 1)
     width = 2 * half
     if draw.chance(0.4):
         width, attributes = width + draw.pick(2, 4), {**attributes, "rotary_embedding_dim": 2 * half, "num_heads": heads}

@@ -84,3 +84,113 @@ def quantised_experts(draw: OperandDraw, op: str) -> OperatorCase:
     operands.append(draw.array(router.shape, kind, low=0.0, high=1.0) if draw.chance(0.3) else None)
     static = frozenset(range(2, 13)) if draw.chance(0.7) else frozenset()
     return OperatorCase(op, 21, tuple(operands), attributes, static=static)
+
+
+@family(f"{_DOMAIN}.MatMulBnb4")
+def four_bits(draw: OperandDraw, op: str) -> OperatorCase:
+    """Sizes that no block divides; ONNX Runtime takes transB=0 for 1."""
+    rows, depth, block = draw.size(1, 9), draw.size(1, 40), draw.pick(16, 32, 64)
+    count = rows * depth
+    operands = (
+        draw.array((*draw.shape(1, 3), depth)),
+        draw.array((-(-count // 2),), "uint8", low=0, high=255),
+        draw.array((-(-count // block),), low=0.1, high=2),
+    )
+    attributes = {"K": depth, "N": rows, "block_size": block, "quant_type": draw.pick(0, 1), "transB": draw.pick(None, 1)}
+    return OperatorCase(op, draw.pick(17, 21), operands, attributes, static=draw.pick(frozenset((1, 2)), frozenset()))
+
+
+@family(f"{_DOMAIN}.MRotaryEmbedding")
+def three_places(draw: OperandDraw, op: str) -> OperatorCase:
+    """Both layouts of sections, heads apart or side by side, all columns or the first ones."""
+    batch, length, heads, half = draw.size(1, 3), draw.size(), draw.size(1, 3), draw.size(1, 8)
+    rotary, kind = 2 * half, draw.pick("float32", "float32", "float16")
+    width = rotary + draw.pick(0, 2, 4)
+    cuts = sorted(draw.ints(2, 0, half))
+    shape = draw.pick((batch, length, heads * width), (batch, heads, length, width))
+    attributes = {
+        "mrope_section": [cuts[0], cuts[1] - cuts[0], half - cuts[1]],
+        "mrope_layout": draw.pick(None, 0, 1),
+        "interleaved": draw.pick(None, 0, 1),
+        "num_heads": heads,
+        "rotary_embedding_dim": rotary if width > rotary else draw.pick(None, rotary),
+        "scale": draw.pick(None, None, 1.5),
+        "is_packed_batching": draw.pick(None, 0, 1),
+    }
+    places = draw.array((3, batch, length), "int64", low=0, high=8)
+    caches = (draw.array((9, half), kind, low=-1, high=1) for _ in range(2))
+    return OperatorCase(op, draw.pick(17, 21), (draw.array(shape, kind), places, *caches), attributes)
+
+
+@family(f"{_DOMAIN}.CausalConvWithState")
+def causal_convolutions(draw: OperandDraw, op: str) -> OperatorCase:
+    """Both layouts, with and without a state, of one place and of many."""
+    batch, length, size, dilation, last = (
+        draw.size(1, 3),
+        draw.size(1, 7),
+        draw.size(1, 5),
+        draw.pick(None, 1, 2, 3),
+        draw.chance(),
+    )
+    inner = draw.pick((draw.size(1, 6),), (2, draw.size(1, 3))) if last else (draw.size(1, 6),)
+    channels, before = int(np.prod(inner)), (size - 1) * (dilation or 1)
+    state = (batch, before, *inner) if last else (batch, *inner, before)
+    operands = (
+        draw.array((batch, length, *inner) if last else (batch, *inner, length)),
+        draw.array((channels, 1, size)),
+        draw.array((channels,)) if draw.chance() else None,
+        draw.array(state) if draw.chance() else None,
+    )
+    attributes = {
+        "activation": draw.pick(None, "none", "silu", "swish"),
+        "dilation": dilation,
+        "channels_last": int(last),
+        "ndim": draw.pick(None, 1),
+    }
+    static = draw.pick(frozenset((1, 2)), frozenset())
+    return OperatorCase(op, draw.pick(17, 21), operands, attributes, 2, static)
+
+
+@family(f"{_DOMAIN}.LinearAttention")
+def linear_attentions(draw: OperandDraw, op: str) -> OperatorCase:
+    """Every rule; heads of queries and keys that share states, or states that share them."""
+    batch, length, depth, width = draw.size(1, 2), draw.size(1, 5), draw.size(1, 5), draw.size(1, 5)
+    shared = draw.pick(1, 2, 4)
+    heads, keys = draw.pick(1, 2, 4), draw.pick(*(n for n in (1, 2, 4) if n <= shared))
+    rule = draw.pick("linear", "gated", "delta", "gated_delta", None)
+    gated, corrected = rule in ("gated", "gated_delta", None), rule in ("delta", "gated_delta", None)
+    operands = (
+        draw.array((batch, length, heads * depth), low=-1, high=1),
+        draw.array((batch, length, keys * depth), low=-0.5, high=0.5),
+        draw.array((batch, length, shared * width)),
+        draw.array((batch, shared, depth, width)) if draw.chance() else None,
+        draw.array((batch, length, draw.pick(shared, shared * depth)), low=-2, high=0) if gated else None,
+        draw.array((batch, length, draw.pick(1, shared)), low=0, high=1) if corrected else None,
+    )
+    attributes = {
+        "q_num_heads": heads,
+        "kv_num_heads": shared,
+        "update_rule": rule,
+        "scale": draw.pick(None, 0.0, 0.7),
+        "chunk_size": draw.pick(None, 16),
+    }
+    return OperatorCase(op, draw.pick(17, 21), operands, attributes, 2, made=("float32", "float32"))
+
+
+@family(f"{_DOMAIN}.LinearAttentionGate")
+def decays(draw: OperandDraw, op: str) -> OperatorCase:
+    """With and without a rate."""
+    shape, kind = (draw.size(1, 2), draw.size(), draw.size()), draw.pick("float32", "float16")
+    rate = draw.chance()
+    a, b = draw.array(shape, kind, 0.0, -9, 30), draw.array(shape, kind)
+    bias, scale = draw.array(shape[-1:]), draw.array(shape[-1:], low=-3, high=0)
+    return OperatorCase(op, 21, (a, bias, scale, b if rate else None), outputs=2 if rate else 1)
+
+
+@family(f"{_DOMAIN}.GatedRMSNorm")
+def gated_norms(draw: OperandDraw, op: str) -> OperatorCase:
+    """Norms of all columns, or of several groups."""
+    columns, kind = draw.size(1, 8), draw.pick("float32", "float16")
+    shape = (*draw.shape(1, 3), columns * draw.pick(1, 1, 3))
+    attributes = {"activation": draw.pick(None, "silu", "swish", "sigmoid"), "epsilon": draw.pick(None, 1e-6, 1e-2)}
+    return OperatorCase(op, 21, (draw.array(shape, kind), draw.array((columns,), kind), draw.array(shape, kind)), attributes)

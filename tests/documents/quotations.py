@@ -20,7 +20,7 @@ from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.manifest import Backend, OpenOptions
 from rammer.frontend.carriers import DOMAIN
-from rammer.frontend.contrib import FUNCTIONS
+from rammer.frontend.contrib import FUNCTIONS, HOST_ONLY
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.lowerings.gather import data_dependent
 from rammer.frontend.reader import read_model
@@ -189,14 +189,16 @@ def operators() -> str:
         f"\nThese always run on the host: {', '.join(hosted)}. So does an\n"
         "operator that is not listed. Operators on the host are counted and named in the output.\n"
     )
-    theirs = sorted(op for domain, op in FUNCTIONS if domain == MICROSOFT)
+    theirs = sorted(op for domain, op in FUNCTIONS if domain == MICROSOFT and op not in HOST_ONLY)
     count = f"\nThese {len(theirs)} of ONNX Runtime's own (`com.microsoft`)"
     functions = f"{count} are functions over those, and so on every device, too:\n\n"
     classical = sorted(op for domain, op in FUNCTIONS if domain not in ("", MICROSOFT) and op != "SVMClassifier")
     more = (
         f"\n\nSo are these {len(classical)} for classical models (`ai.onnx.ml`):\n\n{textwrap.fill(', '.join(classical), 110)}\n"
     )
-    return head + textwrap.fill(", ".join(lowered), 110) + tail + functions + textwrap.fill(", ".join(theirs), 110) + more
+    words = f"\n\nThese {len(HOST_ONLY)} of them always run on the host: {', '.join(sorted(HOST_ONLY))}."
+    ours = textwrap.fill(", ".join(theirs), 110) + words
+    return head + textwrap.fill(", ".join(lowered), 110) + tail + functions + ours + more
 
 
 def commands() -> str:

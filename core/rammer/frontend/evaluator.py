@@ -25,7 +25,7 @@ from rammer.frontend.carriers import DOMAIN, carry
 from rammer.frontend.contrib import expand_use
 from rammer.frontend.control import CONTROL, BodyRunner, TurnsAhead, controlled, graph_of
 from rammer.frontend.functions import Expansion
-from rammer.frontend.host_operators import OPERATORS
+from rammer.frontend.host_operators import OPERATORS, key_of
 from rammer.frontend.host_plain import Plain, plain
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.lower import lower_node
@@ -108,7 +108,7 @@ def evaluate(
     try:
         computed = _lowered(node, values, types)
     except CannotLower as reason:
-        if node.op not in JUDGED and node.op not in OPERATORS:
+        if node.op not in JUDGED and not has_own(node):
             raise Unjudged(str(reason)) from reason
         computed = None
     if computed is not None:
@@ -137,12 +137,17 @@ def _in_its_file(node: Node, values: Arrays, types: Mapping[str, TensorType]) ->
     return {node.outputs[0]: given.reshape(made.shape)} if dense else None
 
 
+def has_own(node: Node) -> bool:
+    """Return True if NumPy of our own computes the operator."""
+    return key_of(node.domain, node.op) in OPERATORS
+
+
 def _own(node: Node, values: Arrays) -> dict[str, np.ndarray] | None:
     """The outputs by NumPy of our own; None where there is none, or none for these types."""
-    if node.declared or node.op not in OPERATORS:
+    if node.declared or not has_own(node):
         return None
     with np.errstate(all="ignore"):
-        found = OPERATORS[node.op](node.attributes, [values[n] if n else None for n in node.inputs])
+        found = OPERATORS[key_of(node.domain, node.op)](node.attributes, [values[n] if n else None for n in node.inputs])
     return None if found is None else {o: a for o, a in zip(node.outputs, found, strict=False) if o}
 
 
@@ -266,13 +271,13 @@ def reservation(node: Node) -> str:
     """What a user should know of ``node`` on the host: "" where its implementation was judged."""
     if node.declared:
         return "its results are those of the plugin's reference"
-    known = (node.domain, node.op) in REGISTRY or node.op in JUDGED or node.op in OPERATORS or nd.is_random(node)
+    known = (node.domain, node.op) in REGISTRY or node.op in JUDGED or has_own(node) or nd.is_random(node)
     return "" if known else "its results by onnx.reference were not compared with ONNX Runtime's"
 
 
 def check_host(node: Node, types: Mapping[str, TensorType]) -> None:
     """BadInput for an operator that only ``onnx.reference`` runs, and wrongly at this use; ``types`` has those of its inputs."""
-    if (node.domain, node.op) in REGISTRY or node.op in OPERATORS or node.declared:
+    if (node.domain, node.op) in REGISTRY or has_own(node) or node.declared:
         return
     kinds = [types.get(n) for n in node.inputs]
     decision = distrusted("reference", Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs]))

@@ -8,8 +8,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from onnx import helper
 
+from rammer.frontend import host_contrib
 from rammer.frontend.host_scatter import scatter_elements, scatter_nd
 from rammer.frontend.host_words import cast_map, category_mapper, dict_vectorizer, one_hot, string_normalizer
+from rammer.frontend.schemas import MICROSOFT
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: From attributes and operands (None where one is absent) to all outputs; None for element types that it does not take.
@@ -113,7 +115,12 @@ def _zip_map(attributes: Mapping[str, Any], operands: Sequence[Array | None]) ->
     return [[dict(zip(keys, row.tolist(), strict=True)) for row in rows]]
 
 
-#: Standard operator -> what runs it. Names of other domains are no others'.
+def key_of(domain: str, op: str) -> str:
+    """Return the name of an operator in ``OPERATORS``: ONNX's own domains share theirs."""
+    return f"{domain}.{op}" if domain == MICROSOFT else op
+
+
+#: Operator -> what runs it, by ``key_of``.
 OPERATORS: Final[Mapping[str, _Operator]] = {
     "Optional": _optional,
     "StringNormalizer": string_normalizer,
@@ -129,4 +136,10 @@ OPERATORS: Final[Mapping[str, _Operator]] = {
     "Dropout": _dropout,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
+    f"{MICROSOFT}.BifurcationDetector": host_contrib.detect_bifurcation,
+    f"{MICROSOFT}.DynamicTimeWarping": host_contrib.warp,
+    f"{MICROSOFT}.Inverse": host_contrib.invert,
+    f"{MICROSOFT}.MurmurHash3": host_contrib.hash_words,
+    f"{MICROSOFT}.Tokenizer": host_contrib.tokenize,
+    f"{MICROSOFT}.Unique": host_contrib.find_unique,
 }

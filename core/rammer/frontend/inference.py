@@ -84,7 +84,8 @@ def _inferred(
 
 def _corrected(proto: NodeProto, types: Mapping[str, TypeProto], inferred: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
     """``inferred`` with the shapes that this module knows better. BadInput for a window that cannot be."""
-    rule = RULES.get(proto.op_type) if proto.domain in ("", "ai.onnx") else None
+    plain = proto.domain in ("", "ai.onnx")
+    rule = RULES.get(proto.op_type if plain else f"{proto.domain}.{proto.op_type}")
     operands = [nd.tensor_type(types[n]) if n else None for n in proto.input]
     if rule is None or not operands or operands[0] is None:
         return dict(inferred)
@@ -221,4 +222,5 @@ RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("MeanVarianceNormalization", "GroupNormalization"), _same),
     "Transpose": _transpose,
     "Einsum": _einsum,
+    "com.microsoft.Inverse": _same,
 }

@@ -31,6 +31,9 @@ _SETS: Final[Mapping[str, tuple[str, ...]]] = {
     "L": ("int64",),
     "B": ("bool",),
     "A": _ALL,
+    "Z": (*_ALL, "string"),
+    "Y": ("uint32", "int32", "uint64", "int64", "float", "double", "string"),
+    "N": ("uint32", "int32"),
 }
 #: Attributes that must be given, and those that may be left out without a default.
 _REQUIRED: Final[Mapping[Any, int]] = {
@@ -38,7 +41,7 @@ _REQUIRED: Final[Mapping[Any, int]] = {
 }  # fmt: skip
 _OPTIONAL: Final[Mapping[Any, int]] = {
     list[int]: AttributeProto.INTS, list[float]: AttributeProto.FLOATS, list[str]: AttributeProto.STRINGS,
-    int | None: AttributeProto.INT, float | None: AttributeProto.FLOAT,
+    str | None: AttributeProto.STRING, int | None: AttributeProto.INT, float | None: AttributeProto.FLOAT,
 }  # fmt: skip
 _OWN: Final = dict[tuple[str, str], OpSchema]()
 

@@ -97,11 +97,11 @@ class FunctionBody:
 
     def number(self, value: float, like: int = 0) -> str:
         """A number in the element type of input ``like``."""
-        return self.constant(np.array(value, helper.tensor_dtype_to_np_dtype(_CODES[self.dtype(like)])))
+        return self.constant(np.array(value, helper.tensor_dtype_to_np_dtype(CODES[self.dtype(like)])))
 
     def cast(self, x: str, dtype: str) -> str:
         """``x`` in another element type, by NumPy's name."""
-        return self.Cast(x, to=_CODES[dtype])
+        return self.Cast(x, to=CODES[dtype])
 
     def reshape(self, x: str, *shape: int) -> str:
         """``x`` in another shape; extents of 0 are none."""
@@ -137,7 +137,8 @@ class OperatorFunction:
 
 #: (domain, operator) -> function.
 FUNCTIONS: Final = dict[tuple[str, str], OperatorFunction]()
-_CODES: Final[Mapping[str, int]] = {
+#: Element type, by NumPy's name -> ONNX's number.
+CODES: Final[Mapping[str, int]] = {
     nd.element_type(code): code
     for code in TensorProto.DataType.values()
     if code not in (TensorProto.UNDEFINED, TensorProto.STRING)
@@ -145,14 +146,14 @@ _CODES: Final[Mapping[str, int]] = {
 
 
 def function(
-    op: str, signature: str, *, deciding: tuple[int, ...] = (), departs: str = "", **attributes: Any
+    op: str, signature: str, *, hosted: bool = False, deciding: tuple[int, ...] = (), departs: str = "", **attributes: Any
 ) -> Callable[[Writer], Writer]:
     """Decorator: define an operator of ONNX Runtime's by a function that writes its bodies and gives the names of its results.
     ``signature`` and ``attributes`` are those of ``schemas.add_schema``, the others those of ``OperatorFunction``."""
 
     def register(write: Writer) -> Writer:
         add_schema(MICROSOFT, op, signature, attributes)
-        FUNCTIONS[MICROSOFT, op] = OperatorFunction(write, deciding=deciding, departs=departs)
+        FUNCTIONS[MICROSOFT, op] = OperatorFunction(write, hosted, deciding=deciding, departs=departs)
         return write
 
     return register

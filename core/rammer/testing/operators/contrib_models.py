@@ -194,3 +194,41 @@ def gated_norms(draw: OperandDraw, op: str) -> OperatorCase:
     shape = (*draw.shape(1, 3), columns * draw.pick(1, 1, 3))
     attributes = {"activation": draw.pick(None, "silu", "swish", "sigmoid"), "epsilon": draw.pick(None, 1e-6, 1e-2)}
     return OperatorCase(op, 21, (draw.array(shape, kind), draw.array((columns,), kind), draw.array(shape, kind)), attributes)
+
+
+@family(f"{_DOMAIN}.Inverse")
+def inverses(draw: OperandDraw, op: str) -> OperatorCase:
+    """Small matrices, with zeros on their diagonal, and large ones."""
+    rows, kind = draw.pick(1, 2, 3, 4, 4, 7, 16, 20), draw.pick("float32", "float32", "float64")
+    x = draw.array((*draw.shape(0, 2), rows, rows), kind)
+    x = np.where(np.eye(rows) > 0, 3.0 * rows, x) if draw.chance() else np.where(np.arange(rows) == 0, x + 9, x)
+    x = np.roll(x, 1, -1) if draw.chance() else x
+    well = np.linalg.cond(x.astype(np.float64)).max(initial=0) < 100
+    return OperatorCase(op, 17, (np.asarray(x if well else np.broadcast_to(np.eye(rows) * 2, x.shape), kind),))
+
+
+@family(f"{_DOMAIN}.MurmurHash3")
+def hashes(draw: OperandDraw, op: str) -> OperatorCase:
+    """Numbers of 4 and 8 bytes."""
+    x = draw.array(draw.shape(0, 3), draw.pick("int32", "uint32", "int64", "uint64", "float32", "float64"), 0.3)
+    positive = draw.pick(None, 0, 1)
+    attributes = {"seed": draw.pick(None, 0, 7, -1), "positive": positive}
+    return OperatorCase(op, 17, (x,), attributes, made=("int32" if positive == 0 else "uint32",))
+
+
+@family(f"{_DOMAIN}.DynamicTimeWarping", f"{_DOMAIN}.Unique", f"{_DOMAIN}.BifurcationDetector")
+def found(draw: OperandDraw, op: str) -> OperatorCase:
+    """Results whose lengths data decide: constants only. Small integers have ties."""
+    everything = frozenset(range(4))
+    if op.endswith("Warping"):
+        x = draw.array((*draw.pick((), (1,)), draw.size(1, 9), draw.size(1, 9)))
+        return OperatorCase(op, 17, (np.round(x) if draw.chance() else x,), static=everything)
+    if op.endswith("Unique"):
+        return OperatorCase(op, 17, (np.round(draw.array((draw.size(1, 9),))),), outputs=3, static=everything)
+    source = draw.array((draw.size(2, 9),), "int64", low=0, high=3)
+    at = draw.random.randint(0, len(source))
+    predicted = np.append(source[at:], 1)
+    predicted = np.where(np.arange(len(predicted)) == draw.random.randint(0, len(predicted)), 2, predicted)
+    operands = (source, draw.array((draw.size(1, 6),), "int64", low=0, high=3), np.array([at]))
+    attributes = {"min_ngram_size": draw.pick(None, 1, 2), "max_ngram_size": draw.pick(None, 3, 5)}
+    return OperatorCase(op, 17, (*operands, predicted if draw.chance() else None), attributes, 2, everything)

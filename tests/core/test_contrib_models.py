@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -174,3 +175,26 @@ def test_weights_of_four_bits_as_they_are(rng: np.random.Generator) -> None:
     (turned,) = computed("MatMulBnb4", [np.eye(depth, dtype=np.float32), codes, scales], **attributes)
     (plain,) = computed("MatMulBnb4", [np.eye(rows, dtype=np.float32), codes, scales], transB=0, **attributes)
     np.testing.assert_array_equal(plain, turned.T)
+
+
+def test_prefix_states_of_hashes_are_the_states_after_each_prefix(rng: np.random.Generator) -> None:
+    """ONNX Runtime compares the rest: present states of whole requests are those of one call for each."""
+    lengths, size, capacity, taken = (3, 5), 4, 4, (2, 9)
+    ids, past = rng.integers(0, 9, sum(lengths)), rng.integers(0, 9, (2, size - 1))
+    factors, sizes = rng.integers(1, 99, size), rng.integers(3, 99, size - 1)
+    bounds = np.cumsum([0, *lengths]).astype(np.int32)
+    attributes = {"max_ngram_size": size, "n_head_per_ngram": 1, "pad_id": 7, "state_update_capacity": capacity}
+    operands = [ids, factors, sizes, bounds, past, None, None, None, None, np.array(taken, np.int32)]
+    node = node_of("VarlenNGramHashMapping", operands, 4, **attributes)
+    node.output[2] = ""
+    given = {f"x{i}": a for i, a in enumerate(operands) if a is not None}
+    ports = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in given.items()]
+    graph = helper.make_graph([node], "g", ports, [ValueInfoProto(name="y3")])
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    have = rammer.compile(model, device="toy").run(given)["y3"]
+    want = np.full((2, capacity, size - 1), 7)
+    for r, (begin, end) in enumerate(pairwise(bounds)):
+        for c in range(min(taken[r], lengths[r], capacity)):
+            want[r, c] = np.concatenate([past[r], ids[begin:end][: c + 1]])[-(size - 1) :]
+    np.testing.assert_array_equal(have, want)

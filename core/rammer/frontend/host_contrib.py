@@ -100,8 +100,8 @@ def warp(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Arr
     path, row, column = list[tuple[int, int]](), rows, columns
     while row > 0 and column > 0:
         path.append((row - 1, column - 1))
-        step = int(trace[row, column])
-        row, column = row - (step != 2), column - (step != 1)
+        taken = int(trace[row, column])
+        row, column = row - (taken != 2), column - (taken != 1)
     return (np.array(path[::-1], np.int32).reshape(-1, 2).T.copy(),)
 
 

@@ -34,6 +34,7 @@ _SETS: Final[Mapping[str, tuple[str, ...]]] = {
     "Z": (*_ALL, "string"),
     "Y": ("uint32", "int32", "uint64", "int64", "float", "double", "string"),
     "N": ("uint32", "int32"),
+    "H": ("uint16", "int16"),
 }
 #: Attributes that must be given, and those that may be left out without a default.
 _REQUIRED: Final[Mapping[Any, int]] = {

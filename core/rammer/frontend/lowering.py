@@ -96,13 +96,18 @@ class Lowering:
         """Emit a Compute and return its name: ``into`` an output of the node by its index, or an intermediate that is named after
         the node's first output and this hint."""
         known = {n: self.type(n).dtype for n in {ld.tensor for ld in ex.loads(body)}}
-        kind = dtype or ex.dtype_of(body, known)
+        kind = dtype or self._kind(ex.dtype_of(body, known), combiner)
         check_taps(math.prod(a.extent for a in reduce), self.node.name or self.node.op)
         name = self._fresh(into) if isinstance(into, str) else self.node.outputs[into]
         compute = Compute(name, kind, tuple(axes), body, tuple(reduce), combiner, self.node.name or self.node.op)
         self.computes.append(compute)
         self.types[name] = compute.type
         return name
+
+    def _kind(self, dtype: str, combiner: Combiner | None) -> str:
+        """Element type of a result: sums of float16 products are float32 where the operator's result is."""
+        wide = combiner == "sum" and dtype == "float16" and self.out().dtype == "float32"
+        return "float32" if wide else dtype
 
     def load(self, tensor: str, *indices: Expr | int | str, fill: ex.Number | None = None) -> Load:
         """``tensor[indices]``; strings are axis names, ints literals."""

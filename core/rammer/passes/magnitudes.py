@@ -1,0 +1,372 @@
+"""Bounds on the values of a graph, from which ``narrow`` decides what float16 can hold.
+
+The analysis assumes that activations (inputs of the graph, results of products with weights, and results of operators without a
+rule) have magnitudes of up to ``ACTIVATION``. A value that may leave float16's range opens a chain. All values that follow stay
+float32 until an operator closes the chain: a bounded function (Softmax, Tanh, Log, Clip), a normalisation, or a product or
+quotient whose result has the size of an activation again. No rule depends on the extent of an axis, so that a model is narrowed
+alike at every length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from rammer.ir.graph import Graph, Node
+
+#: Largest magnitude of an activation that is provided for: language models have channels of thousands.
+ACTIVATION: Final = 1e4
+#: Largest finite float16.
+LIMIT: Final = 65504.0
+#: Number of elements that a sum is assumed to have.
+COUNT: Final = 4096
+#: Largest magnitude of a value divided by the root mean square of so many elements.
+NORMALISED: Final = math.sqrt(COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class Magnitude:
+    """The interval ``[low, high]`` of a value, and how it came about.
+
+    A value of ``degree`` k is multiplied by s**k where all activations are multiplied by s. ``constant``: it depends on constants
+    only. ``weighed``: it is a product with weights, but for a bias or a factor. ``statistic``: it is a sum or maximum of terms of
+    one sign, or a power of such a sum. ``rows``: the sum of a row is 1. ``open``: it belongs to a chain that stays float32.
+    """
+
+    low: float = -ACTIVATION
+    high: float = ACTIVATION
+    degree: float = 1.0
+    constant: bool = False
+    weighed: bool = False
+    statistic: bool = False
+    rows: bool = False
+    open: bool = False
+
+    @property
+    def bound(self) -> float:
+        """Largest magnitude."""
+        return max(abs(self.low), abs(self.high))
+
+    @property
+    def fits(self) -> bool:
+        """Return True if float16 holds every such value, and no reciprocal or power of an activation is among them."""
+        return self.bound <= LIMIT and 0 <= self.degree <= 1
+
+
+def _within(bound: float, degree: float) -> Magnitude:
+    return Magnitude(-bound, bound, degree)
+
+
+#: Result of an operator without a rule.
+ACTIVE: Final = Magnitude()
+#: Products with weights -> the axes of weights of a rank over which a result is a sum.
+_SUMMED: Final[Mapping[str, Callable[[Node, int], tuple[int, ...]]]] = {
+    "MatMul": lambda _, rank: (max(rank - 2, 0),),
+    "Gemm": lambda node, _: (1,) if node.attributes.get("transB", 0) else (0,),
+    "Conv": lambda _, rank: tuple(range(1, rank)),
+    "ConvTranspose": lambda _, rank: (0, *range(2, rank)),
+}
+#: Operators that are one sum of products, which devices compute in float32.
+PRODUCTS: Final = frozenset((*_SUMMED, "Einsum"))
+#: Functions with a bounded result.
+_BOUNDED: Final[Mapping[str, tuple[float, float]]] = {
+    **{op: (0.0, 1.0) for op in ("Sigmoid", "HardSigmoid", "Hardmax")},
+    **{op: (-1.0, 1.0) for op in ("Tanh", "Erf", "Softsign", "Sin", "Cos", "Sign", "LSTM", "GRU", "RNN")},
+    **{op: (-4.0, 4.0) for op in ("Asin", "Acos", "Atan")},
+    **{op: (-128.0, 128.0) for op in ("Log", "Asinh", "Acosh", "Atanh", "ReduceLogSum")},
+}
+_NORMALISING: Final = frozenset(
+    (
+        *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization"),
+        *("MeanVarianceNormalization", "LpNormalization"),
+    )
+)
+#: Operators that move values.
+_MOVES: Final = frozenset(
+    (
+        *("Identity", "Dropout", "Reshape", "Transpose", "Slice", "Gather", "GatherElements", "GatherND", "Concat", "Split"),
+        *("Expand", "Squeeze", "Unsqueeze", "Flatten", "Pad", "Tile", "DepthToSpace", "SpaceToDepth", "Trilu", "Where"),
+        *("ReverseSequence", "TopK", "Compress", "MaxUnpool", "OneHot", "TensorScatter"),
+    )
+)
+#: Functions whose result is about as large as their operand.
+_ALIKE: Final = frozenset(
+    (
+        *("Neg", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "Gelu", "Mish", "Swish", "HardSwish", "Shrink"),
+        *("Floor", "Ceil", "Round", "Mod", "Resize", "Upsample", "GridSample", "RoiAlign"),
+    )
+)
+_NONNEGATIVE: Final = frozenset(("Abs", "Relu", "Softplus", "ThresholdedRelu"))
+#: Averages and extremes, which make a statistic of values that are nowhere negative.
+_JOINING: Final = frozenset(
+    (
+        *("ReduceMean", "ReduceMax", "ReduceMin", "Max", "Min", "Mean", "MaxPool", "GlobalMaxPool"),
+        *("AveragePool", "GlobalAveragePool"),
+    )
+)
+#: Sums of as many powers of the operand as an axis is long: operator -> the power, and that of the whole sum.
+_SUMS: Final[Mapping[str, tuple[float, float]]] = {
+    **dict.fromkeys(("ReduceSum", "ReduceL1", "CumSum", "Col2Im", "ScatterElements", "ScatterND", "Sum", "DFT", "STFT"), (1.0, 1.0)),
+    "ReduceSumSquare": (2.0, 1.0),
+    **dict.fromkeys(("ReduceL2", "LpPool", "GlobalLpPool"), (2.0, 0.5)),
+}
+_POSITIVE_SUMS: Final = frozenset(("ReduceL1", "ReduceL2", "ReduceSumSquare", "LpPool", "GlobalLpPool"))
+_CLOSING: Final = frozenset(("Softmax", "LogSoftmax", "ReduceLogSumExp", *_BOUNDED, *_NORMALISING, *PRODUCTS))
+
+
+class Magnitudes:
+    """The magnitude of every value of a graph, by name."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.made: dict[str, Node] = {o: n for n in graph.nodes for o in n.outputs if o}
+        self.known: dict[str, Magnitude] = {}
+        for node in graph.nodes:
+            for output in filter(None, node.outputs):
+                self.known[output] = self._result(node, output)
+
+    def of(self, name: str) -> Magnitude:
+        """The magnitude of a value."""
+        if name not in self.known:
+            value = self.graph.constants.get(name)
+            self.known[name] = _of_type(self.graph.types[name].dtype) if value is None else _of_constant(value)
+        return self.known[name]
+
+    def _result(self, node: Node, output: str) -> Magnitude:
+        operands = [self.of(n) for n in node.inputs if n]
+        floats = [self.of(n) for n in node.inputs if n and _is_float(self.graph.types[n].dtype)]
+        dtype = self.graph.types[output].dtype
+        if operands and all(o.constant for o in operands):
+            return replace(_within(max(o.bound for o in operands), 0), constant=True)
+        if not _is_float(dtype):
+            return _of_type(dtype)
+        if node.op == "Cast":
+            source = self.graph.types[node.inputs[0]].dtype
+            return replace(operands[0], open=operands[0].open and dtype != "float16") if floats else _of_type(source)
+        if not floats:
+            return ACTIVE
+        result = self._rule(node, floats)
+        follows = any(o.open for o in floats) and not self._closes(node, result)
+        return replace(result, open=not result.fits or follows)
+
+    def _closes(self, node: Node, result: Magnitude) -> bool:
+        """Return True if ``node`` ends the chain of its operands, provided that its result fits."""
+        if node.op in ("Mul", "Div"):
+            return not result.statistic
+        return node.op in _CLOSING or (node.op == "Clip" and result.bound < self.of(node.inputs[0]).bound)
+
+    def _rule(self, node: Node, operands: Sequence[Magnitude]) -> Magnitude:
+        op, first = node.op, operands[0]
+        if op in _BOUNDED:
+            return Magnitude(*_BOUNDED[op], degree=0)
+        if op in PRODUCTS:
+            return self._product(node)
+        if op in _SUMS:
+            return _summed(op, operands)
+        if op in _RULES:
+            return _RULES[op](self, node)
+        if op in ("LogSoftmax", "ReduceLogSumExp"):
+            return _within(2 * first.bound + 10, first.degree)
+        low, high = min(o.low for o in operands), max(o.high for o in operands)
+        joined = Magnitude(low, high, max(o.degree for o in operands), statistic=all(o.statistic or o.constant for o in operands))
+        if op in _MOVES:
+            return replace(joined, rows=first.rows, weighed=first.weighed)
+        if op in _ALIKE:
+            return replace(_within(joined.bound, joined.degree), weighed=first.weighed)
+        if op in _NONNEGATIVE:
+            return replace(joined, low=0.0, high=joined.bound + 1, weighed=first.weighed)
+        if op in _JOINING:
+            return replace(joined, statistic=low >= 0)
+        # Unknown operators, and functions without bounds (Tan, ReduceProd, Det).
+        return ACTIVE if not any(o.open for o in operands) and op not in _UNBOUNDED else _within(math.inf, math.inf)
+
+    # --- arithmetic ---------------------------------------------------------------------------
+
+    def _added(self, node: Node) -> Magnitude:
+        a, b = (self.of(n) for n in node.inputs)
+        low, high = (a.low - b.high, a.high - b.low) if node.op == "Sub" else (a.low + b.low, a.high + b.high)
+        degree, fixed = max(a.degree, b.degree), a.constant or b.constant
+        statistic = node.op == "Add" and (a.statistic or a.constant) and (b.statistic or b.constant)
+        if node.op == "Sub" and self._is_largest(node.inputs[1], node.inputs[0]):
+            high = 0.0
+        elif (a.weighed or b.weighed) and not fixed and a.fits and b.fits:
+            # A residual connection: the sum has the size of an activation, however many there are.
+            low, high = min(a.low, -b.bound), max(a.high, b.bound)
+        return Magnitude(low, high, degree, statistic=statistic, weighed=fixed and (a.weighed or b.weighed))
+
+    def _is_largest(self, name: str, of: str) -> bool:
+        node = self.made.get(name)
+        return node is not None and node.op == "ReduceMax" and node.inputs[0] == of
+
+    def _multiplied(self, node: Node) -> Magnitude:
+        a, b = (self.of(n) for n in node.inputs)
+        degree = _sum(a.degree, b.degree)
+        statistic = (a.statistic or a.constant) and (b.statistic or b.constant)
+        if node.inputs[0] == node.inputs[1]:
+            return Magnitude(0.0, _times(a.bound, a.bound), degree, statistic=statistic)
+        if not statistic and any(o.statistic and o.degree < 0 for o in (a, b)):
+            return _normalised(degree)
+        corners = [_times(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+        weighed = (a.weighed and b.degree == 0) or (b.weighed and a.degree == 0)
+        return Magnitude(min(corners), max(corners), degree, statistic=statistic, weighed=weighed)
+
+    def _divided(self, node: Node) -> Magnitude:
+        return self._quotient(node, self.of(node.inputs[0]), node.inputs[1])
+
+    def _inverted(self, node: Node) -> Magnitude:
+        return self._quotient(node, Magnitude(1, 1, 0, constant=True), node.inputs[0])
+
+    def _quotient(self, node: Node, a: Magnitude, divisor: str) -> Magnitude:
+        b = self.of(divisor)
+        degree = _sum(a.degree, -b.degree)
+        smallest = _smallest(self.graph.constants.get(divisor)) if b.constant else max(b.low, 0.0)
+        bound = a.bound / smallest if smallest else math.inf
+        least = 0.0 if a.low >= 0 and b.low >= 0 else -bound
+        if a.constant and b.statistic:
+            return Magnitude(least, bound, degree, statistic=True)
+        if b.statistic and not b.constant:
+            total = self.made.get(divisor)
+            if total is not None and total.op == "ReduceSum" and total.inputs[0] == node.inputs[0] and a.low >= 0:
+                return Magnitude(0, 1, 0, rows=True)
+            return _normalised(degree)
+        if not b.constant and bound <= LIMIT:
+            degree = max(a.degree, 0.0) if a.degree <= 1 else degree
+        return Magnitude(least, bound, degree, statistic=a.statistic and b.constant)
+
+    def _power(self, node: Node) -> Magnitude:
+        base, exponent = self.of(node.inputs[0]), self.graph.constants.get(node.inputs[1])
+        if exponent is None or exponent.size != 1:
+            return Magnitude(0.0 if base.low >= 0 else -math.inf, math.inf, math.inf)
+        p = float(exponent.reshape(()))
+        if p == 0.5:
+            return self._root(node)
+        bound = _raised(base.bound, p) if p >= 0 else _raised(base.low, p) if base.low > 0 else math.inf
+        least = 0.0 if base.low >= 0 or p % 2 == 0 else -bound
+        return Magnitude(least, bound, base.degree * p, statistic=base.statistic)
+
+    def _root(self, node: Node) -> Magnitude:
+        a = self.of(node.inputs[0])
+        return Magnitude(math.sqrt(max(a.low, 0.0)), math.sqrt(a.bound), a.degree / 2, statistic=a.statistic)
+
+    def _exponential(self, node: Node) -> Magnitude:
+        operand = self.of(node.inputs[0])
+        high = operand.high if node.op == "Exp" else operand.bound
+        bound = math.exp(high) if high < 11 else math.inf
+        return Magnitude(-bound if node.op == "Sinh" else 0.0, bound, 0 if bound <= LIMIT else math.inf)
+
+    def _clipped(self, node: Node) -> Magnitude:
+        operand = self.of(node.inputs[0])
+        limits = [_scalar(self.graph.constants.get(n)) for n in (*node.inputs[1:3], "", "")[:2]]
+        low, high = (sign * math.inf if v is None or abs(v) > LIMIT else v for v, sign in zip(limits, (-1, 1), strict=True))
+        ends = max(operand.low, low), min(operand.high, high)
+        degree = 0.0 if max(abs(low), abs(high)) <= LIMIT else operand.degree
+        return Magnitude(min(ends), max(ends), degree, statistic=operand.statistic)
+
+    # --- products -----------------------------------------------------------------------------
+
+    def _product(self, node: Node) -> Magnitude:
+        """Sums of products with weights have the size of an activation, larger as the weights are; others have ``COUNT`` terms."""
+        names = node.inputs if node.op == "Einsum" else node.inputs[:2]
+        data = [self.of(n) for n in names if not self.of(n).constant]
+        if len(data) == 1 and len(names) > 1:
+            weights = next(n for n in names if self.of(n).constant)
+            gain = self._gain(node, weights)
+            bound = _times(data[0].bound, gain)
+            bound = min(bound, ACTIVATION * max(1.0, gain)) if data[0].fits else bound
+            return replace(_within(bound, data[0].degree), weighed=True)
+        bound, degree = 1.0, 0.0
+        for operand in data:
+            bound, degree = _times(bound, operand.bound), _sum(degree, operand.degree)
+        return _within(bound if any(d.rows for d in data) else _times(bound, COUNT), degree)
+
+    def _gain(self, node: Node, weights: str) -> float:
+        """The largest Euclidean norm of the weights of one result."""
+        value, axes = self.graph.constants.get(weights), _SUMMED.get(node.op)
+        if value is None or not value.size or axes is None or weights != node.inputs[1]:
+            return 1.0
+        over, every = axes(node, value.ndim), list(range(value.ndim))
+        with np.errstate(over="ignore"):
+            squares = np.einsum(value, every, value, every, [d for d in every if d not in over], dtype=np.float32)
+        return float(np.sqrt(np.max(squares)))
+
+    def _normalisation(self, node: Node) -> Magnitude:
+        scale, shift = (self.of(n).bound if n else 0.0 for n in (*node.inputs[1:3], "", "")[:2])
+        return _within(NORMALISED * max(scale, 1.0) + shift, 0)
+
+    def _softmax(self, node: Node) -> Magnitude:
+        return Magnitude(0, 1, 0, rows=True)
+
+
+_RULES: Final[Mapping[str, Callable[[Magnitudes, Node], Magnitude]]] = {
+    "Add": Magnitudes._added,
+    "Sub": Magnitudes._added,
+    "Mul": Magnitudes._multiplied,
+    "Div": Magnitudes._divided,
+    "Reciprocal": Magnitudes._inverted,
+    "Pow": Magnitudes._power,
+    "Sqrt": Magnitudes._root,
+    **dict.fromkeys(("Exp", "Sinh", "Cosh"), Magnitudes._exponential),
+    "Clip": Magnitudes._clipped,
+    "Softmax": Magnitudes._softmax,
+    **dict.fromkeys(_NORMALISING, Magnitudes._normalisation),
+}
+#: Functions whose result is unbounded whatever the size of their operand.
+_UNBOUNDED: Final = frozenset(("Tan", "ReduceProd", "CumProd", "Det"))
+#: Largest values of short types that become floats.
+_LARGEST: Final = {"bool": 1.0, "int8": 128.0, "uint8": 255.0}
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype in ("float16", "float32")
+
+
+def _of_type(dtype: str) -> Magnitude:
+    return ACTIVE if dtype.startswith("float") else _within(_LARGEST.get(dtype, ACTIVATION), 0)
+
+
+def _of_constant(value: np.ndarray) -> Magnitude:
+    if not value.size or value.dtype.kind not in "fiub":
+        return Magnitude(0, 0, 0, constant=True)
+    return Magnitude(float(np.min(value)), float(np.max(value)), 0, constant=True)
+
+
+def _scalar(value: np.ndarray | None) -> float | None:
+    return None if value is None or value.size != 1 else float(value.reshape(()))
+
+
+def _smallest(value: np.ndarray | None) -> float:
+    return float(np.min(np.abs(value))) if value is not None and value.size else 0.0
+
+
+def _summed(op: str, operands: Sequence[Magnitude]) -> Magnitude:
+    power, root = _SUMS[op]
+    low, high = min(o.low for o in operands), max(o.high for o in operands)
+    bound = _raised(_times(_raised(max(-low, high), power), COUNT), root)
+    positive = op in _POSITIVE_SUMS or low >= 0
+    degree = max(o.degree for o in operands) * power * root
+    return Magnitude(0.0 if positive else -bound, bound, degree, statistic=positive or not degree)
+
+
+def _normalised(degree: float) -> Magnitude:
+    """A value divided by a statistic."""
+    return _within(ACTIVATION if 0 < degree <= 1 else NORMALISED if degree == 0 else math.inf, degree)
+
+
+def _sum(a: float, b: float) -> float:
+    """Degree of a product; infinite ones cancel."""
+    return 0.0 if math.isinf(a) and a == -b else a + b
+
+
+def _times(a: float, b: float) -> float:
+    return 0.0 if not a or not b else a * b
+
+
+def _raised(base: float, power: float) -> float:
+    try:
+        return base**power
+    except OverflowError:
+        return math.inf

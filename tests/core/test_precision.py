@@ -60,7 +60,9 @@ def test_results_are_those_of_float32_but_for_rounding(rng: np.random.Generator)
         assert 1e-6 < error < 2e-3, "float16 has a unit of 1e-3; without any error nothing was rounded"
 
 
-@pytest.mark.parametrize("value, kept", [(3e4, False), (65504.0, True), (65520.0, True), (-3.4e38, True), (1e-9, True), (1e-6, False)])
+@pytest.mark.parametrize(
+    "value, kept", [(3e4, False), (65504.0, True), (65520.0, True), (-3.4e38, True), (1e-9, True), (1e-6, False)]
+)
 def test_operators_with_constants_beyond_float16_stay_float32(value: float, kept: bool) -> None:
     assert survives(np.array([value], np.float32)) == (not kept or value == 65504)
     types = {n: TensorType("float32", (2,)) for n in "xy"} | {"k": TensorType("float32", ())}

@@ -123,7 +123,7 @@ C99 = CTarget(
     threads="1",
     barrier="",
     types={**STANDARD, "float16": "_Float16"},
-    functions=_BITS,
+    functions={"round:float16": "((float)(_Float16)({v}))", **_BITS},
     preamble="#include <math.h>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
     + helpers("static inline", STANDARD, overloaded=False)
     + vectors(GNU),

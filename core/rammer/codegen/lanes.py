@@ -78,7 +78,7 @@ class LaneBlock(Block):
             return super().let(value)
         name = self.unit.fresh("v")
         self.line(f"const rm_{'f' if value.dtype == 'float32' else 'i'}{self.width} {name} = {value.text};")
-        return Val(name, value.dtype, atom=True, lanes=self.width)
+        return Val(name, value.dtype, atom=True, lanes=self.width, half=value.half)
 
     def value(self, e: Expr) -> Val:
         """The value of an expression: a vector if it depends on the lane, else a scalar."""
@@ -92,9 +92,10 @@ class LaneBlock(Block):
         if isinstance(e, Load) and kind == "float32":
             return self.load(e)
         if isinstance(e, Cast) and kind == self._kind(e.arg) == "float32":
-            return self.value(e.arg)
+            return ops.rounded(self.unit.target, self.value(e.arg)) if e.dtype == "float16" else self.value(e.arg)
         if isinstance(e, Cast) and (kind, self._kind(e.arg)) == ("float32", "int32") and "int32" in self.unit.lanes:
-            return Val(f"rm_float{self.width}({self.vector(e.arg)})", "float32", lanes=self.width)
+            value = Val(f"rm_float{self.width}({self.vector(e.arg)})", "float32", lanes=self.width)
+            return ops.rounded(self.unit.target, value) if e.dtype == "float16" else value
         if not isinstance(e, Op) or any(self._kind(a) not in ("float32", "bool") for a in _typed(e)):
             return self._each(e)
         return self._operation(e)
@@ -127,8 +128,11 @@ class LaneBlock(Block):
         w, fn = self.width, e.fn
         args = [_literal(a, self._kind(e)) if fn not in _COMPARE else _literal(a, "float32") for a in e.args]
         if fn == "where":
-            mask, yes, no = (self.vector(a) for a in (e.args[0], *args[1:]))
-            return Val(f"rm_vsel{w}({mask}, {yes}, {no})", "float32", lanes=w) if self._kind(e) == "float32" else self._each(e)
+            if self._kind(e) != "float32":
+                return self._each(e)
+            mask, (yes, no) = self.vector(e.args[0]), (self.value(a) for a in args[1:])
+            text = f"rm_vsel{w}({mask}, {self.spread(yes)}, {self.spread(no)})"
+            return Val(text, "float32", lanes=w, half=yes.half and no.half)
         logical = fn in _LOGIC or fn == "not_"
         if logical != (self._kind(e.args[0]) == "bool"):
             return self._each(e)
@@ -142,10 +146,12 @@ class LaneBlock(Block):
             dtype = "bool" if fn in _COMPARE else "float32"
             return Val(f"({left.text} {_INFIX.get(fn) or _COMPARE[fn]} {right.text})", dtype, lanes=left.lanes or right.lanes)
         if fn in _CALLS:
-            return Val(f"rm_v{fn}{w}({', '.join(self.vector(a) for a in args)})", "float32", lanes=w)
+            values = [self.value(a) for a in args]
+            text = f"rm_v{fn}{w}({', '.join(map(self.spread, values))})"
+            return Val(text, "float32", lanes=w, half=ops.keeps_half(fn, values))
         if fn == "neg":
             value = self.value(args[0])
-            return Val(f"(-{value.text})", "float32", lanes=value.lanes)
+            return Val(f"(-{value.text})", "float32", lanes=value.lanes, half=value.half)
         if fn == "isnan":
             value = self.let(self.value(args[0]))
             return Val(f"({value.text} != {value.text})", "bool", lanes=value.lanes)
@@ -167,7 +173,8 @@ class LaneBlock(Block):
             *(f"  {t}" for t in inner.lines),
             "}",
         ]
-        return self.let(Val(f"rm_{_ARRAYS.get(kind, 'vload')}{self.width}({name})", kind, lanes=self.width))
+        text = f"rm_{_ARRAYS.get(kind, 'vload')}{self.width}({name})"
+        return self.let(Val(text, kind, lanes=self.width, half=value.half))
 
     # --- loads --------------------------------------------------------------------------------
 
@@ -184,14 +191,17 @@ class LaneBlock(Block):
         self.line(f"rm_f{w} {name}[{w}];")
         self.lines += [f"for (int {k} = 0; {k} < {w}; ++{k}) {{", *(f"  {t}" for t in inner.lines), "}"]
         self.line(f"rm_turn{w}({name});")
+        half = place.dtype == "float16"
         for j in range(w):
             indices = (ex.substitute(i, {near: ex.add(near, j)}) for i in e.indices)
-            self.memo[Load(e.tensor, tuple(tidy(i) for i in indices))] = Val(f"{name}[{j}]", "float32", atom=True, lanes=w)
+            self.memo[Load(e.tensor, tuple(tidy(i) for i in indices))] = Val(
+                f"{name}[{j}]", "float32", atom=True, lanes=w, half=half
+            )
 
-    def load(self, e: Load) -> Val:
+    def unrounded(self, e: Load) -> Val:
         """A load: one vector where the lanes are one or two elements apart."""
         if not self._varies(e):
-            return super().load(e)
+            return super().unrounded(e)
         e = Load(e.tensor, tuple(tidy(i) for i in e.indices), e.fill)
         seen = self.known(e)
         if seen is not None:
@@ -234,7 +244,8 @@ class LaneBlock(Block):
         if tests:
             return self._masked(e, guard, step, tests)
         text = self._row(place, self.address(place, e.indices, None if guard else self.unit.shapes[e.tensor]), step)
-        return Val(f"({guard} ? {text} : {self._fill(e)})" if guard else text, self._kind(e), lanes=self.width)
+        half = place.dtype == "float16" and ops.is_half(e.fill or 0)
+        return Val(f"({guard} ? {text} : {self._fill(e)})" if guard else text, self._kind(e), lanes=self.width, half=half)
 
     def _row(self, place: Place, address: str, step: int) -> str:
         return f"rm_{self.unit.lanes[place.dtype]}{'load' if step == 1 else 'even'}{self.width}({place.pointer} + {address})"
@@ -254,10 +265,11 @@ class LaneBlock(Block):
             lane_step = (ex.affine(index) or ({}, 0))[0].get(self.lane, 0)
             masks.append(f"rm_within{w}({self.unit.index(index).text}, {lane_step}, {extent})")
         mask, fill, kind = " & ".join(masks), self._fill(e), self._kind(e)
+        half = place.dtype == "float16" and ops.is_half(e.fill or 0)
         letter, select = ("f", "vsel") if kind == "float32" else ("i", "isel")
         if self.whole:
             text = f"rm_{select}{w}({mask}, {self._row(place, self.address(place, e.indices), step)}, {fill})"
-            return Val(f"({guard} ? {text} : {fill})" if guard else text, kind, lanes=w)
+            return Val(f"({guard} ? {text} : {fill})" if guard else text, kind, lanes=w, half=half)
         name = self.unit.fresh("v")
         self.line(f"rm_{letter}{w} {name} = {fill};")
         with self.nest(f"if ({guard})" if guard else "") as inner:
@@ -266,7 +278,7 @@ class LaneBlock(Block):
                 inside.line(f"{name} = rm_{select}{w}({mask}, {self._row(place, at, step)}, {name});")
             with inner.nest("else") as lanes:
                 lanes.line(f"{name} = {lanes._each(e).text};")
-        return Val(name, kind, atom=True, lanes=w)
+        return Val(name, kind, atom=True, lanes=w, half=half)
 
     def stride(self, tensor: str, indices: tuple[Expr, ...]) -> int:
         """Elements between the addresses of two neighbouring lanes."""

@@ -26,13 +26,14 @@ _BITS = {"as_uint32": "float32", "as_float32": "uint32", "as_uint64": "float64",
 @dataclass(frozen=True, slots=True)
 class Val:
     """C text of a value. ``small``: an int64 of the IR held in a 32-bit C int; ``atom``: a name or literal;
-    ``lanes``: elements of a vector, 0 for a scalar (a vector of bool is a mask of 0 and -1)."""
+    ``lanes``: elements of a vector, 0 for a scalar (a vector of bool is a mask of 0 and -1); ``half``: float16 holds the value."""
 
     text: str
     dtype: str
     small: bool = False
     atom: bool = False
     lanes: int = 0
+    half: bool = False
 
     @property
     def cdtype(self) -> str:
@@ -91,7 +92,7 @@ def convert(target: CTarget, value: Val, dtype: str) -> Val:
         return value
     kind = compute_type(dtype)
     if compute_type(value.cdtype) == kind:
-        return Val(value.text, dtype, atom=value.atom)
+        return Val(value.text, dtype, atom=value.atom, half=value.half)
     if dtype == "bool":
         return Val(f"({value.text} != 0)", dtype)
     narrow = dtype in ("int8", "uint8", "int16", "uint16", "uint32") and is_float(value.dtype)
@@ -106,6 +107,25 @@ def convert(target: CTarget, value: Val, dtype: str) -> Val:
         else f"(({ctype(target, kind)}){through}({value.text}))",
         dtype,
     )
+
+
+def is_half(value: Number) -> bool:
+    """Return True if float16 holds ``value``."""
+    with np.errstate(over="ignore"):
+        return isinstance(value, bool) or bool(np.float64(np.float16(value)) == np.float64(value))
+
+
+def rounded(target: CTarget, value: Val) -> Val:
+    """Return ``value`` as float16 has it: rounded to nearest, ties to even, and infinite beyond its range."""
+    if value.half:
+        return value
+    text = f"rm_hround{value.lanes}({value.text})" if value.lanes else target.functions["round:float16"].format(v=value.text)
+    return Val(text, value.dtype, lanes=value.lanes, half=True)
+
+
+def keeps_half(fn: str, args: Sequence[Val]) -> bool:
+    """Return True if an operation gives one of its operands, all of which float16 holds, or its opposite."""
+    return fn in ("max", "min", "neg", "abs") and all(a.half for a in args)
 
 
 def function(target: CTarget, fn: str, dtype: str) -> str:
@@ -135,7 +155,7 @@ def apply(target: CTarget, fn: str, args: Sequence[Val]) -> Val:
     kind = compute_type(dtype)
     if is_float(kind):
         result = _float(target, fn, kind, texts, args)
-        return Val(result, "bool" if fn in ("isnan", "isinf") else dtype)
+        return Val(result, "bool" if fn in ("isnan", "isinf") else dtype, half=keeps_half(fn, args))
     if fn in ("isnan", "isinf"):
         return Val("0", "bool", atom=True)
     return Val(_integer(target, fn, kind, texts), dtype)

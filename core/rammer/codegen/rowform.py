@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from rammer.codegen.layout import heads
 from rammer.ir import expr as ex
-from rammer.ir.compute import Axis, Compute
+from rammer.ir.compute import Axis, Compute, computed_at
 from rammer.ir.expr import Expr, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
@@ -226,7 +226,7 @@ def expanded(e: Expr, inlined: Mapping[str, Compute]) -> Expr:
         if isinstance(n, Load) and n.fill is None and n.tensor in inlined:
             c = inlined[n.tensor]
             indices = (expanded(i, inlined) for i in n.indices)
-            return expanded(ex.substitute(c.body, dict(zip((a.name for a in c.axes), indices, strict=True))), inlined)
+            return expanded(computed_at(c, indices), inlined)
         return None
 
     return ex.transform(e, rule)

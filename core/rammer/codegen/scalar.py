@@ -65,7 +65,7 @@ class Block:
             return value
         name = self.unit.fresh("v")
         self.line(f"const {ops.ctype(self.unit.target, value.cdtype)} {name} = {value.text};")
-        return Val(name, value.dtype, value.small, True)
+        return Val(name, value.dtype, value.small, True, half=value.half)
 
     def known(self, e: Expr) -> Val | None:
         """The value of ``e`` if this scope or an outer one has it."""
@@ -81,13 +81,14 @@ class Block:
     def value(self, e: Expr) -> Val:
         """The C value of an expression whose axes are variables in scope."""
         if isinstance(e, Const):
-            return Val(ops.literal(self.unit.target, e.value, e.dtype), e.dtype, atom=True)
+            return Val(ops.literal(self.unit.target, e.value, e.dtype), e.dtype, atom=True, half=ops.is_half(e.value))
         if self.unit.is_index(e):
             return self.unit.index(e)
         if isinstance(e, Load):
             return self.load(e)
         if isinstance(e, Cast):
-            return ops.convert(self.unit.target, self.value(e.arg), e.dtype)
+            value = ops.convert(self.unit.target, self.value(e.arg), e.dtype)
+            return ops.rounded(self.unit.target, value) if e.dtype == "float16" else value
         if isinstance(e, Table):
             return Val(f"{self.unit.table(e.values, e.dtype)}[{self.value(e.index).text}]", e.dtype, atom=True)
         if isinstance(e, Op) and e.fn == "where":
@@ -110,7 +111,8 @@ class Block:
         result = []
         for a, v in zip(args, values, strict=True):
             if isinstance(a, Const):
-                result.append(Val(ops.literal(target, a.value, "int32" if small else kind), kind, small, True))
+                text = ops.literal(target, a.value, "int32" if small else kind)
+                result.append(Val(text, kind, small, True, half=ops.is_half(a.value)))
             elif v is not None:
                 result.append(v if small and v.dtype == kind else ops.convert(target, v, kind))
         return result
@@ -126,11 +128,14 @@ class Block:
         kind = (open_ or typed)[0].dtype
         target = self.unit.target
         parts = [
-            Val(ops.literal(target, a.value, kind), kind, atom=True) if isinstance(a, Const) else ops.convert(target, v, kind)
+            Val(ops.literal(target, a.value, kind), kind, atom=True, half=ops.is_half(a.value))
+            if isinstance(a, Const)
+            else ops.convert(target, v, kind)
             for v, a in zip(typed, e.args[1:], strict=True)
         ]
+        half = all(p.half for p in parts)
         if not arms[0].lines and not arms[1].lines:
-            return Val(f"({test.text} ? {parts[0].text} : {parts[1].text})", kind)
+            return Val(f"({test.text} ? {parts[0].text} : {parts[1].text})", kind, half=half)
         name = self.unit.fresh("v")
         self.line(f"{ops.ctype(target, ops.compute_type(kind))} {name};")
         for head, arm, part in zip((f"if ({test.text})", "else"), arms, parts, strict=True):
@@ -140,7 +145,7 @@ class Block:
                 f"  {name} = {part.text};",
                 "}",
             ]
-        return Val(name, kind, atom=True)
+        return Val(name, kind, atom=True, half=half)
 
     # --- loads --------------------------------------------------------------------------------
 
@@ -149,8 +154,19 @@ class Block:
         return True
 
     def load(self, e: Load) -> Val:
-        """A load: of a stored tensor, or of a producer computed in place."""
+        """A load: of a stored tensor, or of a producer computed in place, whose result is rounded as it would be stored."""
         e = Load(e.tensor, tuple(tidy(i) for i in e.indices), e.fill)
+        value = self.unrounded(e)
+        if value.half or self.unit.dtypes[e.tensor] != "float16":
+            return value
+        key = Cast("float16", e)
+        found = self.known(key)
+        if found is None:
+            found = self.memo[key] = self.let(ops.rounded(self.unit.target, value))
+        return found
+
+    def unrounded(self, e: Load) -> Val:
+        """A load as registers hold it: computed in place, float16 is still float32."""
         seen = self.known(e)
         if seen is not None:
             return seen
@@ -159,7 +175,9 @@ class Block:
         if producer is None:
             text, dtype = self.element(e.tensor, e.indices, clamp=not guard), self.unit.places[e.tensor].dtype
             fill = ops.literal(self.unit.target, e.fill, dtype) if e.fill is not None else ""
-            value = Val(f"({guard} ? {text} : {fill})" if guard else text, dtype)
+            value = Val(
+                f"({guard} ? {text} : {fill})" if guard else text, dtype, half=dtype == "float16" and ops.is_half(e.fill or 0)
+            )
         elif not guard:
             value = self.inline(producer, e.indices)
         else:
@@ -173,8 +191,9 @@ class Block:
         fill = ops.literal(target, e.fill if e.fill is not None else 0, producer.dtype)
         self.line(f"{ops.ctype(target, ops.compute_type(producer.dtype))} {name} = {fill};")
         with self.nest(f"if ({guard})") as inner:
-            inner.line(f"{name} = {inner.inline(producer, e.indices).text};")
-        return Val(name, producer.dtype, atom=True)
+            value = inner.inline(producer, e.indices)
+            inner.line(f"{name} = {value.text};")
+        return Val(name, producer.dtype, atom=True, half=value.half and ops.is_half(e.fill or 0))
 
     def guard(self, e: Load) -> str:
         """The condition that the padded load ``e`` is inside its tensor; "" where it always is."""

@@ -17,9 +17,9 @@ class CTarget:
     thread's index in the task's group and their number (``0`` and ``1`` where a task is one thread);
     ``barrier``: statement joining the group (empty for one thread); ``types``: element type -> spelling;
     ``functions``: scalar operation -> spelling where it differs from C99's float forms (``load:float16``
-    and ``store:float16`` are templates over pointer ``p``, index ``i`` and value ``v``, and ``as_uint32`` and its like, which
-    read the bits of a number as one of another type, over ``v``; ``div`` is one of float32 alone,
-    ``fma`` the product and sum in one rounding that sums of products take); ``preamble``: text placed
+    and ``store:float16`` are templates over pointer ``p``, index ``i`` and value ``v``; ``round:float16``, a float32 that
+    float16 holds, and ``as_uint32`` and its like, which read the bits of a number as one of another type, over ``v``; ``div``
+    is one of float32 alone, ``fma`` the product and sum in one rounding that sums of products take); ``preamble``: text placed
     once before all functions; ``restrict``: pointer qualifier ("" for none); ``vectors``: widths of the float32 vectors that the
     preamble defines, used where a task is one thread; ``rereads``: whether such a task may read what it has written of a result.
     """

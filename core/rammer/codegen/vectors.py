@@ -57,6 +57,8 @@ typedef int rm_j{w} __attribute__((vector_size({bytes}), aligned(4), may_alias))
 #define rm_heven{w}(p) rm_halves{w}(p, 2)
 #define rm_hstore{w}(p, v) do {{ \
   rm_f{w} r_ = (v); _Float16 *p_ = (p); for (int k_ = 0; k_ < {w}; ++k_) p_[k_] = (_Float16)r_[k_]; }} while (0)
+#define rm_hround{w}(v) __extension__ ({{ \
+  rm_f{w} h_ = (v); for (int k_ = 0; k_ < {w}; ++k_) h_[k_] = (float)(_Float16)h_[k_]; h_; }})
 #define rm_codes{w}(p, s) __extension__ ({{ \
   rm_i{w} r_; __typeof__(p) p_ = (p); for (int k_ = 0; k_ < {w}; ++k_) r_[k_] = (int)p_[k_ * (s)]; r_; }})
 #define rm_uload{w}(p) rm_codes{w}(p, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -241,6 +241,12 @@ def _axes(text: str) -> tuple[Axis, ...]:
     if not all(found):
         raise ValueError(f"not axes: {text[:SHOWN]}")
     return tuple(Axis(match[1], int(match[2])) for match in found if match)
+
+
+def computed_at(c: Compute, indices: Iterable[Expr]) -> Expr:
+    """Return what a reader of the map ``c`` sees at ``indices``: its expression, rounded where the result is float16."""
+    body = ex.substitute(c.body, dict(zip((a.name for a in c.axes), indices, strict=True)))
+    return Cast(c.dtype, body) if c.dtype == "float16" and not isinstance(body, Cast | Load) else body
 
 
 def identity(combiner: Combiner, dtype: str) -> Const:

@@ -1,7 +1,7 @@
 """NumPy evaluation of Computes: the reference result, and the simulator's arithmetic.
 
 Affine loads become strided views, and a contraction of two views becomes one ``einsum``; anything
-else gathers. float16 is a storage format, as in C text: it computes in float32 and only results are rounded.
+else gathers. float16 is a storage format, as in C text: it computes in float32, and results and casts are rounded.
 ``precise=True`` computes floats in float64, the reference that tests compare with.
 """
 
@@ -252,7 +252,8 @@ def _value(
     elif isinstance(e, Table):
         result = np.asarray(e.values, dtype=kind(e.dtype))[sub(e.index)]
     elif isinstance(e, Cast):
-        result = _safe(lambda x: x.astype(kind(e.dtype)))(sub(e.arg))
+        stored = e.dtype if e.dtype == "float16" and not precise else kind(e.dtype)
+        result = _safe(lambda x: x.astype(stored).astype(kind(e.dtype), copy=False))(sub(e.arg))
     elif isinstance(e, Load):
         result = _load(e, axes, tensors, sub, precise)
     else:

@@ -110,7 +110,9 @@ _JOINING: Final = frozenset(
 )
 #: Sums of as many powers of the operand as an axis is long: operator -> the power, and that of the whole sum.
 _SUMS: Final[Mapping[str, tuple[float, float]]] = {
-    **dict.fromkeys(("ReduceSum", "ReduceL1", "CumSum", "Col2Im", "ScatterElements", "ScatterND", "Sum", "DFT", "STFT"), (1.0, 1.0)),
+    **dict.fromkeys(
+        ("ReduceSum", "ReduceL1", "CumSum", "Col2Im", "ScatterElements", "ScatterND", "Sum", "DFT", "STFT"), (1.0, 1.0)
+    ),
     "ReduceSumSquare": (2.0, 1.0),
     **dict.fromkeys(("ReduceL2", "LpPool", "GlobalLpPool"), (2.0, 0.5)),
 }

@@ -134,7 +134,9 @@ class _Narrow:
         known = [self.graph.constants[n] for n in data if n in self.graph.constants]
         if node.op not in LIMITING and not all(map(survives, known)):
             return "float16 cannot hold a constant operand"
-        if not all(self._can_halve(n) for n in data if n not in self.graph.constants) or (node.op not in PRODUCTS and self._grows(node)):
+        if not all(self._can_halve(n) for n in data if n not in self.graph.constants) or (
+            node.op not in PRODUCTS and self._grows(node)
+        ):
             return GROWS
         return "" if self._lowers(node, wide=self._opens(node)) else "it has no float16 form"
 

@@ -225,7 +225,10 @@ def check_large_tiles(device: Subject) -> None:
     capacity = device.backend.vdevice.layer("veu").capacity or KEPT
     columns = 1024
     for rows in (max(1, capacity // 4096), 2 * capacity // 4096 + 1):
-        lines = (f"t: f32[i:{rows}, k:{columns}] = x[i, k] * 2.0", f"y: f32[i:{rows}, k:{columns}] = t[i, k] + t[i, {columns - 1} - k]")
+        lines = (
+            f"t: f32[i:{rows}, k:{columns}] = x[i, k] * 2.0",
+            f"y: f32[i:{rows}, k:{columns}] = t[i, k] + t[i, {columns - 1} - k]",
+        )
         operator = operator_of(*lines, tile=(rows, columns))
         ports = [("x", "input", (rows, columns)), ("y", "output", (rows, columns))]
         program = program_of_operators("large_tile", [operator], ports, (), [[Task("y", 0)]])  # type: ignore[arg-type]

@@ -76,9 +76,7 @@ def long_table(rows: int) -> RProgram:
     count, head = sum(BANDS), f"f32[i:{sum(BANDS)}]"
     ends = [0, *accumulate(BANDS)]
     operators = [
-        operator_of(
-            f"e: f32[i:{SLOW}, j:{SLOW}] = max[k:{4 * SLOW}] s[i, k // 4] * s[k // 4, j]", tile=(-(-SLOW // 2), SLOW)
-        ),
+        operator_of(f"e: f32[i:{SLOW}, j:{SLOW}] = max[k:{4 * SLOW}] s[i, k // 4] * s[k // 4, j]", tile=(-(-SLOW // 2), SLOW)),
         operator_of(f"c: {head} = x[i] * 2.0", tile=(1,)),
     ]
     counters, table = list[Counter](), [list[Task]() for _ in range(rows)]

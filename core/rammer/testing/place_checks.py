@@ -167,5 +167,6 @@ def _softmax(device: Subject) -> None:
             want = np.zeros(x.shape, np.float64)
             want[np.arange(count), rows] = 1
             error = relative_error(exe.run({"x": x})["y"], want)
-            device.expect(error <= 1e-6, f"softmax of rows of {length} in which one element decides: relative L2 error {error:.1e}")
-
+            device.expect(
+                error <= 1e-6, f"softmax of rows of {length} in which one element decides: relative L2 error {error:.1e}"
+            )

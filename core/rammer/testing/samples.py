@@ -159,7 +159,9 @@ def _variants(device: Subject, batch: Batch, rows: int) -> Iterator[Batch]:
     plain = [replace(o, tile=(), family="", config=()) for o in batch.operators]
     offers = [_families(device, o, binding) for o in plain]
     for turn in range(min(FAMILIES, max(map(len, offers), default=0))):
-        chosen = [(offer[min(turn, len(offer) - 1)] if offer else own) for offer, own in zip(offers, batch.operators, strict=True)]
+        chosen = [
+            (offer[min(turn, len(offer) - 1)] if offer else own) for offer, own in zip(offers, batch.operators, strict=True)
+        ]
         yield batch.with_operators(chosen, rows)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rammer.ir import expr as ex
-from rammer.ir.compute import Compute, ComputeGraph, identity_load
+from rammer.ir.compute import Compute, ComputeGraph, computed_at, identity_load
 from rammer.ir.expr import Expr, Load
 from rammer.ir.types import TensorType, itemsize
 
@@ -50,9 +50,7 @@ def _with(c: Compute, found: dict[str, Compute]) -> Compute:
     def rule(e: Expr) -> Expr | None:
         if not isinstance(e, Load) or e.tensor not in found or e.fill is not None:
             return None
-        inside = found[e.tensor]
-        places = {old.name: place for old, place in zip(inside.axes, e.indices, strict=True)}
-        return ex.substitute(inside.body, places)
+        return computed_at(found[e.tensor], e.indices)
 
     body = ex.transform(c.body, rule)
     return c if body is c.body else replace(c, body=body, used=None)

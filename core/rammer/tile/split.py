@@ -26,8 +26,8 @@ from rammer.tile.traffic import footprint
 def rfactor(compute: Compute, axis: str, parts: int, name: str = "") -> tuple[Compute, Compute]:
     """``sum[k] f(k)`` -> ``partial[.., p] = sum[k'] f(p*K' + k')`` and ``sum[p] partial[.., p]``.
 
-    ``parts`` must divide the axis' extent, ``name`` is that of the partial sums; ValueError otherwise, or when ``axis`` is
-    not reduced.
+    Partial sums of float16 are float32, so that the result is rounded once. ``parts`` must divide the axis' extent, ``name`` is
+    that of the partial sums; ValueError otherwise, or when ``axis`` is not reduced.
     """
     extents = {r.name: r.extent for r in compute.reduce}
     if axis not in extents:
@@ -40,6 +40,7 @@ def rfactor(compute: Compute, axis: str, parts: int, name: str = "") -> tuple[Co
     body = ex.substitute(compute.body, {axis: ex.add(ex.mul(part, inner), axis)})
     partial = replace(
         compute,
+        dtype="float32" if compute.dtype == "float16" and compute.combiner in ("sum", "prod") else compute.dtype,
         name=name or f"{compute.name}_partial",
         axes=(*compute.axes, Axis(part, parts)),
         body=body,

@@ -16,6 +16,11 @@ __device__ __forceinline__ void rm_store_f16(unsigned short *p, float f) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
   *p = h;
 }
+__device__ __forceinline__ float rm_round_f16(float f) {
+  unsigned short h;
+  rm_store_f16(&h, f);
+  return rm_load_f16(&h);
+}
 """
 
 #: The bits of numbers.
@@ -38,7 +43,12 @@ CUDA = CTarget(
     threads="(int)blockDim.x",
     barrier="__syncthreads();",
     types={**STANDARD, "float16": "unsigned short"},
-    functions={"load:float16": "rm_load_f16({p} + {i})", "store:float16": "rm_store_f16({p} + {i}, {v})", **_BITS},
+    functions={
+        "load:float16": "rm_load_f16({p} + {i})",
+        "store:float16": "rm_store_f16({p} + {i}, {v})",
+        "round:float16": "rm_round_f16({v})",
+        **_BITS,
+    },
     preamble="#define RM_INF __int_as_float(0x7f800000)\n#define RM_NAN __int_as_float(0x7fc00000)\n"
     + helpers("__device__ __forceinline__", STANDARD, overloaded=False)
     + _HALF,

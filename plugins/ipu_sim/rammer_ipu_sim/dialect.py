@@ -16,7 +16,12 @@ IPU = CTarget(
     threads="1",
     barrier="",
     types={**STANDARD, "float16": "half"},
-    functions={"load:float16": "((float){p}[{i}])", "store:float16": "{p}[{i}] = (half)({v})", **BITS},
+    functions={
+        "load:float16": "((float){p}[{i}])",
+        "store:float16": "{p}[{i}] = (half)({v})",
+        "round:float16": "((float)(half)({v}))",
+        **BITS,
+    },
     preamble="#include <cmath>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
     + helpers("static inline", STANDARD, overloaded=False),
     restrict="__restrict__",

@@ -28,6 +28,11 @@ _VECTORS = """
 #define rm_hload{w}(p) vload_half{w}(0, p)
 #define rm_heven{w}(p) ((float{w})(vload_half{w}(0, p).even, vload_half{w}(0, (p) + {last}).odd))
 #define rm_hstore{w}(p, v) vstore_half{w}(v, 0, p)
+inline static float{w} rm_hround{w}(float{w} v) {{
+  ushort h[{w}];
+  vstore_half{w}(v, 0, (half *)h);
+  return vload_half{w}(0, (half *)h);
+}}
 #define rm_uload{w}(p) convert_int{w}(vload{w}(0, p))
 #define rm_sload{w}(p) convert_int{w}(vload{w}(0, p))
 #define rm_iload{w}(p) vload{w}(0, p)
@@ -101,9 +106,17 @@ OPENCL = CTarget(
     functions={n: n for n in (*MATH, "fma")}
     | _SPELLED
     | _BITS
-    | {"load:float16": "vload_half({i}, {p})", "store:float16": "vstore_half({v}, {i}, {p})"},
-    preamble=EACH_ROUNDED + "#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
+    | {
+        "load:float16": "vload_half({i}, {p})",
+        "store:float16": "vstore_half({v}, {i}, {p})",
+        "round:float16": "rm_hround({v})",
+    },
+    preamble=EACH_ROUNDED + "#ifdef cl_khr_fp64
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+#endif
+"
     "#define RM_INF INFINITY\n#define RM_NAN NAN\n"
+    "inline static float rm_hround(float v) { ushort h; vstore_half(v, 0, (half *)&h); return vload_half(0, (half *)&h); }\n"
     + helpers("inline static", _TYPES, overloaded=True, double_guard="defined(cl_khr_fp64)")
     + vectors(Vectors(_VECTORS, "inline static", "v.s{k}", _builtin, halves=True)),
     vectors=WIDTHS,

@@ -1,10 +1,40 @@
 """Operators that are functions over ONNX's: importing this defines them all."""
 
 from rammer.frontend.contrib import (
+    attention,
+    blocks,
+    experts,
+    fused,
+    gates,
+    grids,
+    grouped,
+    hosted,
+    images,
+    norms,
+    quantised,
+    recurrences,
+    rotary,
+    tensors,
 )
 from rammer.frontend.contrib.function import FUNCTIONS, expand_use
+from rammer.frontend.contrib.hosted import HOST_ONLY
 
 __all__ = [
     "FUNCTIONS",
+    "HOST_ONLY",
+    "attention",
+    "blocks",
     "expand_use",
+    "experts",
+    "fused",
+    "gates",
+    "grids",
+    "grouped",
+    "hosted",
+    "images",
+    "norms",
+    "quantised",
+    "recurrences",
+    "rotary",
+    "tensors",
 ]

@@ -296,7 +296,9 @@ class _Attention:
         scope.line(f"const int key = {f'min(place, {self._last})' if self._ragged else 'place'};")
         self.frame.unit.ranges |= {"row": (0, a.rows - 1), "key": (0, last)}
         point = a.point(Ref("row"), Ref("key"))
-        scope.memo[Load(self.own, point)] = Val("s[i / 4][i % 4]", self.binding.types[self.own].dtype, atom=True)
+        scope.memo[Load(self.own, point)] = Val(
+            "s[i / 4][i % 4]", self.binding.types[self.own].dtype, atom=True, half=self.own != a.scores.name
+        )
         for load, text in self.known.items():
             scope.memo[load] = Val(text, self.binding.types[load.tensor].dtype, atom=True)
         return point

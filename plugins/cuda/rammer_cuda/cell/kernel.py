@@ -264,7 +264,7 @@ class _CellText:
         block = (_Early if self.early else Block)(unit)
         point = tuple(Ref(f"x{d}") for d in range(len(operator.anchor.axes)))
         for name in operator.outputs:
-            value = block.load(Load(name, point))
+            value = block.load(Load(name, point)) if name in self.sent else block.unrounded(Load(name, point))
             if name in self.sent:  # first, since somebody waits for it
                 span, at = word_span(self.binding.storages[name]), block.address(self._global(name), point)
                 block.line(f"rm_send(walk, {self._word(name)}, {span}, {at}, {value.text});")

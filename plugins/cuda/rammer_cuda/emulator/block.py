@@ -140,6 +140,11 @@ static void rm_store_f16(unsigned short *p, float value) {
   else if (v == v) { const float f = frexpf(v, &e); h = ((e + 14) << 10) + (int)lrintf(ldexpf(f, 11)) - 1024; }
   *p = (unsigned short)(h | std::signbit(value) << 15);
 }
+static float rm_round_f16(float value) {
+  unsigned short h;
+  rm_store_f16(&h, value);
+  return rm_load_f16(&h);
+}
 template <class T> static T __shfl_xor_sync(unsigned, T value, int mask) {
   const int me = threadIdx.x;
   memcpy(&rm_mail[me], &value, sizeof value);

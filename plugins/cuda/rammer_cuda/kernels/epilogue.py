@@ -46,7 +46,7 @@ def finish(block: Block, places: Mapping[str, Place], product: Load, value: str,
     the core's emitter, and the stores of ``outputs``."""
     block.memo[product] = Val(value, dtype, atom=True)
     for name in outputs:
-        block.store(places[name], product.indices, block.load(Load(name, product.indices)), ())
+        block.store(places[name], product.indices, block.unrounded(Load(name, product.indices)), ())
 
 
 @dataclass

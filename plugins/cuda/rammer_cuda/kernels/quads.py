@@ -152,11 +152,11 @@ class Quads(Epilogue):
         dtype = self.binding.types[ld.tensor].dtype
         if self._same(k):
             value = read.load(ld)
-            maps.memo[ld] = Val(f"held{k}[u]", value.dtype, value.small, True)
+            maps.memo[ld] = Val(f"held{k}[u]", value.dtype, value.small, True, half=value.half)
             return ops.ctype(CUDA, value.cdtype), value.text
         kind, elements, _ = _WORDS[dtype]
         for found, element in zip(self.loads, elements, strict=True):
-            maps.memo[found[k]] = Val(f"({element.format(f'held{k}[u]')})", dtype, atom=True)
+            maps.memo[found[k]] = Val(f"({element.format(f'held{k}[u]')})", dtype, atom=True, half=dtype == "float16")
         place = self.unit.places[ld.tensor]
         return kind, f"*(const {kind} *)({place.pointer} + {read.address(place, ld.indices)})"
 
@@ -178,6 +178,6 @@ class Quads(Epilogue):
     def _store(self, block: Block, name: str) -> None:
         """The four elements of a result, as one word."""
         place = self.unit.places[name]
-        values = [block.let(ops.convert(CUDA, block.load(Load(name, point)), place.dtype)).text for point in self.points]
+        values = [block.let(ops.convert(CUDA, block.unrounded(Load(name, point)), place.dtype)).text for point in self.points]
         kind, _, word = _WORDS[place.dtype]
         block.line(f"*({kind} *)({place.pointer} + {block.address(place, self.points[0])}) = {word.format(*values)};")

@@ -223,7 +223,7 @@ class _Rowwise:
         for name in form.operator.outputs:
             if not form.whole(name):
                 point = form.point(name, self.rows, self.elements[0][0])
-                value = self.block.load(Load(name, point))
+                value = self.block.unrounded(Load(name, point))
                 inside = " && ".join(filter(None, ("lane == 0" if self.s.across > 1 else "", self.inside)))
                 with self.block.nest(f"if ({inside or 'true'})") as scope:
                     scope.store(self.frame.places[name], point, value, ())
@@ -237,7 +237,7 @@ class _Rowwise:
     def _store_chunk(self, name: str, points: Sequence[tuple[Expr, ...]], tests: str) -> None:
         """One chunk's results, by one 16-byte store where their places are 16 aligned bytes."""
         place = self.frame.places[name]
-        values = [ops.convert(CUDA, self.block.load(Load(name, p)), place.dtype) for p in points]
+        values = [ops.convert(CUDA, self.block.unrounded(Load(name, p)), place.dtype) for p in points]
         with self.block.nest(f"if ({tests or 'true'})") as scope:
             if self.s.vector == VECTOR and self.joined and self.aligned(Load(name, points[0])):
                 parts = ", ".join(v.text for v in values)

@@ -137,7 +137,7 @@ class _Window:
         for point in points:
             tests = " && ".join((*inside, *self.strips.own(f, point)))
             for name in self.w.operator.outputs:
-                value = f.block.load(Load(name, point))
+                value = f.block.unrounded(Load(name, point))
                 with f.block.nest(f"if ({tests})" if tests else "") as scope:
                     scope.store(f.places[name], point, value, ())
 

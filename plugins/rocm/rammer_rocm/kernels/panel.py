@@ -35,7 +35,7 @@ from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.skipping import skips_of
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.tasktext import TaskText
-from rammer_rocm.kernels.vector import Vector, element, integer_text, read, vector_type, write
+from rammer_rocm.kernels.vector import Vector, element, integer_text, read, rounded, vector_type, write
 from rammer_rocm.kernels.window import PanelWindow, window_of
 
 
@@ -357,7 +357,7 @@ class Panel(TaskText):
 
     def _load(self, names: Mapping[str, str], axes: Mapping[str, str], load: Load) -> str:
         if load.tensor in names:
-            return names[load.tensor]
+            return rounded(self.stored(load.tensor), self.lanes, names[load.tensor])
         steps, p = self._steps(load, axes), self.p
         pointer, kind = self.pointer(load.tensor), self.stored(load.tensor)
         base = self._point(steps)

@@ -16,7 +16,7 @@ from rammer.ir.expr import Load, Ref
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.sliding import WindowForm
 from rammer_rocm.kernels.tasktext import TaskText
-from rammer_rocm.kernels.vector import Vector, element, read, vector_type, write
+from rammer_rocm.kernels.vector import Vector, element, read, rounded, vector_type, write
 
 
 class WindowText(TaskText):
@@ -84,7 +84,7 @@ class WindowText(TaskText):
 
     def _load(self, names: Mapping[str, str], axes: Mapping[str, str], load: Load) -> str:
         if load.tensor in names:
-            return names[load.tensor]
+            return rounded(self.stored(load.tensor), self.lanes, names[load.tensor])
         steps, constant = self.steps(load, axes)
         pointer, kind, step = self.pointer(load.tensor), self.stored(load.tensor), steps.get(self.lane, 0)
         place = self.place(steps, constant)

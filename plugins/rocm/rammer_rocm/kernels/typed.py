@@ -16,7 +16,7 @@ from rammer.ir import expr as ex
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
-from rammer_rocm.kernels.vector import Vector, vector_type
+from rammer_rocm.kernels.vector import Vector, rounded, vector_type
 
 #: Element types that vectors load, convert and store.
 TYPES: Final = ("float32", "float16", "int32", "uint8", "int8", "int16", "uint16")
@@ -88,10 +88,12 @@ class TypedVector(Vector):
     def _converted(self, e: Cast) -> str:
         have = self._kind(e.arg)
         if e.dtype in STORED and have == "float32":
-            return self.value(e.arg)  # float16 is a format, no arithmetic: what is stored is rounded
+            return rounded(e.dtype, self.width, self.value(e.arg))
         if have not in TYPES or e.dtype not in TYPES or (have == "float32" and e.dtype not in _NUMBERS):
             raise Unsuited(f"{e} in a vector expression")
-        return f"convert_{vector_type(self.width, CPU_DIALECT.types[self._kind(e)])}({self.value(e.arg)})"
+        return rounded(
+            e.dtype, self.width, f"convert_{vector_type(self.width, CPU_DIALECT.types[self._kind(e)])}({self.value(e.arg)})"
+        )
 
     def mask(self, e: Expr) -> str:
         """Text of a condition: an integer vector of -1 and 0."""

@@ -45,6 +45,11 @@ def write(dtype: str, width: int, address: str, value: str) -> str:
     return f"vstore{width}({value}, 0, {address});" if width > 1 else f"*({address}) = {value};"
 
 
+def rounded(dtype: str, width: int, value: str) -> str:
+    """Return float32 ``value`` as memory of ``dtype`` would have it."""
+    return f"rm_hround{width if width > 1 else ''}({value})" if dtype == "float16" else value
+
+
 def element(dtype: str, pointer: str, place: str) -> str:
     """One element as float32."""
     return fetch(CPU_DIALECT, pointer, place, dtype)
@@ -86,7 +91,7 @@ class Vector:
         if isinstance(e, Load):
             return self.load(e)
         if isinstance(e, Cast) and e.dtype in STORED:
-            return self.value(e.arg)  # float16 is a format, no arithmetic: what is stored is rounded
+            return rounded(e.dtype, self.width, self.value(e.arg))
         if not isinstance(e, Op):
             raise Unsuited(f"{e} in a vector expression")
         if e.fn in ("max", "min"):

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ def compile(
     options: Mapping[str, str] | None = None,
     resident: int = 8,
     shapes: Mapping[str, tuple[int, int] | str] | None = None,
+    keep_float32: Sequence[str] = (),
 ) -> Executable:
     """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
 
@@ -50,14 +51,16 @@ def compile(
     products become one where that is predicted to be no slower (``auto``), never (``off``) or wherever nothing is copied for
     it (``all``), or as ``auto`` but also of windows that differ (``pad``). ``shapes`` are ranges of open dimensions,
     ``{"seq": (1, 512)}``: one program serves all lengths of a part of it, so that a new length needs no compiling;
-    ``{"past": (0, 63), "total": "past + 1"}`` where one follows from another. Raises ``rammer.errors.BadInput``,
+    ``{"past": (0, 63), "total": "past + 1"}`` where one follows from another. ``keep_float32`` are patterns (``*/norm/*``) of the
+    names or types of operators that ``float16`` leaves in float32. Raises ``rammer.errors.BadInput``,
     ``DeviceUnavailable`` or ``DeviceFailure``.
     """
     from rammer.compiled.options import Request
     from rammer.runtime.session import open_executable
 
     spans = dict(shapes or {})
-    request = Request(policy, tune, target, precision, layout, batching, require, dict(options or {}), resident, spans)
+    given = dict(options or {})
+    request = Request(policy, tune, target, precision, layout, batching, require, given, resident, spans, tuple(keep_float32))
     return open_executable(model, device, request)
 
 

@@ -88,6 +88,7 @@ class Compiler:
     unmeasured: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
+    float32: dict[str, None] = field(default_factory=dict)  #: Operators that float16 left in float32, with the reasons.
 
     def __post_init__(self) -> None:
         plugins = self.registry
@@ -111,11 +112,12 @@ class Compiler:
     def compile_model(self, model: Model, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, str] = NOTHING) -> Compiled:
         """Bind ``shapes`` and compile. BadInput where a dynamic dimension stays open. ``kept`` outputs are in the memory of
         inputs where they can be (``frontend.appending``)."""
-        self.seconds, self.memory = {}, Memory()
+        self.seconds, self.memory, self.float32 = {}, Memory(), {}
         with self.registry.blaming() if self.registry else nullcontext():
             with self.step("bind"):
                 graph, rest = bind_until(model, shapes, self.lowerings)
-            return replace(self.compile(graph, kept if rest is None else NOTHING), rest=rest)
+            made = self.compile(graph, kept if rest is None else NOTHING)
+            return replace(made, rest=rest, float32=tuple(self.float32))
 
     def compile_range(
         self,
@@ -128,7 +130,7 @@ class Compiler:
         """One program for all lengths in ``spans`` of open dimensions; ``shapes`` tell the other ones. NoRange where it is
         none. With ``kept``, for fixed arrays: of these outputs in their inputs' memory, such inputs alone hold zeros beyond the
         lengths."""
-        self.seconds, self.memory = {}, Memory()
+        self.seconds, self.memory, self.float32 = {}, Memory(), {}
         points = [(p, shapes_at(model, shapes, p, derived)) for p in probes(spans)]
         with self.registry.blaming() if self.registry else nullcontext(), collector_paused():
             try:
@@ -137,7 +139,7 @@ class Compiler:
                 made = self._range(model, points, spans, (*OF_EXTENTS, *OF_EQUALS), kept)
             with self.step("cases"):
                 made = proved(with_cases(made, spans, self.backend, self.policy), self.backend.vdevice)
-        return replace(made, seconds=dict(self.seconds))
+        return replace(made, seconds=dict(self.seconds), float32=tuple(self.float32))
 
     def _range(
         self,
@@ -205,7 +207,8 @@ class Compiler:
         """``graph`` after all ``passes``; float16 comes after what folds constants, which is better done in float32."""
         graph, reports = Pipeline(passes).run(graph)
         if self.options.precision == "float16":
-            graph, more = narrowed(graph, passes, self.lowerings)
+            graph, more = narrowed(graph, passes, self.lowerings, self.options.keep_float32)
+            self.float32 |= dict.fromkeys(line for r in more for line in r.details)
             reports += more
         return graph, reports
 

@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from half_chains import draw_exact
+from half_chains import draw_chain, draw_exact
+from half_judge import complaint, spread_of
 from precision_model import LITTLE
 
 import rammer
@@ -21,6 +22,8 @@ from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower
 from rammer.frontend.reader import read_model
 from rammer.ir.evaluate import run_graph
+from rammer.passes.narrow import narrowed
+from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.runtime.session import open_executable
 from rammer.testing.some import some
 
@@ -94,3 +97,72 @@ def test_a_result_that_overflows_float16_is_infinite_for_its_readers(device: str
         exe = rammer.compile(onnx.parser.parse_model(text), device=device)
         assert exe.run({"x": x})["y"].tolist() == [np.inf, np.inf, -np.inf, np.float16(np.float16(x[3] * x[3]) / x[3])]
         exe.close()
+
+
+def test_values_that_outgrow_float16_stay_float32(rng: np.random.Generator) -> None:
+    """Norms, attention, statistics and quotients in ``float16``, with activations of up to 10,000, against float32."""
+    for _ in range(30):
+        model, feeds, names = draw_chain(rng)
+        graph = Pipeline(default_passes()).run(bind(read_model(model), {}))[0]
+        half, whole = narrowed(graph, default_passes())[0], lower(graph)
+        assert narrowed(half, default_passes())[0] is half, names
+        (output,) = whole.outputs
+        have = run_graph(lower(half), feeds, precise=False)[half.outputs[0].name]
+        assert not complaint(have, run_graph(whole, feeds)[output], spread_of(whole, feeds, rng)[output]), names
+
+
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
+def test_values_that_outgrow_float16_stay_float32_on_devices(device: str, rng: np.random.Generator) -> None:
+    open_or_skip(device)
+    for _ in range(4):
+        model, feeds, names = draw_chain(rng)
+        whole = lower(bind(read_model(model), {}))
+        exe = rammer.compile(model, device=device, precision="float16")
+        (output,) = whole.outputs
+        (have,) = exe.run(feeds).values()
+        exe.close()
+        assert not complaint(have, run_graph(whole, feeds)[output], spread_of(whole, feeds, rng)[output]), names
+
+
+NORM = """<ir_version: 9, opset_import: ["": 17]> g (float[2,8] x) => (float[2,8] y) {
+    c = Abs(x)
+    e = Relu(c)
+    y = Neg(e)
+}"""
+
+
+def named_model() -> onnx.ModelProto:
+    """A model of three operators, two of which have names."""
+    model = onnx.parser.parse_model(NORM)
+    model.graph.node[0].name, model.graph.node[1].name = "/first/Abs", "/first/Relu"
+    return model
+
+
+@pytest.mark.parametrize("patterns, kept", [(("*/Abs",), 1), (("Relu", "Neg"), 2), (("/first/*",), 2), (("*",), 3)])
+def test_patterns_keep_operators_in_float32(patterns: tuple[str, ...], kept: int) -> None:
+    exe = open_executable(named_model(), "ipu_sim", Request(precision="float16", keep_float32=patterns))
+    compiled = exe.compile_only({})
+    lines = compiled.float32
+    assert len(lines) == kept and all("kept by an option" in line for line in lines)
+    wide = {o for n in compiled.graph.nodes if n.op != "Cast" for o in n.outputs if compiled.graph.types[o].dtype == "float32"}
+    assert len(wide) == kept
+    exe.close()
+
+
+@pytest.mark.parametrize(
+    "precision, patterns, message",
+    [("float16", ("Relu", "*/Gemm"), r"no operator's name or type matches '\*/Gemm'"), ("float32", ("Relu",), "becomes float16")],
+)
+def test_patterns_that_keep_nothing_are_refused(precision: str, patterns: tuple[str, ...], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        rammer.compile(named_model(), device="ipu_sim", precision=precision, keep_float32=patterns)
+
+
+def test_a_file_names_the_operators_that_stay_float32(tmp_path: Path) -> None:
+    exe = open_executable(named_model(), "ipu_sim", Request(precision="float16", keep_float32=("Relu",)))
+    file = tmp_path / "kept.rammer"
+    save_artifact(file, exe.artifact(exe.compile_only({})))
+    assert load_artifact(file).compiled.float32 == ("Relu /first/Relu: kept by an option",)
+    with pytest.raises(BadInput, match="compiled before, with its keep-float32"):
+        open_executable(file, "", Request(keep_float32=("Relu",)))
+    exe.close()

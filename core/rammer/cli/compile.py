@@ -11,7 +11,7 @@ from rammer.cli.files import InputPath, OutputPath, write_file
 from rammer.cli.options import compile_options, parse_shapes, target_option
 from rammer.compiled.options import Request
 from rammer.ir.operator import RKernel
-from rammer.report.hosted import grouped
+from rammer.report.hosted import grouped, stays
 from rammer.report.table import duration, plain, size
 
 
@@ -40,6 +40,8 @@ def command(model: Path, device: str, output: Path | None, shapes: tuple[str, ..
     click.echo(f"{where}: {len(chosen)} kernels, arena {size(arena)}, {tasks} tasks, {hosted} operators on the host")
     for line in grouped(compiled.host_nodes):
         click.echo(f"on host: {line}")
+    for line in stays(compiled.float32):
+        click.echo(line)
     click.echo("steps: " + ", ".join(f"{name} {duration(s)}" for name, s in compiled.seconds.items()))
     if compiled.rest is not None:
         click.echo(f"later: {compiled.rest}")

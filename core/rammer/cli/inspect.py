@@ -20,7 +20,7 @@ from rammer.report.spread import describe_spread
 from rammer.report.stages import STAGES, dump_texts
 from rammer.runtime.checks import check_inputs
 from rammer.runtime.lengths import Lengths, scope
-from rammer.runtime.source import open_source
+from rammer.runtime.source import check_kept, open_source
 from rammer.runtime.spread_session import SEVERAL, check_spread, kind_of, open_shapes, options_for, placed, several
 from rammer.transport.find import known_links
 from rammer.transport.protocol import Site
@@ -99,6 +99,7 @@ def _spread(model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[
     registry = Registry()
     source = open_source(model, registry.operators)
     note_source(source)
+    check_kept(request.chosen, source)
     lengths = Lengths.of(source.head.inputs, request.lengths)
     choice = InputChoice(shapes=parse_shapes(shapes))
     inputs = check_inputs(source.head.inputs, collect_inputs(source.head, choice, lengths))

@@ -31,11 +31,11 @@ _SHAPE = click.option(
 
 
 def compile_options(fn: F) -> F:
-    """--require, --policy, --precision, --layout, --batching, --tune and --option, as ``request``, and --shape."""
+    """--require, --policy, --precision, --keep-float32, --layout, --batching, --tune, --option: ``request``; and --shape."""
 
     @wraps(fn)
     def taking(options: tuple[str, ...], **given: Any) -> Any:
-        asked = {n: given.pop(n) for n in ("policy", "tune", "precision", "layout", "batching", "require")}
+        asked = {n: given.pop(n) for n in ("policy", "tune", "precision", "layout", "batching", "require", "keep_float32")}
         given["shapes"], lengths = _parted(given["shapes"])
         return fn(request=Request(**asked, device_options=parse_options(options), lengths=lengths), **given)
 
@@ -71,6 +71,12 @@ def compile_options(fn: F) -> F:
             show_default=True,
             help="Independent products become one: where it is predicted to be no slower, never, wherever nothing is copied, or "
             "as auto, of windows that differ, too.",
+        ),
+        click.option(
+            "--keep-float32",
+            multiple=True,
+            metavar="PATTERN",
+            help="With float16: operators whose name or type matches stay float32, e.g. '*/norm/*' or Exp; repeatable.",
         ),
         click.option(
             "--precision",

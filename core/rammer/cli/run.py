@@ -27,7 +27,7 @@ from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Tracer
 from rammer.errors import BadInput, Mismatch, printable
 from rammer.report.compare import HEADERS, differences, rows
-from rammer.report.hosted import grouped
+from rammer.report.hosted import grouped, stays
 from rammer.report.measured import measured_trace, summarise
 from rammer.report.table import duration, plain
 from rammer.runtime.executable import Executable
@@ -169,6 +169,7 @@ def build_report(exe: Executable, special: Specialised, outputs: dict[str, Array
         "simulated": device.simulated,
         "policy": exe.options.policy,
         "precision": exe.options.precision,
+        "float32": list(special.compiled.float32),
         "layout": exe.options.layout,
         "channels_last": sum(len(p.permuted) for p in special.compiled.programs),
         "compile_seconds": special.compile_seconds,
@@ -202,6 +203,7 @@ def show(report: dict[str, Any], quiet: bool = False) -> None:
         f"on host   {len(report['host_nodes'])} operators{_share(report)}"
         + "".join(f"\n          {n}" for n in report["host_types"]),
     ]
+    lines += [f"float32   {line}" for line in stays(report["float32"])]
     lines += [f"{name:10}{report[name]}" for name in ("lengths", "later") if report[name]]
     lines += [f"note      {note}" for note in report["notes"]]
     click.echo(printable("\n".join(lines)), err=quiet)

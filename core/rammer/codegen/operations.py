@@ -26,7 +26,7 @@ _BITS = {"as_uint32": "float32", "as_float32": "uint32", "as_uint64": "float64",
 @dataclass(frozen=True, slots=True)
 class Val:
     """C text of a value. ``small``: an int64 of the IR held in a 32-bit C int; ``atom``: a name or literal;
-    ``lanes``: elements of a vector, 0 for a scalar (a vector of bool is a mask of 0 and -1); ``half``: float16 holds the value."""
+    ``lanes``: elements of a vector, 0 for a scalar (a vector of bool is a mask of 0 and -1); ``half``: float16 holds it."""
 
     text: str
     dtype: str

@@ -80,6 +80,7 @@ def write_artifact(file: BinaryIO, artifact: Artifact, apart: KeptApart | None =
         "options": dict(artifact.options),
         "key": artifact.key,
         "segments": [],
+        "float32": list(compiled.float32),
     }
 
     if compiled.ranged is not None:

@@ -32,7 +32,7 @@ def quiet(step: str, detail: str) -> None:
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
     """Scheduling policy, tuning level (off, quick, full), the named hardware to compile for, the precision, the layout of
-    images inside, and whether independent products become one."""
+    images inside, whether independent products become one, and patterns of operators that float16 leaves in float32."""
 
     policy: str = "wavefront"
     tune: str = "off"
@@ -40,6 +40,7 @@ class CompileOptions:
     precision: str = "float32"
     layout: str = "keep"
     batching: str = "auto"
+    keep_float32: tuple[str, ...] = ()
 
 
 #: What is chosen when nothing is said.
@@ -50,7 +51,8 @@ DEFAULT = CompileOptions()
 class Request:
     """What a user asks for when a model is opened: CompileOptions, where None is the precision that a compiled file has and
     float32 for a model; the kind of hardware that it needs ("" for any); the device's own options; how many sets of input shapes
-    stay on the device; least and greatest lengths of open dimensions, or how they follow from others."""
+    stay on the device; least and greatest lengths of open dimensions, or how they follow from others; operators that stay
+    float32."""
 
     policy: str = DEFAULT.policy
     tune: str = DEFAULT.tune
@@ -62,12 +64,13 @@ class Request:
     device_options: Mapping[str, str] = field(default_factory=dict)
     resident: int = RESIDENT
     lengths: Mapping[str, tuple[int, int] | str] = field(default_factory=dict)
+    keep_float32: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> CompileOptions:
         """How a model is compiled that was not compiled before."""
         precision = self.precision or DEFAULT.precision
-        return CompileOptions(self.policy, self.tune, self.target, precision, self.layout, self.batching)
+        return CompileOptions(self.policy, self.tune, self.target, precision, self.layout, self.batching, self.keep_float32)
 
 
 #: Of who asks for nothing.

@@ -115,7 +115,8 @@ Segment: TypeAlias = "ProgramSegment | HostSegment"
 class Compiled:
     """A model specialised to input shapes and a device. ``passes`` are report lines, ``seconds`` the time
     of each step. ``rest`` waits for what the segments compute, and is compiled when it is there; the graph's outputs are what it
-    waits for. ``ranged`` says how a program for the longest of a range, whose shapes the graph has, serves the others."""
+    waits for. ``ranged`` says how a program for the longest of a range, whose shapes the graph has, serves the others.
+    ``float32`` lists the operators that precision float16 left in float32, with the reasons."""
 
     graph: Graph
     segments: tuple[Segment, ...]
@@ -123,6 +124,7 @@ class Compiled:
     seconds: Mapping[str, float] = field(default_factory=dict)
     rest: Rest | None = None
     ranged: Ranged | None = None
+    float32: tuple[str, ...] = ()
 
     @property
     def host_nodes(self) -> list[HostSegment]:

@@ -161,7 +161,7 @@ class _Members:
         ranged = Ranged.restored(head["ranged"], ranks) if "ranged" in head else None
         if ranged is not None:
             _check_lengths(ranged, (*inputs, *outputs))
-        compiled = Compiled(graph, segments, ranged=ranged)
+        compiled = Compiled(graph, segments, ranged=ranged, float32=tuple(map(_text, head.get("float32", ()))))
         if self.members:
             raise ValueError(f"member {shortened(next(iter(self.members)))!r} belongs to nothing")
         _check_flow(compiled)

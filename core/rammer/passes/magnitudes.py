@@ -271,7 +271,7 @@ class Magnitudes:
     # --- products -----------------------------------------------------------------------------
 
     def _product(self, node: Node) -> Magnitude:
-        """Sums of products with weights have the size of an activation, larger as the weights are; others have ``COUNT`` terms."""
+        """Sums of products with weights have the size of an activation times the weights' norm; others have ``COUNT`` terms."""
         names = node.inputs if node.op == "Einsum" else node.inputs[:2]
         data = [self.of(n) for n in names if not self.of(n).constant]
         if len(data) == 1 and len(names) > 1:

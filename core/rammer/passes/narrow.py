@@ -61,8 +61,8 @@ class NarrowFloats:
     """Store tensors of float32 in float16, with Casts where the model's own types begin and end.
 
     An operator stays float32 where its type is part of the model (``TYPED``), where it runs on the host or has bodies,
-    where it reads a constant that float16 cannot hold (beyond 65504, or so small that nothing of it is left), where ``keep`` has a
-    pattern of its name or type, and in a chain of values that may leave float16's range (``magnitudes``).
+    where it reads a constant that float16 cannot hold (beyond 65504, or so small that nothing of it is left), where a pattern of
+    ``keep`` matches its name or type, and in a chain of values that may leave float16's range (``magnitudes``).
     """
 
     lowerings: Lowerings = field(default_factory=lambda: REGISTRY, compare=False, repr=False)
@@ -73,25 +73,13 @@ class NarrowFloats:
         return self.name
 
     def __call__(self, graph: Graph) -> Graph:
-        return self.run(graph)[0]
+        return self.explained(graph)[0]
 
-    def run(self, graph: Graph) -> tuple[Graph, tuple[Kept, ...]]:
-        """Return the rewritten graph and the operators that stay float32."""
+    def explained(self, graph: Graph) -> tuple[Graph, tuple[str, ...]]:
+        """Return the rewritten graph, and a line for each operator that stays float32."""
         narrow = _Narrow(graph, self.lowerings, self.keep)
         result = narrow.rewritten()
         return (result if narrow.narrowed else graph), tuple(narrow.kept)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A node that stays float32, and the reason."""
-
-    node: str
-    op: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.op} {quoted(self.node)}: {self.why}"
 
 
 class _Narrow:
@@ -106,7 +94,7 @@ class _Narrow:
         self.narrowed: dict[str, str] = {}
         self.wide: set[str] = {v.name for v in graph.inputs} | set(graph.constants)
         self.nodes: list[Node] = []
-        self.kept: list[Kept] = []
+        self.kept: list[str] = []
 
     def rewritten(self) -> Graph:
         """Return the graph in float16."""
@@ -134,9 +122,8 @@ class _Narrow:
         known = [self.graph.constants[n] for n in data if n in self.graph.constants]
         if node.op not in LIMITING and not all(map(survives, known)):
             return "float16 cannot hold a constant operand"
-        if not all(self._can_halve(n) for n in data if n not in self.graph.constants) or (
-            node.op not in PRODUCTS and self._grows(node)
-        ):
+        fits = all(self.magnitudes.of(n).fits for n in data if n not in self.graph.constants)
+        if not fits or (node.op not in PRODUCTS and self._grows(node)):
             return GROWS
         return "" if self._lowers(node, wide=self._opens(node)) else "it has no float16 form"
 
@@ -147,9 +134,6 @@ class _Narrow:
     def _opens(self, node: Node) -> bool:
         """Return True if ``node`` is a product of float16 operands with a float32 result."""
         return node.op in PRODUCTS and self.magnitudes.of(node.outputs[0]).open
-
-    def _can_halve(self, name: str) -> bool:
-        return self.magnitudes.of(name).fits
 
     def _lowers(self, node: Node, wide: bool) -> bool:
         """Return True if ``node`` computes on the device with float16 operands, and a float32 result if ``wide``."""
@@ -187,7 +171,7 @@ class _Narrow:
         self._widen(n for n in node.inputs if n and n not in halves)
         if wide:
             self.wide.update(o for o in node.outputs if o)
-            self.kept.append(Kept(node.name, node.op, "its result may leave float16's range"))
+            self._report(node, "its result may leave float16's range, its operands are float16")
             outputs = node.outputs
         else:
             outputs = tuple(self._declare(o) if o and self._is_wide(o) else o for o in node.outputs)
@@ -204,7 +188,10 @@ class _Narrow:
         for name, wide in ends.items():
             self._cast(wide, self._declare(name), FLOAT16)
         if why != UNCHANGED:
-            self.kept.append(Kept(node.name, node.op, why))
+            self._report(node, why)
+
+    def _report(self, node: Node, why: str) -> None:
+        self.kept.append(f"{node.op} {quoted(node.name or next(filter(None, node.outputs)))}: {why}")
 
     def _declare(self, name: str) -> str:
         """Return the float16 form of ``name``."""
@@ -232,14 +219,14 @@ class _Narrow:
                 self.wide.add(name)
 
 
-def narrowed(graph: Graph, passes: Sequence[Pass], lowerings: Lowerings = REGISTRY) -> tuple[Graph, list[PassReport]]:
+def narrowed(
+    graph: Graph, passes: Sequence[Pass], lowerings: Lowerings = REGISTRY, keep: tuple[str, ...] = ()
+) -> tuple[Graph, list[PassReport]]:
     """``graph`` with its floats in 16 bits, and the ``passes`` over it. The change comes once: where a pass moves a cast before a
     reshape, it would move it behind again, for ever."""
-    reports = list[PassReport]()
-    for pipeline in (Pipeline((NarrowFloats(lowerings),)), Pipeline(tuple(passes))):
-        graph, more = pipeline.run(graph)
-        reports += more
-    return graph, reports
+    graph, found = Pipeline((NarrowFloats(lowerings, keep),)).run(graph)
+    graph, more = Pipeline(tuple(passes)).run(graph)
+    return graph, [*found, *more]
 
 
 def _halves(node: Node) -> bool:

@@ -46,9 +46,18 @@ class Pass(Protocol):
     def __str__(self) -> str: ...
 
 
+@runtime_checkable
+class Explaining(Protocol):
+    """A pass that says what it leaves as it was."""
+
+    def explained(self, graph: Graph) -> tuple[Graph, tuple[str, ...]]:
+        """Return what a call returns, and lines for the report."""
+
+
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What one call of a pass did: numbers of nodes and constants before and after, and its time (seconds)."""
+    """What one call of a pass did: numbers of nodes and constants before and after, its time (seconds), and what it left as it
+    was, where the pass says so."""
 
     spelling: str
     nodes_before: int
@@ -56,10 +65,12 @@ class PassReport:
     constants_before: int
     constants_after: int
     seconds: float = field(default=0.0, compare=False)
+    details: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         nodes = f"nodes {self.nodes_before} -> {self.nodes_after}"
-        return f"{self.spelling:<10} {nodes:<20} constants {self.constants_before} -> {self.constants_after}"
+        line = f"{self.spelling:<10} {nodes:<20} constants {self.constants_before} -> {self.constants_after}"
+        return "\n".join((line, *(f"#   float32 {detail}" for detail in self.details)))
 
 
 class PassError(RammerError):
@@ -111,13 +122,13 @@ def _checked(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
 
 def _run(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
     start = time.perf_counter()
-    result = step(graph)
+    result, details = step.explained(graph) if isinstance(step, Explaining) else (step(graph), ())
+    seconds = time.perf_counter() - start
+    counts = len(graph.nodes), len(result.nodes), len(graph.constants), len(result.constants)
+    if result is not graph or (details and not any(r.details for r in reports)):
+        reports.append(PassReport(str(step), *counts, seconds, details))
     if result is graph:
         return graph
-    seconds = time.perf_counter() - start
-    reports.append(
-        PassReport(str(step), len(graph.nodes), len(result.nodes), len(graph.constants), len(result.constants), seconds)
-    )
     try:
         verify_graph(result)
     except ValueError as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -59,6 +59,53 @@ def differences(have: Mapping[str, Array], want: Mapping[str, Array], rtol: floa
             result.append(difference(name, have[name], array, rtol, atol))
         else:
             result.append(Difference(name, np.inf, np.inf, np.inf, False, "missing"))
+    return result
+
+
+#: Relative error of float16.
+_UNIT: Final = 2.0**-11
+#: How many times a reference's own movement under errors of half precision is allowed.
+_FACTOR: Final = 8.0
+#: Largest finite float16.
+_LARGEST: Final = 65504.0
+#: Allowed relative L2 errors of such a size, or larger, say nothing.
+_LOOSE: Final = 0.5
+
+
+def perturbed(inputs: Mapping[str, Array], seed: int) -> dict[str, Array]:
+    """Return ``inputs`` with a relative error of half precision, at most, in every float."""
+    rng = np.random.default_rng([seed, 2])
+
+    def moved(x: Array) -> Array:
+        return np.asarray(x * (1 + _UNIT * rng.uniform(-1, 1, x.shape)).astype(x.dtype)) if x.dtype.kind == "f" else x
+
+    return {name: moved(x) for name, x in inputs.items()}
+
+
+def outlier_differences(
+    have: Mapping[str, Array], want: Mapping[str, Array], moved: Mapping[str, Array], rtol: float, atol: float
+) -> list[Difference]:
+    """Return a Difference for each expected float output in half precision, where activations have outliers.
+
+    Results that are not finite count where the reference is finite and within float16's range. Errors count as far as the
+    reference itself is stable: ``moved`` are its outputs for ``perturbed`` inputs.
+    """
+    result = list[Difference]()
+    for name, array in want.items():
+        label = f"{name}, outliers"
+        if name not in have or array.dtype.kind != "f" or have[name].shape != array.shape:
+            result += [difference(label, have[name], array, rtol, atol)] if name in have else []
+            continue
+        inside = np.isfinite(array) & (np.abs(array) <= _LARGEST)
+        lost = int((~np.isfinite(have[name][inside])).sum())
+        if lost:
+            result.append(Difference(label, np.inf, np.inf, np.inf, False, f"{lost} not finite within float16's range"))
+            continue
+        known, own = np.where(inside, array, 0), np.where(inside, have[name], 0)
+        movement = difference(label, np.where(inside, moved[name], 0), known, 0, 0).l2
+        found = difference(label, own, known, rtol + _FACTOR * movement, atol)
+        loose = not found.good and not rtol + _FACTOR * movement < _LOOSE
+        result.append(replace(found, good=True, why="the reference is unstable") if loose else found)
     return result
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
@@ -22,6 +22,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Integer inputs without --range are uniform in [0, 2): a valid index into any axis of two or more.
 DEFAULT_INTEGER_RANGE = (0.0, 2.0)
+#: Largest magnitude in channels with outliers, as language models have them.
+OUTLIER: Final = 1e4
 #: Bytes of a name in an .npz file, whose members are called by it and ``.npy``.
 _LONGEST_NAME: Final = 65535 - len(".npy")
 
@@ -97,6 +99,23 @@ def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator, s
     if not least <= low < high <= most + 1:
         raise BadInput(f"no {kind} lies in {low}..{high} throughout", "--range", f"choose whole numbers from {least} to {most}")
     return rng.integers(low, high, shape, dtype=form.wide if form is not None else kind).astype(kind, copy=False)
+
+
+def with_outliers(model: Head, inputs: Mapping[str, Array], names: Collection[str], seed: int) -> dict[str, Array]:
+    """Return ``inputs`` where floats among ``names`` have channels up to ``OUTLIER``: along axis 1 of images, else the last."""
+    rng, made = np.random.default_rng([seed, 1]), dict(inputs)
+    for port in model.inputs:
+        x = np.asarray(inputs[port.name])
+        if port.name not in names or x.dtype.kind != "f" or not x.size or not x.ndim:
+            continue
+        axis = 1 if x.ndim == 4 else x.ndim - 1
+        channels = rng.choice(x.shape[axis], max(1, x.shape[axis] // 64), replace=False)
+        factors = np.ones(x.shape[axis])
+        factors[channels] = np.geomspace(OUTLIER, OUTLIER / 10, len(channels))
+        largest = max(1.0, float(np.abs(x).max()))
+        factors = factors.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+        made[port.name] = (x * np.where(factors > 1, factors / largest, 1)).astype(x.dtype)
+    return made
 
 
 def make_inputs(

@@ -67,6 +67,7 @@ class KeptPrograms:
             options.precision,
             options.layout,
             options.batching,
+            repr(options.keep_float32),
             self.registry.extension_key() if self.registry else "",
         )
         return self.folder / f"{key_of(*parts)}.rammer"

@@ -33,7 +33,7 @@ from rammer.runtime.executable import Executable
 from rammer.runtime.lengths import FIXED, Lengths, spelled
 from rammer.runtime.residents import check_resident
 from rammer.runtime.seen import Seen
-from rammer.runtime.source import Head, ModelSource, open_source
+from rammer.runtime.source import Head, ModelSource, check_kept, open_source
 
 if TYPE_CHECKING:
     import onnx
@@ -61,16 +61,18 @@ def open_executable(
     check_resident(request.resident)
     registry = registry or Registry()
     if isinstance(model, str | Path) and is_artifact(Path(model)):
-        for option in ("layout", "batching"):
+        for option in ("layout", "batching", "keep_float32"):
             if getattr(request, option) != getattr(DEFAULT, option):
+                spelled = option.replace("_", "-")
                 raise BadInput(
-                    f"{model} was compiled before, with its {option}",
-                    f"--{option}",
-                    f"leave out --{option}, or compile the model again with it",
+                    f"{model} was compiled before, with its {spelled}",
+                    f"--{spelled}",
+                    f"leave out --{spelled}, or compile the model again with it",
                 )
         return open_artifact(Path(model), device, request, registry)
     source = open_source(model, registry.operators)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
+    check_kept(request.chosen, source)
     spec = device or first_measured(registry)
     backend, chosen = registry.open(spec, request.require, request.target, request.device_options), request.chosen
     with closed_where_refused(backend):

@@ -8,14 +8,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rammer.compiled.files import cache_text, cached_text
+from rammer.compiled.options import CompileOptions
 from rammer.device.operators import CustomOperators
+from rammer.errors import BadInput
 from rammer.ir.data import loads, place_in
 from rammer.ir.mapped import Mapped, State, state_of
+from rammer.ir.names import shortened
 from rammer.ir.port import ON_HOST, InputPort
 from rammer.profile.folder import cache_folder
 from rammer.runtime.digests import content_digest
@@ -123,6 +127,21 @@ def open_source(source: str | Path | bytes | onnx.ModelProto, plugins: Callable[
         seen |= {path.name: state_of(path.stat())} if path is not None else {}
     digest = content_digest(path) if path is not None else content_digest(source) if isinstance(source, bytes) else ""
     return ModelSource(read, digest, path, seen=seen)
+
+
+def check_kept(options: CompileOptions, source: ModelSource) -> None:
+    """Raise BadInput for a pattern of operators that stay float32 that matches none, or where nothing becomes float16."""
+    if not options.keep_float32:
+        return
+    if options.precision != "float16":
+        raise BadInput("no operator becomes float16", "--keep-float32", "give --precision float16, or leave out --keep-float32")
+    from rammer.frontend.checks import all_graphs
+
+    names = {text for graph in all_graphs(source.model.proto) for node in graph.node for text in (node.name, node.op_type)}
+    for pattern in options.keep_float32:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            what = f"no operator's name or type matches {shortened(pattern)!r}"
+            raise BadInput(what, "--keep-float32", "rammer inspect --stage graph shows names after #, and types before (")
 
 
 def _files(names: Any) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from rammer.ir.spread import DevicePart, Link
 from rammer.profile.store import KernelStore
 from rammer.runtime.checks import check_inputs, shapes_of
 from rammer.runtime.lengths import Lengths, Span
-from rammer.runtime.source import Head, ModelSource, open_source
+from rammer.runtime.source import Head, ModelSource, check_kept, open_source
 from rammer.runtime.spread_run import Joined, SpreadRuns
 from rammer.runtime.units import numbered
 from rammer.transport import launch
@@ -255,6 +255,7 @@ def open_spread(
     check_spread(model, request)
     registry = Registry()
     source = open_source(model, registry.operators)
+    check_kept(request.chosen, source)
     Lengths.of(source.head.inputs, request.lengths)  # reads and checks the model before any driver is touched
     check_apart(registry, names)
     names = placed_on_hosts(registry, names, joining.timeout)

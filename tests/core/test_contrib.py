@@ -27,7 +27,7 @@ ONLY_GPU = {"BiasAdd", "BiasSoftmax", "BiasSplitGelu", "NhwcConv", "NhwcFusedCon
 #: Operators that ONNX Runtime has in ONNX's own domain.
 ELSEWHERE = {"LayerNormalization", "SimplifiedLayerNormalization"}
 #: What is compared with another operator of ONNX Runtime's below.
-BESIDE = {"DynamicQuantizeLSTM", "QLinearReduceMean", "Tokenizer"}
+BESIDE = {"DynamicQuantizeLSTM", "QLinearReduceMean", "SparseAttention", "Tokenizer"}
 
 
 def model_of(node: onnx.NodeProto, opset: int = 17, **arrays: np.ndarray) -> ModelProto:

@@ -6,8 +6,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
-from onnx import NodeProto, ValueInfoProto, helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 import rammer
 from rammer.errors import BadInput
@@ -198,3 +199,56 @@ def test_prefix_states_of_hashes_are_the_states_after_each_prefix(rng: np.random
         for c in range(min(taken[r], lengths[r], capacity)):
             want[r, c] = np.concatenate([past[r], ids[begin:end][: c + 1]])[-(size - 1) :]
     np.testing.assert_array_equal(have, want)
+
+
+@pytest.mark.parametrize("rotary", [0, 1])
+@pytest.mark.parametrize("length", [1, 3, 20])
+def test_sparse_attention_is_that_of_onnx_runtime(length: int, rotary: int, rng: np.random.Generator) -> None:
+    """Its CPU kernel writes into the buffers that it reads, so these are bound. A prompt of 20, or tokens behind 15 others."""
+    batch, heads, shared, width, block, room = 2, 4, 2, 16, 16, 48
+    total = 20 if length == 20 else length + 15
+    layouts = np.array([[[1, 0, 0], [1, 1, 0], [1, 1, 1]], [[1, 0, 0], [0, 1, 0], [0, 1, 1]]])
+    rows = np.concatenate([np.zeros((2, 1)), layouts.sum(2).cumsum(1)], axis=1).astype(np.int32)
+    columns = np.full((2, 6), -1, np.int32)
+    for filled, layout in zip(columns, layouts, strict=True):
+        filled[: layout.sum()] = np.nonzero(layout)[1]
+    query, key, value = (rng.normal(size=(batch, length, n * width)).astype(np.float32) for n in (heads, shared, shared))
+    past = [rng.normal(size=(batch, shared, room, width)).astype(np.float32) for _ in range(2)]
+    caches = [rng.uniform(-1, 1, (room, width // 2)).astype(np.float32) for _ in range(2)] if rotary else [None, None]
+    ends = np.array([total, total], np.int32)
+    operands = [query, key, value, *past, rows, columns, np.array([total], np.int32), ends, *caches]
+    attributes = {"num_heads": heads, "kv_num_heads": shared, "sparse_block_size": block, "do_rotary": rotary}
+    have = computed("SparseAttention", operands, 3, **attributes)
+    want = bound_results("SparseAttention", operands, {1: 3, 2: 4}, **attributes)
+    for a, b in zip(have, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    if length < 20:  # a row with fewer keys, which that kernel computes wrongly, is what it is alone
+        mixed = [*operands[:8], np.array([total, total - 2], np.int32), *caches]
+        alone = [a[1:] if a is not None and i < 5 else a for i, a in enumerate(operands)]
+        alone[7:9] = [np.array([total - 2], np.int32)] * 2
+        pairs = zip(
+            computed("SparseAttention", mixed, 3, **attributes), computed("SparseAttention", alone, 3, **attributes), strict=True
+        )
+        for a, b in pairs:
+            np.testing.assert_allclose(a[1:], b, rtol=1e-4, atol=1e-5)
+
+
+def bound_results(op: str, operands: list[np.ndarray | None], shared: dict[int, int], **attributes: Any) -> list[np.ndarray]:
+    """Return ONNX Runtime's results where output ``i`` is written into the memory of input ``shared[i]``."""
+    given = {f"x{i}": a for i, a in enumerate(operands) if a is not None}
+    ports = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in given.items()]
+    results = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, None) for i in range(3)]
+    graph = helper.make_graph([node_of(op, operands, 3, **attributes)], "g", ports, results)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    binding, values = session.io_binding(), {n: ort.OrtValue.ortvalue_from_numpy(a.copy()) for n, a in given.items()}
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    for i in range(3):
+        if i in shared:
+            binding.bind_ortvalue_output(f"y{i}", values[f"x{shared[i]}"])
+        else:
+            binding.bind_output(f"y{i}")
+    session.run_with_iobinding(binding)
+    return [value.numpy().copy() for value in binding.get_outputs()]

@@ -3,6 +3,7 @@
 from rammer.frontend.contrib import (
     attention,
     blocks,
+    decoders,
     experts,
     fused,
     gates,
@@ -24,6 +25,7 @@ __all__ = [
     "HOST_ONLY",
     "attention",
     "blocks",
+    "decoders",
     "expand_use",
     "experts",
     "fused",

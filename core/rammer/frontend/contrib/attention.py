@@ -57,7 +57,7 @@ def added(b: FunctionBody, *masks: str) -> str:
 
 def hidden(b: FunctionBody, seen: str, like: int = 0) -> str:
     """0 where ``seen`` (of bool) is true, else the filter value."""
-    return b.Where(seen, b.number(0.0, like), b.number(b.attr("mask_filter_value"), like))
+    return b.Where(seen, b.number(0.0, like), b.number(b.use.attr("mask_filter_value", -10000.0), like))
 
 
 def key_mask(b: FunctionBody, index: int, at: HeadShapes, like: int = 0) -> str:
@@ -94,7 +94,7 @@ def _between(b: FunctionBody, mask: str, count: int, at: HeadShapes) -> str:
 
 def default_scale(b: FunctionBody, width: int) -> float:
     """The attribute, or one by the root of the width."""
-    return float(b.attr("scale")) or 1.0 / float(np.sqrt(max(width, 1)))
+    return float(b.use.attr("scale", 0.0)) or 1.0 / float(np.sqrt(max(width, 1)))
 
 
 @function(

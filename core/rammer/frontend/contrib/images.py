@@ -29,9 +29,9 @@ def grid_sample(b: FunctionBody) -> str:
 )  # fmt: skip
 def conv_transpose_with_dynamic_pads(b: FunctionBody) -> str:
     """ONNX's, with its pads as an operand."""
-    pads = [int(p) for p in _known(b, 2).ravel()] if b.has(2) else []
+    pads: dict[str, Any] = {"pads": [int(p) for p in _known(b, 2).ravel()]} if b.has(2) else {}
     names = ("group", "dilations", "output_padding", *_WINDOW)
-    return b.op("ConvTranspose", b.input(0), b.input(1), b.input(3), **given(b, names), **({"pads": pads} if pads else {}))[0]
+    return b.op("ConvTranspose", b.input(0), b.input(1), b.input(3), **given(b, names), **pads)[0]
 
 
 def _known(b: FunctionBody, index: int) -> np.ndarray[Any, Any]:

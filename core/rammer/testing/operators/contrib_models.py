@@ -232,3 +232,36 @@ def found(draw: OperandDraw, op: str) -> OperatorCase:
     operands = (source, draw.array((draw.size(1, 6),), "int64", low=0, high=3), np.array([at]))
     attributes = {"min_ngram_size": draw.pick(None, 1, 2), "max_ngram_size": draw.pick(None, 3, 5)}
     return OperatorCase(op, 17, (*operands, predicted if draw.chance() else None), attributes, 2, everything)
+
+
+@family(f"{_DOMAIN}.DecoderMaskedMultiHeadAttention")
+def single_queries(draw: OperandDraw, op: str) -> OperatorCase:
+    """To keys that are there, or to a buffer that the query's own key is put into."""
+    batch, heads, width, room = draw.size(1, 3), draw.size(1, 3), draw.pick(4, 8), draw.size(2, 7)
+    hidden = heads * width
+    query = draw.array((batch, 1, hidden))
+    attributes = {"num_heads": heads, "scale": draw.pick(None, 0.3), "mask_filter_value": draw.pick(-50.0, -5.0)}
+    if draw.chance(0.4):
+        keys = [draw.array((batch, heads, room, width)) for _ in range(2)]
+        mask = draw.array((batch, room), "int32", low=0, high=1) if draw.chance() else None
+        asked = draw.chance()
+        none: list[Array | None] = [None] * 6
+        bias = draw.array((3 * hidden,)) if draw.chance() else None
+        operands = (query, *keys, mask, *none, bias)
+        absent = frozenset((1, 2)) if asked else frozenset()
+        return OperatorCase(
+            op,
+            17,
+            operands,
+            {**attributes, "output_qk": int(asked)},
+            4 if asked else 1,
+            absent=absent,
+            made=("float32",) * (2 if asked else 1),
+        )
+    past, length = [draw.array((batch, heads, room, width)) for _ in range(2)], draw.random.randint(0, room - 1)
+    mask = draw.array((batch, length + 1), "int32", low=0, high=1) if draw.chance() else None
+    bias = draw.array((1, draw.pick(1, heads), 1, length + 1)) if draw.chance() else None
+    new = [draw.array((batch, 1, hidden)) for _ in range(2)]
+    projected = draw.array((3 * hidden,)) if draw.chance() else None
+    operands = (query, *new, mask, bias, *past, np.array([length], np.int32), None, None, projected)
+    return OperatorCase(op, 17, operands, {**attributes, "past_present_share_buffer": 1}, 3)

@@ -433,4 +433,3 @@ AT_ONCE = traced(lambda s: replace(s, start=0.0, end=1e-3))
 EMPTY = traced(lambda s: replace(s, end=s.start))
 IN_MICROSECONDS = traced(lambda s: replace(s, start=s.start * 1e6 % 50, end=s.start * 1e6 % 50 + (s.end - s.start) * 1e3))
 BACK_IN_TIME = traced(lambda s: replace(s, start=max(0.0, 0.05 - s.end), end=max(0.0, 0.05 - s.start)))
-

@@ -125,7 +125,9 @@ class FlushesStores(Stores):
     """Subnormal float32 results become zero."""
 
     def stored(self, operator: ROperator, values: Array, dtype: Any) -> Array:
-        return flushed(super().stored(operator, values, dtype)) if dtype == np.float32 else super().stored(operator, values, dtype)
+        return (
+            flushed(super().stored(operator, values, dtype)) if dtype == np.float32 else super().stored(operator, values, dtype)
+        )
 
 
 class FlushesLoads(Stores):
@@ -354,7 +356,12 @@ class Pairs(Rewritten):
 
     def compute(self, compute: Compute) -> Compute:
         def rule(e: Expr) -> Expr | None:
-            if isinstance(e, Load) and self.kinds.get(e.tensor) in self.narrow and self.shapes[e.tensor] and not ex.has_loads(e.indices[-1]):
+            if (
+                isinstance(e, Load)
+                and self.kinds.get(e.tensor) in self.narrow
+                and self.shapes[e.tensor]
+                and not ex.has_loads(e.indices[-1])
+            ):
                 return self.loaded(e, self.shapes[e.tensor][-1])
             return None
 

@@ -111,10 +111,7 @@ OPENCL = CTarget(
         "store:float16": "vstore_half({v}, {i}, {p})",
         "round:float16": "rm_hround({v})",
     },
-    preamble=EACH_ROUNDED + "#ifdef cl_khr_fp64
-#pragma OPENCL EXTENSION cl_khr_fp64 : enable
-#endif
-"
+    preamble=EACH_ROUNDED + "#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
     "#define RM_INF INFINITY\n#define RM_NAN NAN\n"
     "inline static float rm_hround(float v) { ushort h; vstore_half(v, 0, (half *)&h); return vload_half(0, (half *)&h); }\n"
     + helpers("inline static", _TYPES, overloaded=True, double_guard="defined(cl_khr_fp64)")

@@ -12,6 +12,7 @@ TESTS = """
 import os, time
 import pytest
 from rammer.testing.models import ModelUnavailable
+from rammer.testing.peer_process import PeerCrashed
 
 def spent(seconds):
     start = time.monotonic()
@@ -34,6 +35,9 @@ def model():
 
 def test_needs_a_model(model):
     pass
+
+def test_reference_crashes():
+    raise PeerCrashed("ONNX Runtime's process was ended by SIGFPE: there is no reference")
 """
 
 
@@ -58,3 +62,8 @@ def test_missing_models_are_counted_where_the_folder_is_given(tmp_path: Path) ->
     told = run(tmp_path, "-k", "model", RAMMER_MODELS=str(tmp_path))
     assert re.search("1 tests skipped, whose models are not in RAMMER_MODELS: model 'x' .1.", told) and "1 skipped" in told, told
     assert "1 error" in run(tmp_path, "-k", "model")
+
+
+def test_crashed_references_skip_their_test(tmp_path: Path) -> None:
+    told = run(tmp_path, "-k", "crashes", "-rs")
+    assert "1 skipped" in told and "SIGFPE" in told and "failed" not in told, told

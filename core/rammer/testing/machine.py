@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from rammer.testing.models import CACHE_VARIABLE, ModelUnavailable
+from rammer.testing.peer_process import PeerCrashed
 
 #: What a report of a skipped test has as its user property, with the model's name.
 _MISSING = "missing model"
@@ -60,13 +61,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Skip a test whose model is not in the folder that ``RAMMER_MODELS`` names and cannot be fetched."""
+    """Skip a test whose model is not in the folder that ``RAMMER_MODELS`` names and cannot be fetched, and a test whose reference
+    crashed."""
     report = yield
     problem = call.excinfo.value if call.excinfo is not None else None
-    if report.failed and isinstance(problem, ModelUnavailable) and os.environ.get(CACHE_VARIABLE):
+    missing = isinstance(problem, ModelUnavailable) and CACHE_VARIABLE in os.environ
+    if report.failed and (missing or isinstance(problem, PeerCrashed)):
         path, line, _ = item.location
         report.outcome, report.longrepr = "skipped", (path, line or 0, f"Skipped: {problem}")
-        report.user_properties.append((_MISSING, str(problem).partition(" is unavailable")[0]))
+        report.user_properties += [(_MISSING, str(problem).partition(" is unavailable")[0])] if missing else []
     return report
 
 

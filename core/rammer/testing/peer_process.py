@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
-import pytest
 
 from rammer.child_processes import spawn_process
 from rammer.testing.cage import end_with_parent
@@ -26,8 +25,8 @@ __all__ = ["PeerCrashed", "PeerPort", "PeerProcess", "PeerRefused", "PeerSession
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
-class PeerCrashed(pytest.skip.Exception):
-    """ONNX Runtime's process ended, or did not answer in time."""
+class PeerCrashed(Exception):
+    """ONNX Runtime's process ended, or did not answer in time. ``rammer.testing.machine`` skips the test that raises it."""
 
 
 class PeerRefused(Exception):

@@ -15,7 +15,7 @@ from test_later import agree, fed
 import rammer
 from rammer.errors import BadInput
 from rammer.frontend import unroll
-from rammer.frontend.bind import bind, bind_until
+from rammer.frontend.bind import Binder, Scope, bind, bind_until
 from rammer.frontend.reader import read_model
 
 
@@ -166,3 +166,49 @@ def test_a_body_that_does_not_fit_is_bad_input(rng: np.random.Generator) -> None
     del body.input[2]
     with pytest.raises(BadInput):
         rammer.compile(proto, "toy").run({"x": fed(rng, 2, 3), "w": fed(rng, 3)})
+
+
+def nest(kind: str, depth: int) -> onnx.ModelProto:
+    """Loops within each other, of ten steps each: their trip counts are constants, sums of constants, or lengths of scans."""
+    inner, result = [node("Add", ["s0", "s0"], ["r0"])], "r0"
+    for level in range(depth):
+        s, r = f"s{level}", f"r{level + 1}"
+        outside = f"s{level + 1}" if level + 1 < depth else "x"
+        if kind == "scan":
+            body = graph(inner, [tensor(s, [2, 3]), tensor(f"e{level}", [])], [tensor(result, [2, 3])])
+            inner = [node("Scan", [outside, "row"], [r], body=body, num_scan_inputs=1)]
+        else:
+            ports = [tensor(f"i{level}", [], INT64), tensor(f"c{level}", [], BOOL), tensor(s, [2, 3])]
+            go = node("Identity", [f"c{level}"], [f"g{level}"])
+            body = graph([go, *inner], ports, [tensor(f"g{level}", [], BOOL), tensor(result, [2, 3])])
+            count = f"n{level}" if kind == "computed" else "ten"
+            inner = [node("Add", ["five", "five"], [count])] if kind == "computed" else []
+            inner.append(node("Loop", [count, "", outside], [r], body=body))
+        result = r
+    known = {"ten": np.array(10), "five": np.array(5), "row": np.ones(10, np.float32)}
+    return model(inner, [tensor("x", [2, 3])], [result], constants=known)
+
+
+@pytest.mark.parametrize("kind", ["constant", "computed", "scan"])
+@pytest.mark.parametrize("depth", [2, 8])
+def test_work_on_loops_in_loops_is_bounded(kind: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times as many operators a level would not end; the whole nest is one program or it stays a loop."""
+    steps, real = 0, Binder.step
+
+    def step(walk: Binder, proto: onnx.NodeProto, scope: Scope) -> None:
+        nonlocal steps
+        steps += 1
+        assert steps < 3 * unroll.MOST_UNROLLED
+        real(walk, proto, scope)
+
+    monkeypatch.setattr(Binder, "step", step)
+    made, rest = bind_until(read_model(nest(kind, depth)), {})
+    assert (rest is None and {n.op for n in made.nodes} == {"Add", "Identity"}) == (depth == 2)
+    assert kind != "constant" or depth == 2 or steps < 10  # known by arithmetic, before anything is walked
+
+
+def test_a_loop_of_loops_runs_in_parts(rng: np.random.Generator) -> None:
+    proto, x = nest("constant", 4), np.ones((2, 3), np.float32)
+    exe = rammer.compile(proto, "toy")
+    assert np.isinf(exe.run({"x": x})[proto.graph.output[0].name]).all() and exe.hosted
+    assert np.array_equal(exe.run({"x": 0 * x})[proto.graph.output[0].name], 0 * x)

@@ -34,7 +34,7 @@ from rammer.frontend.ml.internal import INTERNAL
 from rammer.frontend.reader import Model
 from rammer.frontend.select import selected
 from rammer.frontend.shapes import bound_shapes
-from rammer.frontend.unroll import MetLoops, branch_taken, unrolled
+from rammer.frontend.unroll import MetLoops, UnrollBudget, branch_taken, unrolled
 from rammer.ir.graph import Graph, Node, Value, verify_graph
 from rammer.ir.names import Names, identifier, shortened
 from rammer.ir.types import KNOWN, TensorType, is_float
@@ -146,6 +146,7 @@ class Binder:
     stored: int = 0  #: Bytes of the constants that the file has.
     ranged: MetLoops | None = None  #: Of one length of a range.
     shaped: set[str] = field(default_factory=set)  #: Constants that follow from shapes.
+    budget: UnrollBudget = field(default_factory=UnrollBudget)  #: Of loops that are being unrolled.
 
     def initializers(self, graph: GraphProto, scope: Scope, weights: Mapping[str, np.ndarray] = NOTHING) -> None:
         """Make the constants of ``graph`` known; ``weights`` are those that are not in it."""
@@ -302,6 +303,7 @@ class Binder:
             known=ChainMap({}, self.known),
             taken=Names(outer=self.taken),
             stored=self.stored,
+            budget=self.budget,
         )
         names = Scope(ChainMap({}, scope.values), scope.opsets)
         if not trial.expand(schema, proto, types, names):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TypeProto, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
 #: Turns beyond which nobody asks for room for what they gather: a loop that long is stopped by the host.
 MOST_GATHERED: Final = 1 << 24
@@ -49,3 +50,26 @@ def counted_types(
             found[name].CopyFrom(kind)
             found[name].tensor_type.shape.dim[0].dim_value = count
     return found
+
+
+def unrolled_size(body: GraphProto, outer: Mapping[str, np.ndarray] = NOTHING) -> int:
+    """Return how many operators ``body`` is if the loops in it with constant trip counts are unrolled, by arithmetic alone.
+
+    ``outer`` are constants around it. Loops with other trip counts, and loops that a condition may end, count once.
+    """
+    total, known = 0, {**outer, **_numbers(body.initializer)}
+    for node in body.node:
+        total += 1
+        for inner in (g for a in node.attribute for g in (a.g, *a.graphs)):
+            trips = known.get(node.input[0]) if node.op_type == "Loop" and node.input else None
+            counted = trips is not None and trips.size == 1 and always_goes(inner, known)
+            total += (max(int(trips.item()), 0) if counted and trips is not None else 1) * unrolled_size(inner, known)
+        if node.op_type == "Constant" and not node.domain:
+            value = _numbers(a.t for a in node.attribute if a.name == "value")
+            known |= dict(zip(node.output, value.values(), strict=False))
+    return total
+
+
+def _numbers(tensors: Iterable[TensorProto]) -> dict[str, np.ndarray]:
+    """The tensors of one element."""
+    return {t.name: numpy_helper.to_array(t) for t in tensors if math.prod(t.dims) == 1}

@@ -18,13 +18,41 @@ from rammer.errors import BadInput
 from rammer.frontend import checks, functions, schemas
 from rammer.frontend.contrib import FUNCTIONS
 from rammer.frontend.control import CONTROL
-from rammer.frontend.trips import always_goes
+from rammer.frontend.trips import always_goes, unrolled_size
 
 if TYPE_CHECKING:
     from rammer.frontend.bind import Binder, Scope
 
-#: Most operators that all steps of a loop may be.
+#: Most operators that all steps of a loop may be, those of the loops in it included.
 MOST_UNROLLED: Final = 1024
+
+
+class TooManyOperators(Exception):
+    """An outermost loop whose steps are more than ``MOST_UNROLLED`` operators."""
+
+
+@dataclass
+class UnrollBudget:
+    """Operators that the outermost loop may still be unrolled into; None outside of loops."""
+
+    left: int | None = None
+
+    @contextmanager
+    def of_loop(self) -> Iterator[None]:
+        """Unroll one loop meanwhile. Raises TooManyOperators from the outermost one."""
+        outermost = self.left is None
+        self.left = MOST_UNROLLED if self.left is None else self.left
+        try:
+            yield
+        finally:
+            self.left = None if outermost else self.left
+
+    def spend(self, operators: int) -> None:
+        """Raise TooManyOperators if the loop has no room for these."""
+        if self.left is not None:
+            self.left -= operators
+            if self.left < 0:
+                raise TooManyOperators
 
 
 @dataclass
@@ -75,11 +103,16 @@ def _steps_of(walk: Binder, proto: NodeProto, scope: Scope) -> int | None:
 
 
 def _unrolled(walk: Binder, proto: NodeProto, scope: Scope) -> bool:
-    made = len(walk.nodes)
+    made, inside = len(walk.nodes), walk.budget.left is not None
     try:
-        steps = _Steps.of(walk, proto, scope)
-        done = steps is not None and (steps.loop() if proto.op_type == "Loop" else steps.scan())
+        with walk.budget.of_loop():
+            steps = _Steps.of(walk, proto, scope)
+            done = steps is not None and (steps.loop() if proto.op_type == "Loop" else steps.scan())
     except BadInput:  # a shape that hangs on data, or what running it says better
+        done = False
+    except TooManyOperators:
+        if inside:
+            raise
         done = False
     if not done:
         del walk.nodes[made:]
@@ -129,7 +162,8 @@ class _Steps:
         base = scope.inner()
         walk.initializers(body, base)
         attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute if a.name != "body"}
-        return _Steps(walk, proto, scope, body, base, attributes, MOST_UNROLLED // max(len(nodes), 1))
+        known = {n: walk.known[v] for n in checks.node_reads(proto) if (v := scope.values[n]) in walk.known}
+        return _Steps(walk, proto, scope, body, base, attributes, MOST_UNROLLED // max(unrolled_size(body, known), 1))
 
     def loop(self) -> bool:
         """ "for (int i=0; i < max_trip_count && cond; ++i)", where both are known."""
@@ -190,6 +224,7 @@ class _Steps:
 
     def _step(self, inner: Scope, formal: Sequence[Any], given: Sequence[str]) -> list[str]:
         """Walk over the body once; names of what it gives."""
+        self.walk.budget.spend(len(self.body.node))
         inner.values.update({v.name: name for v, name in zip(formal, given, strict=True)})
         order = checks.sorted_nodes(self.body, inner.values)
         self.walk.nodes_of(order, [o.name for o in self.body.output], inner)

@@ -386,7 +386,11 @@ def test_initialisers_listed_as_inputs_are_no_inputs() -> None:
     assert loaded.opset == TARGET_OPSET and loaded.notes == ()
 
 
-def test_rank_must_be_declared() -> None:
+def test_a_shape_that_is_not_declared_is_given() -> None:
     proto = relu()
     proto.graph.input[0].type.tensor_type.ClearField("shape")
-    assert message(proto).startswith("input 'x' declares no rank\n  at: input x\n")
+    assert str(read_model(proto).inputs[0]) == "x: float32[...]"
+    for shape in ((), (3,), (2, 3, 4)):
+        assert bound(proto, x=shape).inputs[0].type.shape == shape
+    assert message(proto) == ("input 'x' declares no shape\n  at: x: float32[...]\n  hint: give it, for example --shape x:1x16")
+    assert message(proto, {"x": (2, -1)}).startswith("shape 2x-1 of input 'x' has a negative extent")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -226,3 +227,34 @@ def test_a_kept_program_opens_no_door(beside: Path, change: str, said: str) -> N
             weights.symlink_to(beside.parent.parent / "w.bin")
     with pytest.raises(BadInput, match=said):
         added(beside)
+
+
+def test_inputs_without_a_shape_take_that_of_every_array(tmp_path: Path, rng: np.random.Generator) -> None:
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xy"]
+    z = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 4])
+    nodes = [helper.make_node("Mul", ["x", "z"], ["m"]), helper.make_node("Softmax", ["m"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [ports[0], z], [ports[1]])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for _ in range(2):  # the second time its ports are known without reading it
+        exe = rammer.compile(path, device="toy")
+        for shape in ((3, 4), (), (2, 3, 1), (3, 4)):
+            given = {"x": rng.standard_normal(shape).astype(np.float32), "z": rng.standard_normal((3, 4)).astype(np.float32)}
+            np.testing.assert_allclose(exe.run(given)["y"], session.run(None, given)[0], rtol=1e-5, atol=1e-6)
+        bound = exe.bind(given)
+        bound.run()
+        np.testing.assert_allclose(bound.outputs["y"], session.run(None, given)[0], rtol=1e-5, atol=1e-6)
+        with pytest.raises(BadInput, match=r"the model declares float32\[\.\.\.\]"):
+            exe.run({**given, "x": given["x"].astype(np.float64)})
+        with pytest.raises(BadInput, match="nothing says which shape input 'x' has"):
+            exe.bind({"z": given["z"]}, {"y": "x"})
+        exe.close()
+    with pytest.raises(BadInput, match="input 'x' declares no shape"):
+        rammer.compile(path, device="toy").specialise({"z": (3, 4)})
+    head = cache_folder() / "heads" / f"{open_source(path).digest}.json"
+    text = cached_text(head)
+    assert text is not None and '"ranked": false' in text
+    for wrong in ('"ranked": 1', '"ranked": null', '"rank": false'):
+        cache_text(head, text.replace('"ranked": false', wrong))
+        assert not open_source(path).head.inputs[0].ranked

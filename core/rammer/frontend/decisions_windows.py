@@ -177,7 +177,7 @@ WINDOWS: Final[tuple[Decision, ...]] = (
     Decision(
         ("AffineGrid",),
         "an extent of 1 with align_corners",
-        lambda use: bool(use.attr("align_corners", 0)) and (use.value(1) is None or 1 in use.value(1)[2:]),
+        lambda use: bool(use.attr("align_corners", 0)) and ((size := use.value(1)) is None or 1 in size[2:]),
         ("reference",),
         "'if align_corners=1, consider -1 and 1 to refer to the centers of the corner elements': of one element that is both "
         "corners, ONNX Runtime gives 1. The reference divides by the extent minus 1 and gives -1, ONNX's function gives NaN.",

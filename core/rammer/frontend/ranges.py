@@ -62,4 +62,4 @@ def shapes_at(
 
 
 def _at(port: InputPort, shape: tuple[int, ...], point: Point) -> tuple[int, ...]:
-    return tuple(point.get(d, n) if isinstance(d, str) else n for d, n in zip(port.shape, shape, strict=True))
+    return tuple(point.get(d, n) if isinstance(d, str) else n for d, n in zip(port.dims(len(shape)), shape, strict=True))

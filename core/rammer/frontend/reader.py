@@ -172,11 +172,7 @@ def _port(value: ValueInfoProto) -> InputPort:
         return InputPort(value.name, dtype, ())
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
-        raise BadInput(
-            f"input {value.name!r} declares no rank",
-            f"input {value.name}",
-            "export the model with the rank of its inputs (onnx.checker wants it too)",
-        )
+        return InputPort(value.name, dtype, (), ranked=False)
     limits.check_shape((max(0, d.dim_value) for d in tensor.shape.dim), f"input {value.name}")
     return InputPort(value.name, dtype, tuple(_extent(d) for d in tensor.shape.dim))
 

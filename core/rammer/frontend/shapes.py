@@ -11,6 +11,8 @@ from rammer.ir.port import InputPort
 
 #: What a hint proposes for a dynamic extent of an image, by axis (batch, channels, height, width).
 _IMAGE = (1, 3, 224, 224)
+#: Axes that a hint proposes for an input without a declared shape.
+_GUESSED_RANK = 2
 
 
 def bound_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -36,6 +38,8 @@ def _unify(port: InputPort, shape: tuple[int, ...], symbols: dict[str, int]) -> 
     text = "x".join(map(str, shape))
     if any(extent < 0 for extent in shape):
         raise BadInput(f"shape {text} of input {port.name!r} has a negative extent", str(port), "extents start at 0")
+    if not port.ranked:
+        return
     if len(shape) != len(port.shape):
         raise BadInput(
             f"shape {text} of input {port.name!r} has rank {len(shape)}, the model wants rank {len(port.shape)}",
@@ -59,18 +63,21 @@ def _shape(
     if given is not None:
         return tuple(given)
     dims = [symbols.get(d) if isinstance(d, str) else d for d in port.shape]
-    if None in dims:
-        missing = [p for p in ports.values() if any(not isinstance(d, int) for d in p.shape)]
+    if None in dims or not port.ranked:
+        missing = [p for p in ports.values() if not p.ranked or any(not isinstance(d, int) for d in p.shape)]
         hints = " ".join(option(p, symbols) for p in missing)
+        if not port.ranked:
+            raise BadInput(f"input {port.name!r} declares no shape", str(port), f"give it, for example {hints}")
         raise BadInput(f"input {port.name!r} has a dynamic shape", str(port), f"give it, for example {hints}")
     return tuple(d for d in dims if d is not None)
 
 
 def option(port: InputPort, symbols: Mapping[str, int]) -> str:
     """The command-line option that fixes the shape of ``port``, with likely extents for those not known."""
-    likely = _IMAGE if len(port.shape) == len(_IMAGE) else (1, *[16] * len(port.shape))
+    dims = port.dims(_GUESSED_RANK)
+    likely = _IMAGE if len(dims) == len(_IMAGE) else (1, *[16] * len(dims))
     extents = []
-    for declared, guess in zip(port.shape, likely, strict=False):
+    for declared, guess in zip(dims, likely, strict=False):
         known = symbols.get(declared) if isinstance(declared, str) else declared
         extents.append(guess if known is None else known)
     return f"--shape {port.name}:{'x'.join(map(str, extents))}"

@@ -74,6 +74,8 @@ def _state_shape(port: InputPort, head: Head, shapes: Shapes, wholes: Mapping[st
     others = {p.name: p for p in head.inputs if p.name in shapes}
     known = {d: n for p in others.values() for d, n in zip(p.shape, shapes[p.name], strict=False) if isinstance(d, str)}
     known |= wholes
+    if not port.ranked:
+        raise BadInput(f"nothing says which shape input {port.name!r} has", str(port), "give an array for it")
     found = tuple(d if isinstance(d, int) else known.get(d or "", -1) for d in port.shape)
     if -1 in found:
         dim = port.shape[found.index(-1)]

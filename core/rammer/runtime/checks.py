@@ -70,14 +70,14 @@ def check_ports(ports: tuple[InputPort, ...], given: Mapping[str, tuple[str, tup
 def _check_port(port: InputPort, dtype: str, shape: tuple[int, ...]) -> None:
     if dtype == port.dtype and shape == port.shape:
         return
-    declared = f"{port.dtype}[{','.join('?' if d is None else str(d) for d in port.shape)}]"
+    declared, dims = port.declared, port.dims(len(shape))
     if dtype != port.dtype:
         raise BadInput(
             f"input {port.name!r} is {dtype}, the model declares {declared}", hint=f"convert it: array.astype({port.dtype!r})"
         )
-    if len(shape) != len(port.shape):
+    if len(shape) != len(dims):
         raise BadInput(f"input {port.name!r} has rank {len(shape)}, the model declares {declared}")
-    for axis, (have, want) in enumerate(zip(shape, port.shape, strict=True)):
+    for axis, (have, want) in enumerate(zip(shape, dims, strict=True)):
         if isinstance(want, int) and have != want:
             raise BadInput(f"input {port.name!r} has {have} elements along axis {axis}, the model declares {declared}")
 
@@ -86,7 +86,8 @@ def _check_symbols(ports: Sequence[InputPort], shapes: Mapping[str, tuple[int, .
     """A named dimension must have one extent everywhere."""
     known: dict[str, tuple[int, str]] = {}
     for port in ports:
-        for have, want in zip(shapes[port.name], port.shape, strict=True):
+        shape = shapes[port.name]
+        for have, want in zip(shape, port.dims(len(shape)), strict=True):
             if isinstance(want, str):
                 first, where = known.setdefault(want, (have, port.name))
                 if first != have:

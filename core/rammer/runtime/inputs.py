@@ -71,6 +71,8 @@ def static_shape(port: InputPort, shapes: Mapping[str, tuple[int, ...]]) -> tupl
     if not port.numeric:
         what = f"input {port.name!r} is of type {port.dtype}, which is not made up"
         raise BadInput(what, str(port), "run the model from Python: rammer.compile(model).run({...})")
+    if not port.ranked and port.name not in shapes:
+        raise BadInput(f"input {port.name!r} declares no shape", str(port), f"give it, for example --shape {port.name}:1x16")
     shape = shapes.get(port.name, tuple(port.shape))
     if any(not isinstance(d, int) for d in shape):
         declared = ",".join("?" if d is None else str(d) for d in port.shape)

@@ -91,7 +91,7 @@ class Lengths:
     def greatest(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """``shapes``, and those of other inputs whose open dimensions all have ranges, at the greatest lengths."""
         high = self.whole({name: span[1] for name, span in self.spans.items()})
-        found = {p.name: tuple(high.get(d, d) if isinstance(d, str) else d for d in p.shape) for p in ports}
+        found = {p.name: tuple(high.get(d, d) if isinstance(d, str) else d for d in p.shape) for p in ports if p.ranked}
         known = {n: tuple(d for d in s if isinstance(d, int)) for n, s in found.items() if all(isinstance(d, int) for d in s)}
         return {**known, **shapes} if high else dict(shapes)
 
@@ -132,7 +132,7 @@ class Lengths:
             return dict(shapes)
         high = self.whole({name: span[1] for name, span in spans.items()})
         by_name = {p.name: p for p in ports}
-        return {n: tuple(high.get(str(d), e) for d, e in zip(by_name[n].shape, s, strict=True)) for n, s in shapes.items()}
+        return {n: tuple(high.get(str(d), e) for d, e in zip(by_name[n].dims(len(s)), s, strict=True)) for n, s in shapes.items()}
 
 
 def told(lengths: Lengths, spans: Mapping[str, Span], programs: int) -> str:

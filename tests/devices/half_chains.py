@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from rammer.runtime.inputs import outlying
+
 UNARY = ("Neg", "Abs", "Relu", "Sqrt", "Floor", "Identity")
 BINARY = ("Add", "Sub", "Mul", "Mul", "Div", "Max", "Min")
 
@@ -221,12 +223,5 @@ def draw_chain(rng: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, np.
     value = "x"
     for name in names:
         value = getattr(draw, name)(value)
-    return draw.model({"x": (draw.rows, draw.width)}, [value]), {"x": outliers(rng, (draw.rows, draw.width))}, " ".join(names)
-
-
-def outliers(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Return normal values with a few channels of up to 10,000."""
-    x = rng.standard_normal(shape)
-    channels = rng.choice(shape[-1], max(1, shape[-1] // 16), replace=False)
-    x[..., channels] *= 10 ** rng.uniform(1, 4, len(channels)) / np.abs(x[..., channels]).max()
-    return x.astype(np.float32)
+    x = outlying(rng.standard_normal((draw.rows, draw.width)).astype(np.float32), 1, rng)
+    return draw.model({"x": x.shape}, [value]), {"x": x}, " ".join(names)

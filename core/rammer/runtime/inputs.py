@@ -103,20 +103,24 @@ def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator, s
     return rng.integers(low, high, shape, dtype=form.wide if form is not None else kind).astype(kind, copy=False)
 
 
+def outlying(x: Array, axis: int, rng: np.random.Generator) -> Array:
+    """Return ``x`` where one in 64 channels along ``axis``, and one at least, has magnitudes of up to 10 to ``OUTLIER``."""
+    if not x.size:
+        return x
+    channels = rng.choice(x.shape[axis], max(1, x.shape[axis] // 64), replace=False)
+    factors = np.ones(x.shape[axis])
+    factors[channels] = OUTLIER ** np.append(1, rng.uniform(0.25, 1, len(channels) - 1))
+    factors[channels] /= max(1.0, float(np.abs(np.nan_to_num(x, posinf=0, neginf=0)).max()))
+    return np.asarray(x * factors.reshape([-1 if d == axis else 1 for d in range(x.ndim)])).astype(x.dtype)
+
+
 def with_outliers(model: Head, inputs: Mapping[str, Array], names: Collection[str], seed: int) -> dict[str, Array]:
-    """Return ``inputs`` where floats among ``names`` have channels up to ``OUTLIER``: along axis 1 of images, else the last."""
+    """Return ``inputs`` where floats among ``names`` are ``outlying`` along axis 1 of images, or along their last axis."""
     rng, made = np.random.default_rng([seed, 1]), dict(inputs)
     for port in model.inputs:
         x = np.asarray(inputs[port.name])
-        if port.name not in names or x.dtype.kind != "f" or not x.size or not x.ndim:
-            continue
-        axis = 1 if x.ndim == 4 else x.ndim - 1
-        channels = rng.choice(x.shape[axis], max(1, x.shape[axis] // 64), replace=False)
-        factors = np.ones(x.shape[axis])
-        factors[channels] = np.geomspace(OUTLIER, OUTLIER / 10, len(channels))
-        largest = max(1.0, float(np.abs(x).max()))
-        factors = factors.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
-        made[port.name] = (x * np.where(factors > 1, factors / largest, 1)).astype(x.dtype)
+        if port.name in names and x.dtype.kind == "f" and x.ndim:
+            made[port.name] = outlying(x, 1 if x.ndim == 4 else x.ndim - 1, rng)
     return made
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from rammer.runtime.inputs import outlying
 from rammer.testing.graphs.case import GraphCase
 from rammer.testing.graphs.generate import LONGEST, graph, merged
 from rammer.testing.graphs.judge import Judge, Setting, Verdict, normalised, registry_of
@@ -210,6 +211,7 @@ def _judged(
         yield from _refused(judge, plan, batch)
         return
     setting = drawn(plan.setting, plan.seed, batch[0][0], sum(len(case.nodes) for _, case in batch))
+    batch = [(index, _outlying(case, setting, plan.seed, index)) for index, case in batch]
     if len(batch) > 1:
         together = judge(merged([case for _, case in batch]), setting)
         if together.kind == "ok" and (not judge.voices or together.voices or setting.precision == "float16"):
@@ -218,6 +220,15 @@ def _judged(
             return
     for index, case in batch:
         yield index, case, setting, judge(case, setting)
+
+
+def _outlying(case: GraphCase, setting: Setting, seed: int, index: int) -> GraphCase:
+    """Return ``case``, half of the time with channels of up to 10,000 in its float32 inputs where float16 must hold them."""
+    rng = np.random.default_rng([seed, index, 4])
+    if setting.precision != "float16" or rng.random() < 0.5:
+        return case
+    wide = {n: x.dtype == np.float32 and x.ndim > 0 for n, x in case.inputs.items()}
+    return replace(case, inputs={n: outlying(x, x.ndim - 1, rng) if wide[n] else x for n, x in case.inputs.items()})
 
 
 def _refused(

@@ -129,9 +129,9 @@ class Tracker:
 
     @contextmanager
     def _reread(self, names: Sequence[str], exact: Mapping[str, Array], others: Sequence[dict[str, Array]]) -> Iterator[None]:
-        """float16 is a format: what one reader takes from memory another may have from the registers of who computed it."""
+        """Disturb float32 values that a device may store in 16 bits for one reader and not for another."""
         kept = []
-        for name in dict.fromkeys(n for n in names if n in exact and self._kind(self._dtype(n)) == "float16"):
+        for name in dict.fromkeys(n for n in names if n in exact and self._kind(self._dtype(n)) != self._dtype(n)):
             value = exact[name]
             with np.errstate(all="ignore"):
                 rounded = np.where(value == value.astype(np.float16), 0, self._rounding("float16", value))

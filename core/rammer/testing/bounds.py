@@ -57,19 +57,21 @@ def bounded_results(operator: ROperator, tensors: Mapping[str, Array], precision
 
 
 def _stored(c: Compute, result: Bounded) -> Bounded:
-    """The rounding of what a Compute stores; interior results need not be rounded, so this only adds. A value that the
-    format holds is rounded, too, where it may have moved."""
-    if not is_float(c.dtype):
-        return result
+    """The rounding of what a Compute stores; float32 results inside an operator need not be rounded, so this only adds."""
+    return _converted(result, c.dtype) if is_float(c.dtype) else result
+
+
+def _converted(result: Bounded, dtype: str) -> Bounded:
+    """Values of a floating-point type. A value that the type holds is rounded, too, where it may have moved."""
     value = result.value
-    kind = np.dtype(c.dtype)
-    unit = {"float16": HALF, "float32": SINGLE}.get(c.dtype, 2.0**-53)
+    kind = np.dtype(dtype)
+    unit = {"float16": HALF, "float32": SINGLE}.get(dtype, 2.0**-53)
     inexact = value.astype(kind).astype(np.float64) != value
     if result.error is not None:
         inexact = inexact | (result.error > 0)
     if not inexact.any():
         return result
-    return Bounded(value, _sum(result.error, np.where(inexact, unit * np.abs(value) + LEAST.get(c.dtype, 0.0), 0.0)))
+    return Bounded(value, _sum(result.error, np.where(inexact, unit * np.abs(value) + LEAST.get(dtype, 0.0), 0.0)))
 
 
 def _computed(c: Compute, known: Mapping[str, Bounded], rounding: float) -> Bounded:
@@ -190,7 +192,8 @@ class _Body:
     def _cast(self, e: Cast) -> Bounded:
         arg = self.value(e.arg)
         if is_float(e.dtype):
-            return Bounded(arg.value.astype(np.float64), arg.error)
+            moved = Bounded(arg.value.astype(np.float64), arg.error)
+            return _converted(moved, e.dtype) if e.dtype == "float16" else moved
         unsure = None if arg.error is None else np.where(arg.error > 0, np.inf, 0.0)
         return Bounded(arg.value.astype(e.dtype), unsure)
 

@@ -95,6 +95,7 @@ def test_a_kernel_of_several_launches_leaves_records() -> None:
     traced = replace(kernels[launch.operator], traced=True)
     code = compile_cubin(translation_unit([traced]), "sm_90a")
     assert code.resources[traced.entry].registers > 0 and traced.text.count("RmPart{block}") >= 4
+    assert "__device__ RmRecord *" not in traced.text, "launches of one module share it while they run"
 
 
 def test_records_of_a_kernel_of_several_launches_are_their_operators(rng: np.random.Generator) -> None:
@@ -156,3 +157,18 @@ def test_every_scheme_is_chosen_by_some_case(scheme: str) -> None:
     kernel = kernels[launch.operator]
     assert shows(kernel.text), kernel.text
     assert compile_cubin(translation_unit([kernel]), "sm_90a").resources[kernel.entry].spills == 0
+
+
+@pytest.mark.cuda
+def test_packs_that_run_at_the_same_time_leave_all_records(rng: np.random.Generator) -> None:
+    """Launches of one module run beside each other; each leaves its records at an address of its own."""
+    backend = open_backend(OpenOptions(options={"executor": "graph"}))
+    compiled = unrelated([(48, 256)] * 48, ["Relu"] * 48)
+    (segment,) = compiled.segments
+    assert isinstance(segment, ProgramSegment)
+    _, _, plan, _ = kernels_of(compiled)
+    assert sum(bool(launch.parts) for launch in plan) > 1
+    inputs = {f"x{i}": rng.standard_normal((48, 256), np.float32) for i in range(48)}
+    for _ in range(5):
+        recorded = backend.trace(segment.program, segment.constants, inputs)
+        assert {(s.operator, s.index) for s in recorded.spans} == {(t.operator, t.index) for r in segment.program.rows for t in r}

@@ -52,8 +52,11 @@ class TaskKernel:
         head = f'extern "C" __global__ void {cluster}{bounds} {self.entry}({parameters})'
         if not self.traced:
             return f"{self.device}{head} {{\n{self.body}}}\n"
-        # Parts of several launches are functions of their own: they find the records where the kernel left their address.
-        known = "static __device__ RmRecord *rm_records;\n"
+        if "rm_after();" in self.body:
+            return f"{source('trace')}{self.device}{head} {{\n{self.body}}}\n"
+        # The functions of several launches in one find the records where their block keeps the address: launches of one module
+        # that run at the same time have records of their own.
+        known = "static __shared__ RmRecord *rm_records;\n"
         return f"{source('trace')}{known}{self.device}{head} {{\n::rm_records = rm_records;\n{self.body}}}\n"
 
     def named(self, prefix: str) -> TaskKernel:

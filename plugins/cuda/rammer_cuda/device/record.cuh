@@ -6,8 +6,7 @@ __device__ const unsigned *rm_begins;
 #define RM_RECORD(order) rm_records[rm_begins[blockIdx.x] + (order)]
 #define RM_BEGIN(order) if (threadIdx.x == 0) { \
     unsigned sm; asm volatile("mov.u32 %0, %smid;" : "=r"(sm)); \
-    const unsigned long long now = rm_now(); \
-    RM_RECORD(order).sm = sm; RM_RECORD(order).start = now; atomicMax(&RM_RECORD(order).end, now); }
+    RM_RECORD(order).sm = sm; RM_RECORD(order).start = rm_now(); }
 #define RM_END(order) if (threadIdx.x % 32 == 0) atomicMax(&RM_RECORD(order).end, rm_now());
 #else
 #define RM_BEGIN(order)

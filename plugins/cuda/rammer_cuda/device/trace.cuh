@@ -8,9 +8,7 @@ struct RmSpan {
   __device__ __forceinline__ RmSpan(RmRecord *records) : record(records + blockIdx.x) {
     if (threadIdx.x == 0) {
       unsigned sm; asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
-      // The clock's ticks are coarse, and its reads in a short task may change places: a task ends no earlier than it starts.
-      const unsigned long long now = rm_now();
-      record->start = now; record->sm = sm; atomicMax(&record->end, now);
+      record->start = rm_now(); record->sm = sm;
     }
   }
   __device__ __forceinline__ ~RmSpan() {

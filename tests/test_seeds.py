@@ -1,4 +1,4 @@
-"""Inputs are fresh in every run, and a run can be had again: nothing in the tests draws from a generator without a seed."""
+"""Inputs follow from a run's seed, which is fixed or drawn: nothing in the tests draws from a generator without a seed."""
 
 from __future__ import annotations
 
@@ -93,11 +93,65 @@ def test_a_test_draws_the_same_under_one_seed_and_other_numbers_under_another(
 
     shared = run("-n", "2")  # the run's seed is that of all its processes
     assert {s for s, _ in re.findall(TOLD, shared, re.MULTILINE)} == {*re.findall(r"^seed (\d+)$", shared, re.MULTILINE)}
-    first = run()
+    first = run("--seed", "fresh")
     (seed,) = re.findall(r"^seed (\d+)$", first, re.MULTILINE)
+    assert re.findall(r"^seed (\d+), drawn for this run$", first, re.MULTILINE) == [seed]
     assert re.findall(TOLD, first, re.MULTILINE) == [(seed, "test_it[1]")]
     assert drawn(run("--seed", seed, "-n", "1")) == drawn(first)
     assert drawn(run("--seed", str(int(seed) + 1))) != drawn(first)
+
+
+def test_a_seed_of_the_project_is_everybodys(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nseed = 7")
+    pytester.makepyfile("def test_it(seed):\n    assert not print('drew', seed)")
+
+    def run(*words: str) -> list[tuple[str, str]]:
+        done = pytester.runpytest_inprocess("-p", "rammer.testing.seeds", "-p", "no:cacheprovider", "-rA", *words)
+        return re.findall(r"^drew (\d+)$|^seed (\d+)$", done.stdout.str(), re.MULTILINE)
+
+    ours = run()
+    assert ours[-1] == ("", "7") and ours == run("--seed", "7")
+    assert run("--seed", "fresh")[0] != ours[0] != run("--seed", "8")[0]
+    refused = pytester.runpytest_inprocess("-p", "rammer.testing.seeds", "--seed", "often")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR and "neither a number nor 'fresh'" in refused.stderr.str()
+
+
+def test_this_project_has_a_seed(pytestconfig: pytest.Config) -> None:
+    """`make test` and the README's own commands run the same tests on the same inputs everywhere."""
+    assert int(pytestconfig.getini("seed")) >= 0
+    commands = [line for file in ("Makefile", "README.md") for line in (ROOT / file).read_text().splitlines() if "pytest" in line]
+    assert not [line for line in some(commands) if "--seed" in line and "$(SEED)" not in line]
+
+
+def test_tests_that_draw_are_chosen_by_the_seed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from hypothesis import given, strategies
+
+        @pytest.mark.parametrize("case", range(6))
+        def test_it(case, rng): pass
+
+        @pytest.mark.sampled(1)
+        @pytest.mark.parametrize("case", range(2))
+        def test_sampled(case): pass
+
+        @given(strategies.integers())
+        def test_given(n): pass
+
+        @pytest.mark.parametrize("case", range(9))
+        def test_no_numbers(case): pass
+        """
+    )
+
+    def ran(*words: str) -> list[str]:
+        done = pytester.inline_run("-p", "rammer.testing.seeds", "-p", "no:cacheprovider", "-m", "not large", *words)
+        return sorted(r.nodeid.split("::")[1] for r in done.listoutcomes()[0])
+
+    every = ran("--seed", "1", "--drawn", "99")
+    assert {name.split("[")[0] for name in every} == {"test_it", "test_sampled", "test_given"} and len(every) == 8
+    chosen = [ran("--seed", str(seed), "--drawn", "3") for seed in (1, 1, 2, 3, 4)]
+    assert chosen[0] == chosen[1] and len({*map(tuple, chosen)}) > 1 and {len(c) for c in chosen} == {3}
 
 
 def test_a_sample_is_drawn_by_the_seed(pytester: pytest.Pytester) -> None:
@@ -142,7 +196,7 @@ def test_examples_of_hypothesis_are_the_seeds_and_may_be_slow(pytester: pytest.P
 
         drawn = []
 
-        @settings(max_examples=20)
+        @settings(max_examples=100)
         @given(st.integers())
         def test_it(n):
             time.sleep(0.25 * (not drawn))  # more than hypothesis' own deadline
@@ -161,5 +215,7 @@ def test_examples_of_hypothesis_are_the_seeds_and_may_be_slow(pytester: pytest.P
         (found,) = re.findall(r"^drew (.*)$", done.stdout.str(), re.MULTILINE)
         return found
 
+    pytester.makepyfile(constants="\n".join(f"a{n} = {n}" for n in range(7001, 7200)))
+    loaded = "-p", "constants"  # examples are the same whatever modules a process has loaded
     first, second = drawn("--seed", "1", "-p", "no:xdist"), drawn("--seed", "2", "-n", "1")
-    assert first != second == drawn("--seed", "1", "--hypothesis-seed", "2")
+    assert first != second == drawn("--seed", "1", "--hypothesis-seed", "2", *loaded)

@@ -11,6 +11,7 @@ import click
 
 from rammer.cli.reach import reach_table, reached, transport_table
 from rammer.device.loader import PLUGINS, DeviceStatus, Registry
+from rammer.device.plugin_output import stdout_to_stderr
 from rammer.report.table import plain, size
 from rammer.transport import launch
 
@@ -25,10 +26,11 @@ def command(as_json: bool, no_test: bool) -> None:
     Example: rammer devices
     """
     registry = Registry()
-    statuses = list(registry.statuses())
-    others = launch.launched() > 1 and launch.world()[0] > 0
-    rows = [] if others else [row for status in statuses for row in _rows(registry, status, not no_test)]
-    ways = [] if no_test else reached(registry, statuses)
+    with stdout_to_stderr():  # of plugins that print while they are opened and run
+        statuses = list(registry.statuses())
+        others = launch.launched() > 1 and launch.world()[0] > 0
+        rows = [] if others else [row for status in statuses for row in _rows(registry, status, not no_test)]
+        ways = [] if no_test else reached(registry, statuses)
     if others:
         return
     for row in rows:

@@ -1,9 +1,11 @@
-"""``rammer plugins``: what is installed and what it fills, and a new plugin from the template, which is the toy plugin."""
+"""``rammer plugins``: what is installed and what it fills, tests of a device, and a new plugin from the template."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.resources import files
 from keyword import iskeyword
 from pathlib import Path
@@ -12,9 +14,10 @@ from shlex import quote
 import click
 
 from rammer.cli.files import OutputFolder, cannot_write, write_texts
+from rammer.cli.options import parse_options
 from rammer.device.hooks import Hooks
 from rammer.device.loader import Registry
-from rammer.errors import BadInput
+from rammer.errors import BadInput, Mismatch
 from rammer.report.table import plain
 
 #: The device of the template, and its files.
@@ -27,7 +30,7 @@ LONGEST = 40
 
 @click.group(invoke_without_command=False)
 def command() -> None:
-    """List installed plugins, or write a new one.
+    """List installed plugins, test one, or write a new one.
 
     Example: rammer plugins new mychip
     """
@@ -65,6 +68,33 @@ def new(name: str, into: Path) -> None:
         f"wrote {target}: {', '.join(named(f, name) for f in FILES)}\n"
         f"next: pip install -e {quote(f'{target}[test]')} && pytest {quote(str(target))}"
     )
+
+
+@command.command("test")
+@click.argument("device", metavar="NAME[:INDEX]")
+@click.option("--check", "checks", multiple=True, metavar="CHECK", help="This check alone, repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="The device's own options, repeatable.")
+def test_device(device: str, checks: tuple[str, ...], as_json: bool, options: tuple[str, ...]) -> None:
+    """Run the conformance kit on a device; exit code 1 where a check fails. Checks that do not apply say why.
+
+    Example: rammer plugins test toy --check manifest
+    """
+    from rammer.testing.conformance import chosen_checks, results
+
+    names, found = chosen_checks(checks), []
+    for result in results(device, parse_options(options), names):
+        found.append(result)
+        if not as_json:
+            click.echo(str(result))
+    failed = sum(r.state == "failed" for r in found)
+    if as_json:
+        click.echo(json.dumps([asdict(r) for r in found], indent=1))
+    else:
+        skipped = sum(r.state == "skipped" for r in found)
+        click.echo(f"{len(found)} checks: {len(found) - failed - skipped} passed, {skipped} skipped, {failed} failed")
+    if failed:
+        raise Mismatch(f"{failed} of {len(found)} checks failed")
 
 
 def write_plugin(name: str, into: Path, registry: Registry) -> Path:

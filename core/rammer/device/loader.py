@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,11 +19,13 @@ import pluggy
 
 from rammer.device.code import code_hash, package_of
 from rammer.device.contributions import Checked, candidates, declarations, lowerings, passes, policies, spelled, transports
+from rammer.device.declared_api import DeclaredDevice, declared_devices
 from rammer.device.guard import Opening, guarded
 from rammer.device.hooks import PROJECT, Hooks
 from rammer.device.installed import installed
 from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardware, OpenOptions
 from rammer.device.operators import CustomOperator
+from rammer.device.plugin_output import stdout_to_stderr
 from rammer.errors import (
     BadInput,
     DeviceFailure,
@@ -45,6 +49,8 @@ GROUP = "rammer.devices"
 #: Hooks by which a plugin changes the compilation for devices that are not its own.
 EXTENSIONS = ("rammer_policies", "rammer_passes", "rammer_operators", "rammer_lowerings", "rammer_kernels")
 HOOKS = ("rammer_devices", *EXTENSIONS, "rammer_transports")
+#: Seconds within which a device must answer where all are listed.
+PROBING = 10.0
 #: Where the devices are that this repository has.
 PLUGINS = "the checkout has plugins: pip install -e plugins/NAME"
 
@@ -80,9 +86,7 @@ class Registry:
     """All plugins of this environment (or the given entry points, for tests)."""
 
     points: Iterable[Loadable] | None = None
-    disabled: frozenset[str] = field(
-        default_factory=lambda: frozenset(os.environ.get("RAMMER_DISABLE", "").replace(",", " ").split())
-    )
+    disabled: frozenset[str] = field(default_factory=lambda: _disabled())
     broken: dict[str, DeviceStatus] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     failed: dict[tuple[str, str], str] = field(default_factory=dict)  #: What was raised, by plugin and hook.
@@ -94,21 +98,38 @@ class Registry:
         manager = pluggy.PluginManager(PROJECT)
         manager.add_hookspecs(Hooks)
         points = installed(GROUP) if self.points is None else sorted(self.points, key=lambda p: p.name)
-        for name, point in _labelled(points).items():
+        labelled = _labelled(points)
+        if self.points is None or self.disabled != _disabled():  # what the environment names is installed, not given
+            _report_unknown(self.disabled, {n for name, point in labelled.items() for n in (point.name, name)})
+        for name, point in labelled.items():
             if {point.name, name} & self.disabled:
                 self.broken[name] = DeviceStatus(name, "disabled", "named in RAMMER_DISABLE")
                 continue
             self.versions[name] = getattr(getattr(point, "dist", None), "version", "")
+            if self._is_other_version(name, declared_devices(point)):
+                continue
             try:
-                plugin = point.load()
+                with stdout_to_stderr():
+                    plugin = point.load()
                 manager.register(plugin, name=name)
                 manager.check_pending()
                 _check_marks(manager, plugin)
             except (Exception, SystemExit) as problem:
                 if manager.has_plugin(name):
                     manager.unregister(name=name)
-                self.broken[name] = _load_error(name, problem)
+                if not self._is_other_version(name, declared_devices(point, whole=True)):
+                    self.broken[name] = _load_error(name, problem)
         return manager
+
+    def _is_other_version(self, name: str, declared: Sequence[DeclaredDevice]) -> bool:
+        """Return True if a plugin's text says that it was written for another API version; its devices are reported so."""
+        others = [d for d in declared if d.api != API_VERSION]
+        for number, device in enumerate(others):
+            key = device.name or name
+            if number == 0 or device.name:
+                self.broken[key] = DeviceStatus(key, "api-mismatch", _mismatch_reason(device.api))
+                self.versions.setdefault(key, self.versions.get(name, ""))
+        return bool(others)
 
     @cached_property
     def devices(self) -> dict[str, Device | DeviceStatus]:
@@ -117,7 +138,9 @@ class Registry:
         found: dict[str, dict[str, Device]] = {}
         for name, call in self._fillers("rammer_devices"):
             try:
-                for device in [_manifest(d) for group in call() for d in group]:
+                with stdout_to_stderr():
+                    given = call()
+                for device in [_manifest(d) for group in given for d in group]:
                     if name in (owners := found.setdefault(device.name, {})):
                         raise ValueError(f"it has two devices {device.name!r}")
                     owners[name] = device
@@ -133,9 +156,11 @@ class Registry:
         return result
 
     def statuses(self) -> Iterator[DeviceStatus]:
-        """Probe every device; never raises. A broken plugin is told also where another one has a device of its name."""
+        """Probe every device, all at the same time; never raises. A device whose probe takes longer than ``PROBING`` seconds is
+        reported so. A broken plugin is told also where another one has a device of its name."""
+        probed = _probed({n: d for n, d in self.devices.items() if isinstance(d, Device)})
         for name, entry in sorted(self.devices.items()):
-            yield entry if isinstance(entry, DeviceStatus) else _probe(name, entry)
+            yield entry if isinstance(entry, DeviceStatus) else probed[name]
         yield from (status for name, status in sorted(self.broken.items()) if self.devices[name] is not status)
 
     def status(self, name: str) -> DeviceStatus:
@@ -143,7 +168,10 @@ class Registry:
         entry = self.devices.get(name)
         if entry is None:
             raise _unknown(name, sorted(self.devices))
-        return entry if isinstance(entry, DeviceStatus) else _probe(name, entry)
+        if isinstance(entry, DeviceStatus):
+            return entry
+        with stdout_to_stderr():
+            return _probe(name, entry)
 
     def open(self, spec: str, require: str = "", target: str = "", options: Mapping[str, str] | None = None) -> Backend:
         """Open ``NAME[:INDEX]``. BadInput for a malformed or unknown name, DeviceUnavailable otherwise."""
@@ -336,9 +364,50 @@ def _conflict(name: str, owners: list[str]) -> DeviceStatus:
     )
 
 
+def _disabled() -> frozenset[str]:
+    """The names in RAMMER_DISABLE."""
+    return frozenset(os.environ.get("RAMMER_DISABLE", "").replace(",", " ").split())
+
+
+def _report_unknown(disabled: Collection[str], known: Collection[str]) -> None:
+    """Warn of names in RAMMER_DISABLE that no plugin has, with the nearest that one has."""
+    for name in sorted(set(disabled) - set(known)):
+        sys.stderr.write(printable(f"rammer: warning: RAMMER_DISABLE names {name!r}, but {_nearest(name, sorted(known))}\n"))
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    import difflib  # takes long to import
+
+    nearest = difflib.get_close_matches(name, known, 2)
+    return f"no plugin has that name; did you mean {' or '.join(map(repr, nearest))}?" if nearest else (
+        f"no plugin has that name; installed: {', '.join(known) or 'none'}"
+    )
+
+
+def _mismatch_reason(api: int) -> str:
+    return f"the plugin speaks API version {api}, this core {API_VERSION}; upgrade the older one"
+
+
 def _mismatch(name: str, device: Device) -> DeviceStatus:
-    reason = f"the plugin speaks API version {device.api}, this core {API_VERSION}; upgrade the older one"
-    return DeviceStatus(name, "api-mismatch", reason, device)
+    return DeviceStatus(name, "api-mismatch", _mismatch_reason(device.api), device)
+
+
+def _probed(devices: Mapping[str, Device]) -> dict[str, DeviceStatus]:
+    """Probe devices in a thread each. A device that does not answer in time is a load-error, and its thread is left behind."""
+    found: dict[str, DeviceStatus] = {}
+
+    def probe(name: str, device: Device) -> None:
+        found[name] = _probe(name, device)
+
+    with stdout_to_stderr():
+        threads = [threading.Thread(target=probe, args=item, daemon=True) for item in devices.items()]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + PROBING
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        late = f"probe has not ended after {PROBING:g} s"
+        return {n: found.get(n) or DeviceStatus(n, "load-error", late, d) for n, d in devices.items()}
 
 
 def _probe(name: str, device: Device) -> DeviceStatus:

@@ -71,6 +71,7 @@ __all__ = [
     "CHECKS",
     "CheckResult",
     "check_device",
+    "chosen_checks",
     "copying_program",
     "failures",
     "reference",
@@ -336,6 +337,14 @@ def check_device(spec: str, **options: str) -> None:
         raise ConformanceError(f"{len(found)} of {len(CHECKS)} checks failed\n" + "\n".join(found))
 
 
+def chosen_checks(names: Sequence[str]) -> list[str]:
+    """The checks of these names, in the order in which they run; all if none is named. BadInput for a name that is none."""
+    for name in names:
+        if name not in CHECKS:
+            raise BadInput(f"no check {name!r}", hint=f"checks: {', '.join(CHECKS)}")
+    return [c for c in CHECKS if not names or c in names]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; exit code 1 when a check fails, else as for ``rammer``."""
     parser = argparse.ArgumentParser(description="What every device must do, check by check.")
@@ -344,14 +353,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="append", default=[], metavar="NAME", help="this check alone; may be repeated")
     chosen, count, wrong = parser.parse_args(arguments), 0, 0
     try:
-        unknown = [*(c for c in chosen.check if c not in CHECKS), *(o for o in chosen.option if "=" not in o)]
-        if unknown:
-            raise BadInput(
-                f"no check {unknown[0]!r}" if unknown[0] in chosen.check else f"option {unknown[0]!r} is no KEY=VALUE",
-                hint=f"checks: {', '.join(CHECKS)}" if unknown[0] in chosen.check else "",
-            )
+        wrong_options = [o for o in chosen.option if "=" not in o]
+        if wrong_options:
+            raise BadInput(f"option {wrong_options[0]!r} is no KEY=VALUE")
         options = dict(o.split("=", 1) for o in chosen.option)
-        checks = [c for c in CHECKS if not chosen.check or c in chosen.check]
+        checks = chosen_checks(chosen.check)
         for found in results(chosen.device, options, checks):
             print(found, flush=True)
             count, wrong = count + 1, wrong + (found.state == "failed")

@@ -34,8 +34,8 @@ MOVED = (
 LENGTHS, OFFSETS = (1, 7, 16, 33), (0, 1, 3)
 #: Lengths of rows in which every element counts once: all short ones, and around the widths of vectors, warps and groups.
 ROWS = (*range(1, 13), 15, 16, 17, 31, 33, 64, 100, 130, 257, 513)
-#: Rows of one length at most, and of the product of a row's length and a matrix.
-MOST, WIDE = 40, 24
+#: Rows of one length at most, columns of matrices, and elements of a task.
+MOST, WIDE, PIECE = 520, 24, 8192
 #: Elements along an axis whose index is loaded.
 LOADED = 5
 SOFTMAX = SmallModel("lanes", "(float[N,C] x) => (float[N,C] y) {\n y = Softmax<axis=1>(x)\n}")
@@ -132,7 +132,7 @@ def check_lanes(device: Subject) -> None:
         quiet = device.rng.uniform(-1, 1, (count, length)).astype(np.float32)
         high, low = quiet.copy(), quiet.copy()
         high[np.arange(count), rows], low[np.arange(count), rows] = 9 + rows, -9 - rows
-        tile = (max(1, -(-count // 2)),)
+        tile = (max(1, min(-(-count // 2), PIECE // length)),)
         samples.append(Sample(f"y: f32[i:{count}] = max[k:{length}] x[i, k]", {"x": high}, tile=tile))
         samples.append(Sample(f"y: f32[i:{count}] = min[k:{length}] x[i, k]", {"x": low}, tile=tile))
         if length in (5, 12, 17, 31, 64, 130, 513):
@@ -154,7 +154,7 @@ def _sums(device: Subject, rows: Array, count: int, length: int, tile: tuple[int
     small[np.arange(count), rows] = 1 + rows % 100
     yield Sample(f"y: i8[i:{count}] = max[k:{length}] x[i, k]", {"x": small}, tile=tile, exact=True)
     matrix = device.rng.integers(-4, 5, (length, WIDE)).astype(np.float32)
-    yield Sample(f"y: f32[i:{count}, j:{WIDE}] = sum[k:{length}] x[i, k] * w[k, j]", {"x": one, "w": matrix})
+    yield Sample(f"y: f32[i:{count}, j:{WIDE}] = sum[k:{length}] x[i, k] * w[k, j]", {"x": one, "w": matrix}, tile=(*tile, WIDE // 2))
 
 
 def _softmax(device: Subject) -> None:

@@ -1,0 +1,84 @@
+"""The API version that a plugin was written for, read from its text: a newer plugin may not even import with this core."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+#: Files of a package that are looked through.
+MOST: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredDevice:
+    """A ``Device(...)`` in a plugin's text: its API version, and its name where that is a literal, too."""
+
+    name: str
+    api: int
+
+
+def declared_devices(point: Any, whole: bool = False) -> tuple[DeclaredDevice, ...]:
+    """Return the devices with a literal ``api`` in the module of an entry point, or in its ``whole`` package. Nothing is imported;
+    () where there is no text to read."""
+    module = getattr(point, "module", "")
+    if not isinstance(module, str) or not module:
+        return ()
+    return tuple(device for path in _files(module, whole) for device in _in_file(path))
+
+
+def _files(module: str, whole: bool) -> Iterator[Path]:
+    """The file of ``module``, found from its top package: to look for a submodule by name would import its parents."""
+    top, _, rest = module.partition(".")
+    try:
+        spec: ModuleSpec | None = find_spec(top)
+    except (ImportError, ValueError):
+        return
+    if spec is None:
+        return
+    folders = [Path(p) for p in spec.submodule_search_locations or ()]
+    if whole:
+        yield from (p for folder in folders for p, _ in zip(sorted(folder.rglob("*.py")), range(MOST), strict=False))
+    elif not rest:
+        yield from [Path(spec.origin)] if spec.origin else []
+    else:
+        inner = Path(*rest.split("."))
+        yield from (p for f in folders for p in (f / inner.with_suffix(".py"), f / inner / "__init__.py") if p.is_file())
+
+
+def _in_file(path: Path) -> Iterator[DeclaredDevice]:
+    """Calls of ``Device`` with a number as ``api``, or with a name that the module gives a number."""
+    try:
+        text = path.read_text()
+        tree = ast.parse(text) if "api" in text else None
+    except (OSError, ValueError, SyntaxError):
+        return
+    if tree is None:
+        return
+    numbers = dict(_constants(tree))
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        given = {k.arg: k.value for k in call.keywords}
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        api = _value(given.get("api"), numbers)
+        if called.endswith("Device") and type(api) is int:
+            name = _value(given.get("name", call.args[0] if call.args else None), numbers)
+            yield DeclaredDevice(name if isinstance(name, str) else "", api)
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, object]]:
+    """Names to which the module assigns a literal."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, ast.Constant):
+            yield from ((t.id, value.value) for t in targets if isinstance(t, ast.Name))
+
+
+def _value(node: ast.expr | None, names: dict[str, object]) -> object:
+    if isinstance(node, ast.Constant):
+        return node.value
+    return names.get(node.id) if isinstance(node, ast.Name) else None

@@ -29,7 +29,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Rows and columns of the matrices, links of the short chain, least and most links of the long one, and how much longer it takes.
 #: Products of numbers near 1 stay finite.
-SIZE, SHORT, FEW, MANY, APART = 96, 1, 4, 64, 2.5
+SIZE, SHORT, FEW, MANY, APART = 64, 1, 4, 64, 2.5
 #: Measurements of which the least counts, rounds of them until one contradicts nothing, and by how much times may differ.
 SAMPLES, ROUNDS, FACTOR = 4, 4, 4.0
 #: By how much a device's clock may be faster than the host's, and seconds that either may be coarse by.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -119,10 +119,12 @@ def _expect_exact(device: Subject, program: RProgram, inputs: dict[str, Array], 
     loaded.close()
 
 
-def usual_seconds(device: Subject, program: RProgram, inputs: dict[str, Array]) -> float:
+def usual_seconds(
+    device: Subject, program: RProgram, inputs: Mapping[str, Array], constants: Mapping[str, Array] | None = None
+) -> float:
     """Seconds that the caller waits for all tasks of ``program`` in one row, in which nothing has to be waited for."""
     row = tuple(replace(w.task, waits=()) for wave in waves(program) for w in wave)
-    loaded = device.backend.load(replace(program, rows=(row,), counters=()), {})
+    loaded = device.backend.load(replace(program, rows=(row,), counters=()), constants or {})
     _, seconds = device.timed(lambda: loaded.run(inputs))
     loaded.close()
     return seconds

@@ -18,6 +18,7 @@ from rammer.ir.verify import verify
 from rammer.runtime.executable import Executable
 from rammer.testing.bound_checks import equal, opened
 from rammer.testing.judge import TOLERANCE, reference, relative_error
+from rammer.testing.long_checks import usual_seconds
 from rammer.testing.small_models import MODELS
 from rammer.testing.subject import Subject
 from rammer.testing.thread_checks import ended
@@ -39,11 +40,12 @@ def check_waits(device: Subject) -> None:
     for rows in (2, 3, 6):
         program = crooked(SIZE, rows)
         verify(program)
+        usual = usual_seconds(device, program, {"x": device.rng.standard_normal((SIZE, SIZE)).astype(np.float32)})
         loaded = device.backend.load(program, {})
         for _ in range(RUNS):
             x = device.rng.standard_normal((SIZE, SIZE)).astype(np.float32)
             what = f"long tasks and their readers on {rows} rows"
-            have = ended(device, what, lambda: loaded.run({"x": x}))  # noqa: B023
+            have = ended(device, what, lambda: loaded.run({"x": x}), usual)  # noqa: B023
             error = relative_error(have.outputs["y"], crooked_result(x))
             device.expect(error <= TOLERANCE, f"{what}: relative L2 error {error:.1e}")
         loaded.close()

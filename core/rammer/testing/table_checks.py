@@ -23,6 +23,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, Counter, Port, RProgram, Task, Wait, dense
 from rammer.ir.verify import verify
 from rammer.testing.judge import TOLERANCE, reference, relative_error
+from rammer.testing.long_checks import usual_seconds
 from rammer.testing.single import UntiledOperator as Alone
 from rammer.testing.single import check, moved, trial_of
 from rammer.testing.small_models import MODELS, SmallModel
@@ -64,11 +65,12 @@ def check_bands(device: Subject) -> None:
     for rows in (3, 5):
         program = banded(SIZE, rows)
         verify(program)
+        usual = usual_seconds(device, program, {"x": device.rng.standard_normal((SIZE, SIZE)).astype(np.float32)})
         loaded = device.backend.load(program, {})
         for _ in range(RUNS):
             x = device.rng.standard_normal((SIZE, SIZE)).astype(np.float32)
             what = f"counters of bands of tasks on {rows} rows"
-            have = ended(device, what, lambda: loaded.run({"x": x})).outputs["y"]  # noqa: B023
+            have = ended(device, what, lambda: loaded.run({"x": x}), usual).outputs["y"]  # noqa: B023
             error = relative_error(have, x.astype(np.float64) * 6)
             device.expect(error <= TOLERANCE, f"{what}: relative L2 error {error:.1e}")
         loaded.close()
@@ -119,13 +121,14 @@ def check_tables(device: Subject) -> None:
         inputs = MODELS[name].inputs(device.rng, {})
         parts = int(device.rng.integers(2, 5))
         plain = replace(segment.program, operators=tuple(_cut(o, parts) for o in segment.program.operators))
-        want = exact(segment, {p.tensor: inputs[p.external] for p in segment.program.inputs}, {})
+        want, usual = exact(segment, {p.tensor: inputs[p.external] for p in segment.program.inputs}, {}), 0.0
         for rows in ROWS:
             program = dealt(plain, rows, device.rng)
             verify(program)
+            usual = usual_seconds(device, program, inputs, segment.constants) if rows == ROWS[0] else usual
             loaded = device.backend.load(program, segment.constants)
             what = f"{name}, its tasks dealt at random to {rows} rows and an empty one"
-            have = ended(device, what, lambda: loaded.run(inputs)).outputs  # noqa: B023
+            have = ended(device, what, lambda: loaded.run(inputs), usual).outputs  # noqa: B023
             loaded.close()
             for port in program.outputs:
                 error = relative_error(have[port.external], np.asarray(want[port.tensor]))

@@ -34,7 +34,7 @@ THREADS, RUNS = 8, 6
 #: Seconds after which a check that has not ended counts as hanging.
 PATIENCE = 300.0
 #: The same where it is known how long the work usually takes: so many times as long, and so many seconds at least.
-SLOWER, LEAST = 100.0, 8.0
+SLOWER, LEAST = 20.0, 8.0
 #: Seconds after which Python lets another thread run: a hundredth of the usual, so that switches fall everywhere.
 SWITCH = 5e-5
 #: Shapes of the model "dynamic" that no other check uses.

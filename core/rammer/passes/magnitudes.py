@@ -369,6 +369,6 @@ def _times(a: float, b: float) -> float:
 
 def _raised(base: float, power: float) -> float:
     try:
-        return base**power
+        return float(base**power)
     except OverflowError:
         return math.inf

@@ -77,7 +77,7 @@ def perturbed(inputs: Mapping[str, Array], seed: int) -> dict[str, Array]:
     rng = np.random.default_rng([seed, 2])
 
     def moved(x: Array) -> Array:
-        return np.asarray(x * (1 + _UNIT * rng.uniform(-1, 1, x.shape)).astype(x.dtype)) if x.dtype.kind == "f" else x
+        return (x * (1 + _UNIT * np.asarray(rng.uniform(-1, 1, x.shape)))).astype(x.dtype) if x.dtype.kind == "f" else x
 
     return {name: moved(x) for name, x in inputs.items()}
 

@@ -372,7 +372,8 @@ def _contract(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[An
     if not set(range(len(compute.axes))) <= covered:
         return None
     total = np.asarray(np.einsum(*terms, list(range(len(compute.axes))), optimize=True))
-    return total.astype(np.int64).astype(dtype) if dtype == np.int32 else total.astype(dtype, copy=False)
+    with np.errstate(over="ignore"):
+        return total.astype(np.int64).astype(dtype) if dtype == np.int32 else total.astype(dtype, copy=False)
 
 
 def _factored(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool) -> Array | None:

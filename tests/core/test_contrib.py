@@ -15,6 +15,7 @@ from rammer.errors import BadInput
 from rammer.frontend import schemas
 from rammer.frontend.bind import bind
 from rammer.frontend.contrib import FUNCTIONS
+from rammer.frontend.contrib.place import EVERYWHERE, WITHDRAWN
 from rammer.frontend.reader import read_model
 from rammer.testing.operators.case import FAMILIES, drawn
 from rammer.testing.operators.search import MODULES
@@ -25,7 +26,7 @@ MICROSOFT = schemas.MICROSOFT
 #: Operators without a kernel in ONNX Runtime on a CPU, and where their meaning is tested instead.
 ONLY_GPU = {"BiasAdd", "BiasSoftmax", "BiasSplitGelu", "NhwcConv", "NhwcFusedConv"}
 #: Operators that ONNX Runtime has in ONNX's own domain.
-ELSEWHERE = {"LayerNormalization", "SimplifiedLayerNormalization"}
+ELSEWHERE = {*EVERYWHERE, *WITHDRAWN}
 #: What is compared with another operator of ONNX Runtime's below.
 BESIDE = {"DynamicQuantizeLSTM", "QLinearReduceMean", "SparseAttention", "Tokenizer"}
 
@@ -125,6 +126,32 @@ def test_operators_that_onnx_runtime_puts_into_onnxs_domain(op: str, opset: int)
         want = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-3) * scale
     executable = rammer.compile(model, device="toy")
     np.testing.assert_allclose(executable.run({"x": x, "scale": scale})["y"], want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("Affine", {"alpha": 2.0, "beta": -1.0}),
+        ("Scale", {"scale": 3.0}),
+        ("ParametricSoftplus", {"alpha": 2.0, "beta": 0.5}),
+        ("ScaledTanh", {"alpha": 2.0, "beta": 0.5}),
+        ("ImageScaler", {"scale": 2.0, "bias": [1.0, -1.0]}),
+        ("Crop", {"border": [1, 0, 1, 2]}),
+        ("Crop", {"border": [1, 2, 0, 0], "scale": [2, 1]}),
+        ("DynamicSlice", {}),
+    ],
+)
+def test_operators_that_onnx_withdrew(op: str, attributes: dict[str, float], rng: np.random.Generator) -> None:
+    x = rng.normal(size=(1, 2, 5, 4)).astype(np.float32)
+    operands = {"x": x}
+    if op == "DynamicSlice":
+        operands |= {"starts": np.array([1, -3]), "ends": np.array([5, 99]), "axes": np.array([2, 3])}
+    model = model_of(helper.make_node(op, list(operands), ["y"], **attributes), 9, **operands)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    have = rammer.compile(model, device="toy").run(operands)["y"]
+    np.testing.assert_allclose(have, session.run(None, operands)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_inside_a_body_on_the_device_and_interpreted() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import rammer
 from rammer.frontend.host_contrib import tokenize
@@ -90,6 +90,19 @@ def test_hashes_of_strings_are_those_of_onnx_runtime(seed: int) -> None:
         want = theirs(model, x)
         assert want is not None and have.dtype == want.dtype
         np.testing.assert_array_equal(have, want)
+
+
+@pytest.mark.parametrize("op", ["ExpandDims", "GatherND"])
+def test_strings_move_as_numbers_do(op: str) -> None:
+    x = np.array([["a", "b", "c"], ["d", "e", "f"]], object)
+    second = {"ExpandDims": np.array(1, np.int32), "GatherND": np.array([[0, 1], [1, -1]])}[op]
+    node, constants = helper.make_node(op, ["x", "k"], ["y"], domain=MICROSOFT), [numpy_helper.from_array(second, "k")]
+    ports = [helper.make_tensor_value_info(n, TensorProto.STRING, shape) for n, shape in (("x", x.shape), ("y", None))]
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)], ir_version=8)
+    want = theirs(model, x)
+    assert want is not None
+    assert rammer.compile(model, device="toy").run({"x": x})["y"].tolist() == want.tolist()
 
 
 @pytest.mark.parametrize("op", ["DynamicTimeWarping", "Unique", "BifurcationDetector"])

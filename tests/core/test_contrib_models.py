@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 import rammer
 from rammer.errors import BadInput
@@ -252,3 +253,18 @@ def bound_results(op: str, operands: list[np.ndarray | None], shared: dict[int, 
             binding.bind_output(f"y{i}")
     session.run_with_iobinding(binding)
     return [value.numpy().copy() for value in binding.get_outputs()]
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float4_e2m1fn"])
+@pytest.mark.parametrize(("scales", "block"), [((5, 2), 16), ((1, 2), 16), ((5, 1), 0), ((1, 1), 0)])
+def test_rows_of_short_floats_have_scales(kind: str, scales: tuple[int, int], block: int, rng: np.random.Generator) -> None:
+    """Of each row or of all, in blocks or for a whole row; a place outside of the table has zeros."""
+    table = rng.normal(size=(5, 32)).astype(getattr(ml_dtypes, kind))
+    factors, places = rng.uniform(0.5, 2, scales).astype(np.float32), np.array([[0, 4], [-1, 7]])
+    node = helper.make_node("GatherBlockQuantized", ["t", "i", "s"], ["y"], domain=MICROSOFT, block_size=block)
+    ports = [helper.make_tensor_value_info("i", TensorProto.INT64, places.shape)], [ValueInfoProto(name="y")]
+    constants = [numpy_helper.from_array(table, "t"), numpy_helper.from_array(factors, "s")]
+    imports = [helper.make_opsetid("", 23), helper.make_opsetid(MICROSOFT, 1)]
+    model = helper.make_model(helper.make_graph([node], "g", *ports, constants), opset_imports=imports, ir_version=11)
+    want = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"i": places})[0]
+    np.testing.assert_allclose(rammer.compile(model, device="toy").run({"i": places})["y"], want, rtol=1e-6)

@@ -140,6 +140,17 @@ def detect_bifurcation(attributes: Mapping[str, Any], operands: Sequence[Any]) -
     return tokens, np.full(before.shape, found, np.int64)
 
 
+def expand_dims(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
+    """Insert an axis, of strings, too."""
+    return (np.expand_dims(np.asarray(operands[0]), int(np.asarray(operands[1]).reshape(()))),)
+
+
+def gather_nd(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
+    """Return the slices at places along the first axes, of strings, too."""
+    x, places = np.asarray(operands[0]), np.asarray(operands[1])
+    return (x[tuple(np.moveaxis(places, -1, 0))],)
+
+
 def hash_words(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
     """Return the 32-bit MurmurHash3 of strings."""
     x, seed = np.asarray(operands[0]), int(attributes.get("seed", 0)) & _WORD

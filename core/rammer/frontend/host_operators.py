@@ -138,6 +138,8 @@ OPERATORS: Final[Mapping[str, _Operator]] = {
     "ScatterND": scatter_nd,
     f"{MICROSOFT}.BifurcationDetector": host_contrib.detect_bifurcation,
     f"{MICROSOFT}.DynamicTimeWarping": host_contrib.warp,
+    f"{MICROSOFT}.ExpandDims": host_contrib.expand_dims,
+    f"{MICROSOFT}.GatherND": host_contrib.gather_nd,
     f"{MICROSOFT}.Inverse": host_contrib.invert,
     f"{MICROSOFT}.MurmurHash3": host_contrib.hash_words,
     f"{MICROSOFT}.Tokenizer": host_contrib.tokenize,

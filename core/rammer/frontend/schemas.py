@@ -22,7 +22,7 @@ _SETS: Final[Mapping[str, tuple[str, ...]]] = {
     "F": ("float",),
     "Q": ("uint8", "int8"),
     "P": ("uint8", "int8", "uint16", "int16", "uint4", "int4", "int32"),
-    "W": ("uint8", "uint4", "int4"),
+    "W": ("uint8", "uint4", "int4", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "float4e2m1"),
     "U": ("uint8",),
     "S": _FLOATS,
     "X": ("float", "float16", "double", "bfloat16", "uint8", "int8"),

@@ -28,52 +28,56 @@ def unpacked(packed: Array, bits: int, count: int) -> Array:
     K=int, N=int, bits=4, block_size=int, accuracy_level=0, weight_prepacked=0,
 )  # fmt: skip
 def mat_mul_n_bits(b: FunctionBody) -> str:
-    """``A @ dequantised(B)' + bias``: ``B [N, blocks, bytes]``, a scale and perhaps a zero point for each block."""
+    """``A @ dequantised(B)' + bias``: ``B [N, blocks, bytes]``, a scale and perhaps a zero point for each block, or for the
+    blocks that ``g_idx`` says of each column."""
     bits, block, rows, depth = b.attr("bits"), b.attr("block_size"), b.attr("N"), b.attr("K")
-    packed = b.known(1)
     if bits not in _KINDS:
         raise Declined(f"{bits} bits are not supported; 2, 4 and 8 are")
     if b.attr("weight_prepacked"):
         raise Declined("weights in the order of a kernel's own are not supported")
-    if b.has(4):
-        raise Declined("groups by index (g_idx) are not supported")
-    if packed is None:
-        raise Declined("its weights are run-time data")
     if block < 1 or rows < 1 or depth < 1:
         raise Declined(f"N is {rows}, K is {depth} and block_size {block}")
     blocks = -(-depth // block)
-    if packed.dtype != np.uint8 or packed.size != rows * blocks * (block * bits // 8):
-        raise Declined(f"weights of {list(packed.shape)} for {rows} rows of {blocks} blocks of {block}")
-    weights = unpacked(packed.reshape(rows, blocks, -1), bits, block).reshape(rows, -1)[:, :depth]
-    zero = _zero_points(b, (rows, blocks), bits)
-    scales = b.reshape(b.input(2), rows, blocks)
-    constant = b.constant(np.ascontiguousarray(weights))
-    if isinstance(zero, str):  # zero points that are no integers
-        wide = b.cast(constant, b.dtype(0))
-        shape = b.constant([rows, depth])
-        spread = [
-            b.reshape(b.Expand(b.Unsqueeze(x, b.constant([2])), b.constant([rows, blocks, block])), rows, -1)
-            for x in (zero, scales)
-        ]
-        cut = [b.slice(x, 1, 0, depth) for x in spread]
-        made = b.Reshape(b.Mul(b.Sub(wide, cut[0]), cut[1]), shape)
+    if b.dtype(1) != "uint8" or int(np.prod(b.shape(1))) != rows * blocks * (block * bits // 8):
+        raise Declined(f"weights of {list(b.shape(1))} for {rows} rows of {blocks} blocks of {block}")
+    codes = _codes(b, (rows, blocks, block), bits, depth)
+    scales, zero = b.reshape(b.input(2), rows, blocks), _zero_points(b, (rows, blocks), bits)
+    if b.has(4) or (b.has(3) and b.dtype(3) != "uint8"):
+        own = b.input(4) if b.has(4) else b.constant(np.arange(depth) // block)
+        points, factors = (b.Gather(x, own, axis=1) for x in (b.cast(zero, b.dtype(0)), scales))
+        made = b.Mul(b.Sub(b.cast(codes, b.dtype(0)), points), factors)
     else:
-        made = b.DequantizeLinear(constant, scales, b.constant(zero), axis=1, block_size=block)
+        made = b.DequantizeLinear(codes, scales, zero, axis=1, block_size=block)
     y = b.MatMul(b.input(0), b.Transpose(made, perm=[1, 0]))
     return b.Add(y, b.input(5)) if b.has(5) else y
 
 
-def _zero_points(b: FunctionBody, shape: tuple[int, int], bits: int) -> Array | str:
-    """One for each block: integers, or the name of floats; half of the range where they are left out."""
+def _codes(b: FunctionBody, shape: tuple[int, int, int], bits: int, depth: int) -> str:
+    """Return the integers of input 1, ``[rows, depth]``: as packed constants where they are known."""
+    rows, blocks, block = shape
+    packed = b.known(1)
+    if packed is not None:
+        whole = unpacked(packed.reshape(rows, blocks, -1), bits, block).reshape(rows, -1)
+        return b.constant(np.ascontiguousarray(whole[:, :depth]))
+    opened_codes = opened(b, b.reshape(b.input(1), rows, blocks, -1), bits, block)
+    return b.slice(b.reshape(opened_codes, rows, blocks * block), 1, 0, depth)
+
+
+def _zero_points(b: FunctionBody, shape: tuple[int, int], bits: int) -> str:
+    """Return one for each block, integers or floats; half of the range where they are left out."""
     rows, blocks = shape
+    plain = b.known(1) is not None
     if not b.has(3):
-        return np.full(shape, 1 << (bits - 1), np.uint8).astype(_KINDS[bits])
+        return b.constant(np.full(shape, 1 << (bits - 1), np.uint8).astype(_KINDS[bits] if plain else np.uint8))
     if b.dtype(3) != "uint8":
         return b.reshape(b.input(3), rows, blocks)
+    if int(np.prod(b.shape(3))) != rows * -(-blocks * bits // 8):
+        raise Declined(f"zero points of {list(b.shape(3))} for {rows} rows of {blocks} blocks")
     given = b.known(3)
-    if given is None or given.size != rows * -(-blocks * bits // 8):
-        raise Declined("its zero points are run-time data, or have another shape than its blocks")
-    return unpacked(given.reshape(rows, -1), bits, blocks)
+    if given is not None and plain:
+        return b.constant(unpacked(given.reshape(rows, -1), bits, blocks))
+    points = opened(b, b.reshape(b.input(3), rows, -1), bits, blocks)
+    return b.cast(points, "uint4") if plain and bits < 8 else points
 
 
 @function(
@@ -81,40 +85,62 @@ def _zero_points(b: FunctionBody, shape: tuple[int, int], bits: int) -> Array | 
     gather_axis=0, quantize_axis=1, block_size=128, bits=4,
 )  # fmt: skip
 def gather_block_quantized(b: FunctionBody) -> str:
-    """Rows of a table in blocks of a few bits: bytes, scales and zero points are gathered, then dequantised."""
+    """Rows of a table in blocks of a few bits: bytes, scales and zero points are gathered, then dequantised. A place outside
+    of the table has zeros."""
     shape, bits, kind = b.shape(0), b.attr("bits"), b.dtype(0)
     rank = len(shape)
     if not rank or len(b.shape(2)) != rank:
         raise Declined(f"data of {list(shape)} have scales of {list(b.shape(2))}")
     gather, along = b.attr("gather_axis") % rank, b.attr("quantize_axis") % rank
+    axis = along if along < gather else along + len(b.shape(1)) - 1
+    extent = b.constant(shape[gather], b.dtype(1))
+    inside = b.And(b.Less(b.input(1), extent), b.GreaterOrEqual(b.input(1), b.Neg(extent)))
+    places = b.Where(inside, b.input(1), b.constant(0, b.dtype(1)))
+    if kind.startswith("float"):
+        result = _gathered_floats(b, places, gather, along)
+    else:
+        result = _gathered_integers(b, places, (gather, along, axis), bits)
+    lead = [*(1,) * gather, *b.shape(1), *(1,) * (rank - gather - 1)]
+    return b.Where(b.reshape(inside, *lead), result, b.number(0.0, 2))
+
+
+def _gathered_integers(b: FunctionBody, places: str, axes: tuple[int, int, int], bits: int) -> str:
+    (gather, along, axis), shape, kind = axes, b.shape(0), b.dtype(0)
     if gather == along:
         raise Declined(f"axis {along} is gathered and quantised")
-    if kind == "uint8" and (along != rank - 1 or bits not in _KINDS):
+    if kind == "uint8" and (along != len(shape) - 1 or bits not in _KINDS):
         raise Declined("packed bytes are supported of 2, 4 or 8 bits, where the last axis is quantised")
-    axis = along if along < gather else along + len(b.shape(1)) - 1
-    data, scales = (b.Gather(b.input(i), b.input(1), axis=gather) for i in (0, 2)) if kind == "uint8" else _gathered(b, gather)
-    zero = _gathered_points(b, gather, bits, kind)
+    wide = {"int4": "int8", "uint4": "uint8"}.get(kind, kind)  # ONNX's Gather takes no 4 bits
+    data = b.Gather(b.cast(b.input(0), wide) if wide != kind else b.input(0), places, axis=gather)
+    scales, zero = b.Gather(b.input(2), places, axis=gather), _gathered_points(b, places, gather, bits, kind)
     if kind == "uint8":
         data = opened(b, data, bits, shape[-1] * (8 // bits))
     return b.DequantizeLinear(data, scales, zero, axis=axis, block_size=b.attr("block_size"))
 
 
-def _gathered(b: FunctionBody, gather: int) -> tuple[str, str]:
-    """Integers of 4 bits go through 8, since ONNX's Gather takes none."""
-    wide = "int8" if b.dtype(0) == "int4" else "uint8"
-    return b.Gather(b.cast(b.input(0), wide), b.input(1), axis=gather), b.Gather(b.input(2), b.input(1), axis=gather)
-
-
-def _gathered_points(b: FunctionBody, gather: int, bits: int, kind: str) -> str:
-    """The zero points of what is gathered, in 8 bits."""
+def _gathered_points(b: FunctionBody, places: str, gather: int, bits: int, kind: str) -> str:
+    """Return the zero points of what is gathered, in 8 bits."""
     blocks = b.shape(2)[-1]
     wide = "int8" if kind == "int4" else "uint8"
     if not b.has(3):
         middle = b.constant(np.full(b.shape(2), 1 << (bits - 1) if kind == "uint8" else 0, np.dtype(wide)))
-        return b.Gather(middle, b.input(1), axis=gather)
+        return b.Gather(middle, places, axis=gather)
     if kind == "uint8":
-        return opened(b, b.Gather(b.input(3), b.input(1), axis=gather), bits, blocks)
-    return b.Gather(b.cast(b.input(3), wide), b.input(1), axis=gather)
+        return opened(b, b.Gather(b.input(3), places, axis=gather), bits, blocks)
+    return b.Gather(b.cast(b.input(3), wide), places, axis=gather)
+
+
+def _gathered_floats(b: FunctionBody, places: str, gather: int, along: int) -> str:
+    """Return rows of short floats times their scales, of which one may serve a whole axis."""
+    shape, scales, block = b.shape(0), b.shape(2), b.attr("block_size") or max(b.shape(0)[along], 1)
+    fits = all(n in (shape[i], 1) for i, n in enumerate(scales) if i != along)
+    if b.has(3) or block < 0 or scales[along] != -(-shape[along] // block) or not fits:
+        raise Declined(f"scales of {list(scales)} for floats of {list(shape)} in blocks of {block}")
+    wide = b.Gather(b.input(2), b.constant(np.arange(shape[along]) // block), axis=along)
+    if scales[gather] == 1 and gather != along:
+        wide = b.Expand(wide, b.constant([n if i == gather else 1 for i, n in enumerate(shape)]))
+    data = b.Gather(b.cast(b.input(0), "float16"), places, axis=gather)  # which holds every number of these types
+    return b.Mul(b.cast(data, b.dtype(2)), b.Gather(wide, places, axis=gather))
 
 
 def opened(b: FunctionBody, packed: str, bits: int, count: int, high_first: bool = False) -> str:

@@ -181,13 +181,13 @@ def trilu(b: FunctionBody) -> str:
     return b.op("Trilu", *(b.input(i) for i in range(2) if b.has(i)), upper=b.attr("upper"))[0]
 
 
-@function("GatherND", "data: A, indices: I -> output: A")
+@function("GatherND", "data: Z, indices: I -> output: Z")
 def gather_nd(b: FunctionBody) -> str:
     """ONNX's GatherND."""
     return b.GatherND(b.input(0), b.cast(b.input(1), "int64"))
 
 
-@function("ExpandDims", "X: A, axis: M -> Y: A", deciding=(1,))
+@function("ExpandDims", "X: Z, axis: M -> Y: Z", deciding=(1,))
 def expand_dims(b: FunctionBody) -> str:
     """ONNX's Unsqueeze, of one axis."""
     axis = b.known(1)

@@ -143,28 +143,33 @@ def rotary_embedding(draw: OperandDraw, op: str) -> OperatorCase:
 
 @family(f"{_DOMAIN}.MatMulNBits")
 def few_bits(draw: OperandDraw, op: str) -> OperatorCase:
-    """Weights of 2, 4 or 8 bits in blocks, the last of which may be longer than what is left."""
+    """Weights of 2, 4 or 8 bits in blocks, the last of which may be longer than what is left; constants or not. Columns may say
+    their blocks: ONNX Runtime reads packed zero points in another order then."""
     bits, block = draw.pick(4, 4, 8, 2), draw.pick(16, 32)
     rows, depth = draw.size(1, 9), block * draw.size(1, 3) - draw.pick(0, 0, 4)
     blocks = -(-depth // block)
     kind = draw.pick("float32", "float32", "float16")
     weights = draw.array((rows, blocks, block * bits // 8), "uint8", 0.0, 0, 255)
     scales = np.abs(draw.array(draw.pick((rows * blocks,), (rows, blocks)), kind, low=0.01, high=0.2))
-    points = draw.array((rows, -(-blocks * bits // 8)), "uint8", 0.0, 0, 255) if draw.chance() else None
+    own = draw.array((depth,), "int32", low=0, high=blocks - 1) if bits == 4 and draw.chance(0.2) else None
+    points = draw.array((rows, -(-blocks * bits // 8)), "uint8", 0.0, 0, 255) if draw.chance() and own is None else None
+    if bits == 4 and draw.chance(0.2):
+        points = draw.array((rows, blocks), kind, low=0, high=15)
     attributes = {"K": depth, "N": rows, "bits": bits, "block_size": block}
     bias = draw.array((rows,), kind) if draw.chance(0.3) else None
     x = draw.array((*draw.shape(0, 2), draw.size(1, 4), depth), kind, low=-1, high=1)
-    return OperatorCase(op, _OPSET, (x, weights, scales, points, None, bias), attributes, 1, frozenset({1, 2, 3}))
+    static = frozenset({1, 2, 3, 4}) if draw.chance(0.7) else frozenset()
+    return OperatorCase(op, _OPSET, (x, weights, scales, points, own, bias), attributes, 1, static)
 
 
 @family(f"{_DOMAIN}.GatherBlockQuantized")
 def gathered_blocks(draw: OperandDraw, op: str) -> OperatorCase:
-    """Rows of a table of packed bytes."""
+    """Rows of a table of packed bytes; a place outside of it has zeros."""
     bits, block, rows = draw.pick(4, 4, 8), 16, draw.size(2, 7)
     blocks = draw.size(1, 3)
     table = draw.array((rows, blocks * block * bits // 8), "uint8", 0.0, 0, 255)
     scales = np.abs(draw.array((rows, blocks), "float32", low=0.01, high=0.2))
     points = draw.array((rows, -(-blocks * bits // 8)), "uint8", 0.0, 0, 255) if draw.chance() else None
-    indices = draw.array(draw.shape(0, 2), draw.pick("int32", "int64"), low=0, high=rows - 1)
+    indices = draw.array(draw.shape(0, 2), draw.pick("int32", "int64"), low=-rows - 1, high=rows)
     attributes = {"bits": bits, "block_size": block, "gather_axis": draw.pick(None, 0), "quantize_axis": draw.pick(None, 1)}
     return OperatorCase(op, 21, (table, indices, scales, points), attributes, 1, frozenset({0, 2, 3}))

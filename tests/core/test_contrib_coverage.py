@@ -43,11 +43,8 @@ HOSTED = {
 }  # fmt: skip
 #: Element types of operands that kernels take and bodies do not: operator and operand -> types, and why.
 _WORDS = frozenset({"tensor(string)"})
-_INTEGERS = frozenset({"tensor(int8)", "tensor(uint8)"})
 TYPES = {
     ("UnfoldTensor", "input"): (_WORDS, "ONNX Runtime's kernel is registered for strings, and fails on them"),
-    ("GroupQueryAttention", "past_key"): (_INTEGERS, "keys and values that are kept as integers are declined by their scales"),
-    ("GroupQueryAttention", "past_value"): (_INTEGERS, "keys and values that are kept as integers are declined by their scales"),
 }
 
 

@@ -104,7 +104,11 @@ def group_query_attention(draw: OperandDraw, op: str) -> OperatorCase:
     operands += [None if packed else draw.array((batch, length, shared * width), kind, low=-1, high=1) for _ in range(2)]
     spare = draw.pick(0, 0, 2)  # a buffer that is longer than what is in it
     buffer = before + (draw.pick(0, length + spare))
-    operands += [draw.array((batch, shared, buffer, width), kind, low=-1, high=1) for _ in range(2)]
+    bits = draw.pick(0, 0, 0, 4, 8)
+    stored = {0: kind, 4: "uint8", 8: "int8"}[bits]
+    columns = width // 2 if bits == 4 else width
+    least, most = {0: (-1, 1), 4: (0, 255), 8: (-99, 99)}[bits]
+    operands += [draw.array((batch, shared, buffer, columns), stored, low=least, high=most) for _ in range(2)]
     ends = np.full(batch, total - 1, np.int32)
     if batch > 1 and not first and before > 1 and draw.chance():
         ends[1] -= 1
@@ -115,7 +119,14 @@ def group_query_attention(draw: OperandDraw, op: str) -> OperatorCase:
         attributes |= {"do_rotary": 1, "rotary_interleaved": draw.pick(None, 0, 1)}
         columns = width // 2
         operands += [draw.array((12, columns), kind, low=-1, high=1) for _ in range(2)]
-    return OperatorCase(op, _OPSET, tuple(operands), attributes, 3, frozenset({6}))
+    if bits:
+        mode = draw.pick("PER_TENSOR", "PER_CHANNEL")
+        attributes |= {"k_quant_type": mode, "v_quant_type": mode, "kv_cache_bit_width": bits}
+        scales = (1,) if mode == "PER_TENSOR" else (1, shared, 1, width)
+        operands += [None] * (12 - len(operands)) + [draw.array(scales, low=0.01, high=0.2) for _ in range(2)]
+    asked = draw.pick(0, 0, 1, 2) if not bits else 0
+    attributes["qk_output"] = asked or draw.pick(None, 0)
+    return OperatorCase(op, _OPSET, tuple(operands), attributes, 4 if asked else 3, frozenset({6}))
 
 
 @family(f"{_DOMAIN}.RotaryEmbedding")

@@ -161,22 +161,61 @@ def _check_plain(b: FunctionBody, shared: int) -> None:
     num_heads=int, mask_filter_value=-10000.0, scale=0.0, unidirectional=0,
 )  # fmt: skip
 def multi_head_attention(b: FunctionBody) -> list[str]:
-    """Attention of projections that are there, packed or not."""
-    if b.has(8) or b.has(9):
-        raise Declined("keys and values in a shared buffer are not supported")
+    """Attention of projections that are there, packed or not; new keys are put behind those from before, or into their buffer."""
+    if b.has(9):
+        raise Declined("beams that share keys and values are not supported")
     if b.attr("num_heads") < 1:
         raise Declined(f"it has {b.attr('num_heads')} heads")
     q, k, v, (batch, length, width) = _operands(b)
     keys, out = _key_extents(b, length, width)
-    past = 0
-    if b.has(6) and b.has(7):
-        past = b.shape(6, 4)[2]
-        k, v = b.Concat(b.input(6), k, axis=2), b.Concat(b.input(7), v, axis=2)
-    heads = b.attr("num_heads")
-    at = HeadShapes(batch, heads, length, past, past + keys)
-    masks = [key_mask(b, 4, at), causal(b, at) if b.attr("unidirectional") else "", b.input(5)]
-    y = attended(b, q, k, v, added(b, *masks), b.number(default_scale(b, width)))
-    return [joined_heads(b, y, batch, length, heads * out), k, v]
+    heads, past = b.attr("num_heads"), 0
+    if b.has(8):
+        k, v, total, masks = _in_buffers(b, (k, v), (batch, length, keys))
+    else:
+        if b.has(6) and b.has(7):
+            past = b.shape(6, 4)[2]
+            k, v = b.Concat(b.input(6), k, axis=2), b.Concat(b.input(7), v, axis=2)
+        total = past + keys
+        at = HeadShapes(batch, heads, length, past, total)
+        masks = [key_mask(b, 4, at), causal(b, at) if b.attr("unidirectional") else "", b.input(5)]
+    scores = b.Mul(b.MatMul(q, b.Transpose(k, perm=[0, 1, 3, 2])), b.number(default_scale(b, width)))
+    mask = added(b, *masks)
+    scores = b.Add(scores, mask) if mask else scores
+    if b.wants(3) and b.has(8):
+        raise Declined("products of queries and keys as a result are supported where no key is put into a buffer")
+    y = b.MatMul(b.Softmax(scores, axis=-1), v)
+    return [joined_heads(b, y, batch, length, heads * out), k, v, scores]
+
+
+def _in_buffers(b: FunctionBody, new: tuple[str, str], extents: tuple[int, int, int]) -> tuple[str, str, int, list[str]]:
+    """Return buffers with ``new`` keys and values behind those of which input 8 has the number, their length, and masks."""
+    (batch, length, keys), room = extents, b.shape(6, 4)[2]
+    heads, places = b.attr("num_heads"), b.constant(np.arange(room).reshape(1, 1, room, 1))
+    past = b.reshape(b.cast(b.input(8), "int64"), 1, 1, 1, 1)
+    which = b.Clip(b.Sub(places, past), b.constant(0), b.constant(keys - 1))
+    inside = b.And(b.GreaterOrEqual(places, past), b.Less(places, b.Add(past, b.constant(keys))))
+    kept = []
+    for place, x in zip((6, 7), new, strict=True):
+        moved = b.GatherElements(x, b.Expand(which, b.constant(list(b.shape(place, 4)))), axis=2)
+        kept.append(b.Where(inside, moved, b.input(place)))
+    ahead = np.arange(length) if b.attr("unidirectional") else np.full(length, keys - 1)
+    last = b.Add(past, b.constant(ahead.reshape(1, 1, length, 1)))
+    seen = b.LessOrEqual(b.constant(np.arange(room).reshape(1, 1, 1, room)), last)
+    masks = [b.Where(seen, b.number(0.0), b.number(_LEAST[b.dtype()]))]
+    if b.has(4):
+        rank, have = len(b.shape(4)), b.shape(4)[-1] if len(b.shape(4)) in (2, 3) else room
+        mask = key_mask(b, 4, HeadShapes(batch, heads, length, 0, have))
+        masks.append(widened(b, mask, (batch, 1, length if rank == 3 else 1), have, room))
+    if b.has(5):
+        masks.append(widened(b, b.input(5), b.shape(5, 4)[:3], b.shape(5)[3], room))
+    return kept[0], kept[1], room, masks
+
+
+def widened(b: FunctionBody, mask: str, lead: tuple[int, ...], have: int, want: int) -> str:
+    """Add zeros for keys that are hidden anyway."""
+    if have == want:
+        return mask
+    return b.Concat(mask, b.cast(b.constant(np.zeros((*lead, want - have), np.float32)), b.dtype()), axis=3)
 
 
 def _operands(b: FunctionBody) -> tuple[str, str, str, tuple[int, int, int]]:
@@ -202,7 +241,7 @@ def _operands(b: FunctionBody) -> tuple[str, str, str, tuple[int, int, int]]:
             raise Declined("packed keys and values with a bias are not supported")
         return q, _unpacked(b, b.input(1), 0, 2), _unpacked(b, b.input(1), 1, 2), (batch, length, width)
     if rank == 4:
-        return q, _by_heads(b, b.input(1), bias[1]), _by_heads(b, b.input(2), bias[2]), (batch, length, width)
+        return q, b.input(1), b.input(2), (batch, length, width)  # which have their bias
     keys, wide = b.shape(1, 3)[1], b.shape(2, 3)[2]
     k = split_heads(b, _plus(b, b.input(1), bias[1]), batch, keys, heads, width)
     v = split_heads(b, _plus(b, b.input(2), bias[2]), batch, keys, heads, wide // heads)
@@ -230,12 +269,6 @@ def _biases(b: FunctionBody, total: int) -> list[str]:
 
 def _plus(b: FunctionBody, x: str, bias: str) -> str:
     return b.Add(x, bias) if bias else x
-
-
-def _by_heads(b: FunctionBody, x: str, bias: str) -> str:
-    if bias:
-        raise Declined("keys and values by heads with a bias are not supported")
-    return x
 
 
 def _unpacked(b: FunctionBody, x: str, which: int, count: int) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rammer.frontend.contrib.attention import HeadShapes, added, default_scale, joined_heads, key_mask, split_heads
+from rammer.frontend.contrib.attention import HeadShapes, added, default_scale, joined_heads, key_mask, split_heads, widened
 from rammer.frontend.contrib.function import Declined, FunctionBody, function
 from rammer.frontend.contrib.rotary import angles, rotated
 
@@ -66,18 +66,11 @@ def _buffered(b: FunctionBody, new: list[str], batch: int, heads: int) -> tuple[
     masks = [b.Where(seen, b.number(0.0), _least(b))]
     if b.has(3):
         at = HeadShapes(batch, heads, 1, 0, b.shape(3, 2)[1])
-        masks.append(_widened(b, key_mask(b, 3, at), (batch, 1), at.total, total))
+        masks.append(widened(b, key_mask(b, 3, at), (batch, 1, 1), at.total, total))
     if b.has(4):
-        lead, bias = b.shape(4, 4)[:2], b.shape(4, 4)[3]
-        masks.append(_widened(b, b.input(4), lead, bias, total))
+        lead, bias = b.shape(4, 4)[:3], b.shape(4)[3]
+        masks.append(widened(b, b.input(4), lead, bias, total))
     return k, v, total, masks
-
-
-def _widened(b: FunctionBody, mask: str, lead: tuple[int, ...], have: int, want: int) -> str:
-    """Add zeros for keys that are hidden anyway."""
-    if have == want:
-        return mask
-    return b.Concat(mask, b.cast(b.constant(np.zeros((*lead, 1, want - have), np.float32)), b.dtype()), axis=3)
 
 
 @dataclass(frozen=True)

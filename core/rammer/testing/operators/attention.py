@@ -72,8 +72,9 @@ def multi_head_attention(draw: OperandDraw, op: str) -> OperatorCase:
         operands = [
             draw.array((batch, length, hidden)),
             draw.array((batch, heads, keys, width)),
-            draw.array((batch, heads, keys, out)),
+            draw.array((batch, heads, keys, width)),
         ]
+        bias = draw.array((3 * hidden,)) if draw.chance(0.4) else None
     else:
         operands = [
             draw.array((batch, length, hidden)),
@@ -87,7 +88,14 @@ def multi_head_attention(draw: OperandDraw, op: str) -> OperatorCase:
     operands += [bias, mask, _bias(draw, batch, heads, length, total), *earlier]
     attributes = {"num_heads": heads, "unidirectional": draw.pick(None, 0, 1) if keys == length else None}
     attributes |= {"scale": draw.pick(None, 0.3), "mask_filter_value": draw.pick(None, -50.0)}
-    return OperatorCase(op, _OPSET, tuple(operands), attributes, 3 if past or (form == "apart" and draw.chance(0.3)) else 1)
+    if form == "apart" and past and draw.chance():  # a buffer of as many keys, and of a few more
+        room = 3
+        operands[6:8] = [draw.array((batch, heads, past + length + room, n)) for n in (width, out)]
+        return OperatorCase(op, _OPSET, (*operands, np.array([past], np.int32)), attributes, 3)
+    outputs = draw.pick(1, 4) if form == "heads" else 3 if past or (form == "apart" and draw.chance(0.3)) else 1
+    absent = frozenset((1, 2)) if outputs == 4 else frozenset()
+    kinds = ("float32",) * (outputs - len(absent))
+    return OperatorCase(op, _OPSET, tuple(operands), attributes, outputs, absent=absent, made=kinds)
 
 
 @family(f"{_DOMAIN}.GroupQueryAttention")

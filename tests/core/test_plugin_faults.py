@@ -142,9 +142,7 @@ def test_a_slow_probe_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(found[f"quick{n}"].state == "ok" for n in range(4))
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("tyo", "did you mean 'toy'?"), ("abacus", "no plugin has that name; installed: ")]
-)
+@pytest.mark.parametrize(("name", "words"), [("tyo", "did you mean 'toy'?"), ("abacus", "no plugin has that name; installed: ")])
 def test_a_mistyped_name_in_the_environment_is_reported(
     name: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

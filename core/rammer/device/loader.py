@@ -379,8 +379,10 @@ def _nearest(name: str, known: list[str]) -> str:
     import difflib  # takes long to import
 
     nearest = difflib.get_close_matches(name, known, 2)
-    return f"no plugin has that name; did you mean {' or '.join(map(repr, nearest))}?" if nearest else (
-        f"no plugin has that name; installed: {', '.join(known) or 'none'}"
+    return (
+        f"no plugin has that name; did you mean {' or '.join(map(repr, nearest))}?"
+        if nearest
+        else (f"no plugin has that name; installed: {', '.join(known) or 'none'}")
     )
 
 

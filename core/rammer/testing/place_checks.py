@@ -154,7 +154,9 @@ def _sums(device: Subject, rows: Array, count: int, length: int, tile: tuple[int
     small[np.arange(count), rows] = 1 + rows % 100
     yield Sample(f"y: i8[i:{count}] = max[k:{length}] x[i, k]", {"x": small}, tile=tile, exact=True)
     matrix = device.rng.integers(-4, 5, (length, WIDE)).astype(np.float32)
-    yield Sample(f"y: f32[i:{count}, j:{WIDE}] = sum[k:{length}] x[i, k] * w[k, j]", {"x": one, "w": matrix}, tile=(*tile, WIDE // 2))
+    yield Sample(
+        f"y: f32[i:{count}, j:{WIDE}] = sum[k:{length}] x[i, k] * w[k, j]", {"x": one, "w": matrix}, tile=(*tile, WIDE // 2)
+    )
 
 
 def _softmax(device: Subject) -> None:

@@ -39,17 +39,17 @@ def test_answers_are_onnxruntimes(rng: np.random.Generator) -> None:
 def test_a_death_skips_one_test_and_sessions_are_opened_again(rng: np.random.Generator) -> None:
     session, x = PeerSession(product(2.0)), rng.standard_normal((1, 3)).astype(np.float32)
     session.run(None, {"x": x})
-    os.kill(peer_process._SHARED.process.pid, signal.SIGFPE)
+    os.kill(peer_process.SHARED.process.pid, signal.SIGFPE)
     with pytest.raises(PeerCrashed, match="SIGFPE"):
-        peer_process._SHARED.ask(("run", session._key, None, {"x": x}))
+        peer_process.SHARED.ask(("run", session.key, None, {"x": x}))
     np.testing.assert_array_equal(session.run(["y"], {"x": x})[0], x * 2)
 
 
 def test_closed_sessions_leave_the_process(rng: np.random.Generator) -> None:
     x = rng.standard_normal((1, 3)).astype(np.float32)
     gone = PeerSession(product(2.0))
-    key, kept = gone._key, PeerSession(product(3.0))
+    key, kept = gone.key, PeerSession(product(3.0))
     del gone
     kept.run(None, {"x": x})
     with pytest.raises(PeerRefused, match="KeyError"):
-        peer_process._SHARED.ask(("run", key, None, {"x": x}))
+        peer_process.SHARED.ask(("run", key, None, {"x": x}))

@@ -20,7 +20,7 @@ import onnx
 from rammer.child_processes import spawn_process
 from rammer.testing.cage import end_with_parent
 
-__all__ = ["PeerCrashed", "PeerPort", "PeerProcess", "PeerRefused", "PeerSession"]
+__all__ = ["SHARED", "PeerCrashed", "PeerPort", "PeerProcess", "PeerRefused", "PeerSession"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -87,7 +87,8 @@ class PeerProcess:
         self.process = self.pipe = None
 
 
-_SHARED = PeerProcess()
+#: The process of all sessions of this process.
+SHARED = PeerProcess()
 _KEYS = count()
 #: Keys of sessions that are gone, to be closed before the next request: a finalizer may run in the middle of one.
 _GONE: list[int] = []
@@ -98,20 +99,20 @@ class PeerSession:
     graph rewrites only if ``optimised``; ``threads`` as ``intra_op_num_threads`` (0: ONNX Runtime's default)."""
 
     def __init__(self, model: bytes | str | os.PathLike[str] | onnx.ModelProto, optimised: bool = True, threads: int = 0) -> None:
-        self._key = next(_KEYS)
+        self.key = next(_KEYS)
         source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         source = source if isinstance(source, bytes) else os.path.abspath(source)
-        self._opening = ("open", self._key, source, optimised, threads)
+        self._opening = ("open", self.key, source, optimised, threads)
         self._generation, self._inputs, self._outputs = 0, list[PeerPort](), list[PeerPort]()
         self._open()
 
     def _open(self) -> None:
-        while _GONE and _SHARED.pipe is not None:
-            _SHARED.ask(("close", _GONE.pop()))
-        _SHARED.start()
-        if self._generation != _SHARED.generation:
-            self._generation = _SHARED.generation
-            inputs, outputs = _SHARED.ask(self._opening)
+        while _GONE and SHARED.pipe is not None:
+            SHARED.ask(("close", _GONE.pop()))
+        SHARED.start()
+        if self._generation != SHARED.generation:
+            self._generation = SHARED.generation
+            inputs, outputs = SHARED.ask(self._opening)
             self._inputs, self._outputs = ([PeerPort(*port) for port in ports] for ports in (inputs, outputs))
 
     def get_inputs(self) -> list[PeerPort]:
@@ -125,11 +126,11 @@ class PeerSession:
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
         """The outputs ``names`` (None: all of them)."""
         self._open()
-        answer: list[Any] = _SHARED.ask(("run", self._key, names and list(names), dict(feeds)))
+        answer: list[Any] = SHARED.ask(("run", self.key, names and list(names), dict(feeds)))
         return answer
 
     def __del__(self) -> None:
-        _GONE.append(self._key)
+        _GONE.append(self.key)
 
 
 def _serve(pipe: Connection) -> None:

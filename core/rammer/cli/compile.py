@@ -46,7 +46,7 @@ def command(model: Path, device: str, output: Path | None, shapes: tuple[str, ..
     if compiled.rest is not None:
         click.echo(f"later: {compiled.rest}")
     if output is not None and artifact is not None:
-        write_file(output, lambda file: write_artifact(file, artifact))
+        write_file(output, lambda file: write_artifact(file, artifact, verify=exe.source.check))
         click.echo(f"wrote {output} ({size(output.stat().st_size)})")
 
 

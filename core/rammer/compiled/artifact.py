@@ -11,7 +11,7 @@ import hashlib
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -22,7 +22,7 @@ from rammer.compiled.files import write_cached, write_whole
 from rammer.compiled.kept import LARGE, KeptConstants
 from rammer.compiled.segments import Compiled, HostSegment, Segment, host_needs
 from rammer.ir.graph import Value
-from rammer.ir.mapped import Mapped, released
+from rammer.ir.mapped import Mapped, check_file, released
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -59,13 +59,18 @@ class KeptApart:
     sources: tuple[Mapped, ...]
 
 
-def save_artifact(path: Path, artifact: Artifact, apart: KeptApart | None = None) -> None:
+def save_artifact(
+    path: Path, artifact: Artifact, apart: KeptApart | None = None, verify: Callable[[], object] = lambda: None
+) -> None:
     """``write_artifact`` to a path, in one step: one with a key into the cache. Raises OSError if that fails."""
-    (write_cached if artifact.key else write_whole)(path, lambda file: write_artifact(file, artifact, apart))
+    (write_cached if artifact.key else write_whole)(path, lambda file: write_artifact(file, artifact, apart, verify))
 
 
-def write_artifact(file: BinaryIO, artifact: Artifact, apart: KeptApart | None = None) -> None:
-    """Write a compiled model with all constants in it, or large ones ``apart``."""
+def write_artifact(
+    file: BinaryIO, artifact: Artifact, apart: KeptApart | None = None, verify: Callable[[], object] = lambda: None
+) -> None:
+    """Write a compiled model with all constants in it, or large ones ``apart``. ``verify`` is called when all constants have been
+    read: what it raises ends the writing."""
     compiled = artifact.compiled
     head: dict[str, Any] = {
         "format": FORMAT,
@@ -97,6 +102,7 @@ def write_artifact(file: BinaryIO, artifact: Artifact, apart: KeptApart | None =
         for name, text in texts.items():
             archive.writestr(name, text)
         archive.comment = seal_of(texts)
+    verify()
 
 
 def seal_of(texts: Mapping[str, bytes]) -> bytes:
@@ -136,6 +142,7 @@ def _pack(archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array], ap
     index, place = list[list[Any]](), 0
     with archive.open(member, "w", force_zip64=True) as file:
         for name, array in arrays.items():
+            check_file(array)
             if apart is not None and array.nbytes >= LARGE:
                 index.append([name, array.dtype.name, list(array.shape), apart.kept.put(array, apart.sources)])
                 continue

@@ -40,12 +40,12 @@ DEEPEST: Final = 8
 
 @dataclass
 class KeptConstants:
-    """``folder`` is the cache's, ``home`` that of the model's files, which were as ``seen`` (bytes, and nanoseconds of the last
-    change, by name) when their content was told from others'."""
+    """``folder`` is the cache's, ``home`` that of the model's files, which are ``opened`` by their paths from there: their
+    content was hashed."""
 
     folder: Path
     home: Path | None
-    seen: Mapping[str, tuple[int, int]]
+    opened: Mapping[str, Mapped]
     files: dict[Path, Mapped] = field(default_factory=dict)
 
     def put(self, array: Array, sources: tuple[Mapped, ...]) -> Row:
@@ -59,8 +59,8 @@ class KeptConstants:
             if at is None or self.home is None:
                 continue
             name = file.path.relative_to(self.home).as_posix()
-            if self.seen.get(name) != file.state:
-                raise OSError("the model file was written to meanwhile")
+            if self.opened.get(name) is not file:
+                raise OSError(f"{name} is not a file of the model that was hashed")
             return [MODEL, name, at, made, list(order)] if order else [STRIDED, name, at, made, list(array.strides)]
         path = self.folder / made
         if not is_trusted(path) or path.stat().st_size != array.nbytes:
@@ -129,9 +129,11 @@ class KeptConstants:
         count = math.prod(shape)
         if kind == CACHE:
             _check_cached(self.folder / name, count * np.dtype(dtype).itemsize)
-        file = self._mapped(path)
-        if kind != CACHE and self.seen.get(name) != file.state:
-            raise ValueError("the model file was written to meanwhile")
+        file = self._mapped(path) if kind == CACHE else self.opened.get(name)
+        if file is None:
+            raise ValueError(f"{name} is not a file of the model")
+        if kind != CACHE:
+            file.check()
         if kind == STRIDED:
             return _strided(file, dtype, shape, at, order, made)
         lying = np.frombuffer(file.data, dtype, count, at).reshape([shape[d] for d in order])

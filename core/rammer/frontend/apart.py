@@ -5,7 +5,7 @@ A tensor in the protobuf then has a name, a type and a shape, and says that its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -27,11 +27,13 @@ NOTHING: Final[Mapping[str, Array]] = MappingProxyType({})
 
 @dataclass
 class Apart:
-    """The bytes of initialisers of a model's own graph by name, and the files that they are in."""
+    """The bytes of initialisers of a model's own graph by name, and the files that they are in. ``files`` may be open already;
+    ``noted`` gets each that is opened, before anything of it is read."""
 
     values: dict[str, memoryview] = field(default_factory=dict)
     files: dict[Path, Mapped] = field(default_factory=dict)
     used: set[Path] = field(default_factory=set)
+    noted: Callable[[Mapped], object] = lambda file: None
 
     @property
     def sources(self) -> tuple[Mapped, ...]:
@@ -59,11 +61,17 @@ class Apart:
     def bytes_of(self, path: Path) -> memoryview:
         """What a file holds, mapped where that is possible. OSError where it cannot be read."""
         if path not in self.files:
-            try:
-                self.files[path] = Mapped.of(path)
-            except (OSError, ValueError):  # it is empty, or its file system maps none; reading it says what is wrong
-                return memoryview(path.read_bytes())
+            self.files[path] = Mapped.of(path)
+            self.noted(self.files[path])
+        self.files[path].check()  # what is mapped of a file that was cut cannot be read
         return memoryview(self.files[path].data)
+
+    def finish(self) -> None:
+        """End reading. BadInput if a file was written to meanwhile; files that no value stays in are given back."""
+        for path, file in self.files.items():
+            file.check(thoroughly=True)
+            if path not in self.used:
+                file.retire()
 
     def sizes(self) -> dict[str, int]:
         """Bytes by name."""

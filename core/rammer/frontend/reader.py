@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -63,15 +64,20 @@ class Model:
         check_files(self.files)
 
 
-def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators = NONE) -> Model:
+def read_model(
+    source: str | Path | bytes | ModelProto,
+    plugins: CustomOperators = NONE,
+    files: Mapping[Path, Mapped] = MappingProxyType({}),
+    noted: Callable[[Mapped], object] = lambda file: None,
+) -> Model:
     """Read a model from a path, its bytes or a protobuf. Raises BadInput for whatever is wrong with it.
 
     A ModelProto is not changed, but the Model may share it. ``plugins`` are the operators that plugins declare; a function of
-    the model comes before one of its name.
+    the model comes before one of its name. ``files`` are open already, ``noted`` gets others before anything of them is read.
     """
     path = Path(source) if isinstance(source, (str, Path)) else None
     where = str(path) if path is not None else "the model in memory"
-    apart = Apart()
+    apart = Apart(files=dict(files), noted=noted)
     proto = source if isinstance(source, ModelProto) else _parsed(source, where, apart)
     checks.check_version(proto, where)
     proto = placed(proto)
@@ -84,6 +90,7 @@ def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators
         external_files.load_external_data(proto, folder, apart)
     wellformed.check_tensors(proto, graphs, apart.sizes())
     weights = apart.arrays(proto)
+    apart.finish()
     checks.check_operators(proto, plugins)
     if proto.functions:
         try:

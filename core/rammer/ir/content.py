@@ -8,7 +8,7 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 
-from rammer.ir.mapped import released
+from rammer.ir.mapped import check_file, released
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -26,6 +26,7 @@ def digest(array: Array) -> str:
     known = _KNOWN.get(id(array))
     if known is not None and known[0]() is array:
         return known[1]
+    check_file(array)
     found = hashlib.sha256(f"{array.dtype}{array.shape}".encode())
     if array.dtype.kind == "O":
         found.update(repr(array.tolist()).encode())

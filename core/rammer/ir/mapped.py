@@ -2,58 +2,122 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, Final, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from rammer.errors import BadInput
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: Of a file: bytes, and when they were written last (nanoseconds).
-State: TypeAlias = tuple[int, int]
+#: Of a file: device, number, bytes, and when its content and what is known of it changed last (nanoseconds). Nobody can set back
+#: the last, as copies that keep times and ``touch`` do the one before.
+FileState: TypeAlias = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True)
+class Content:
+    """What a file held when it was hashed: the digest, and how to hash it again, which also says if the file was ``settled``:
+    left alone for so long before that a later write shows in its state. OSError if the file cannot be read."""
+
+    digest: str
+    settled: bool
+    again: Callable[[Mapped], Content]
+
+
+@dataclass(eq=False)
 class Mapped:
     """A file in memory, read-only. A file that is replaced stays as it was here; one that is written to in place does not, which
-    ``check`` tells."""
+    ``check`` notices. What cannot be mapped is read, and ``file`` is None: nothing changes it."""
 
     path: Path
-    data: mmap.mmap = field(repr=False)
-    file: BinaryIO = field(repr=False)
-    state: State
+    data: mmap.mmap | bytes = field(repr=False)
+    file: BinaryIO | None = field(repr=False)
+    state: FileState
+    content: Content | None = None
 
     @staticmethod
     def of(path: Path) -> Mapped:
-        """OSError or ValueError where it cannot be mapped: it is empty, or its file system cannot."""
-        file = path.open("rb", buffering=0)
+        """Map a file. OSError or ValueError if it cannot be read, or is no ordinary file."""
+        file = open(path, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115 - the caller closes it
         try:
-            state = _state(file)
-            return Mapped(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), file, state)
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
+            try:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError):  # it is empty, its file system maps none, or no more files can be open
+                content = file.read()
+                file.close()
+                return Mapped(path, content, None, state_of(found))
+            result = _MAPPED[id(data)] = Mapped(path, data, file, state_of(found))
+            return result
         except BaseException:
             file.close()
             raise
 
-    def check(self) -> None:
-        """BadInput where the file was written to since it was mapped: values are others then, or are not there any more."""
-        if _state(self.file) != self.state:
+    def check(self, thoroughly: bool = False) -> None:
+        """BadInput if the file does not hold what it held when it was hashed, or mapped if nobody has hashed it.
+
+        Its state decides if that is the same; if not (a link to it was made, say), its content does. ``thoroughly``: the content
+        decides also where a write could have left the state as it was.
+        """
+        if self.file is None:
+            return
+        found, content = state_of(os.fstat(self.file.fileno())), self.content
+        if found == self.state and (content is None or content.settled or not thoroughly):
+            return
+        same = found[2:4] == self.state[2:4] if content is None else found[2] == self.state[2] and self._has(content)
+        if not same:
             raise BadInput(
                 "the model file was written to after it was opened", str(self.path), "open the model again, or replace the file"
             )
+        self.state = found
+
+    def retire(self) -> None:
+        """Give the file back when everything that is needed of it was read and checked: later changes do not matter."""
+        if self.file is not None:
+            self.file.close()
+        self.file, self.data = None, b""
+
+    def _has(self, content: Content) -> bool:
+        """Hash the file again and return True if it holds what it held."""
+        try:
+            now = content.again(self)
+        except OSError:
+            return False
+        if now.digest == content.digest:
+            self.content = now
+        return now.digest == content.digest
 
 
-def _state(file: BinaryIO) -> State:
-    return state_of(os.fstat(file.fileno()))
+#: Files by the identity of their mappings, which they own.
+_MAPPED: Final[WeakValueDictionary[int, Mapped]] = WeakValueDictionary()
 
 
-def state_of(found: os.stat_result) -> State:
-    """What of a file's state changes when it is written to."""
-    return found.st_size, found.st_mtime_ns
+def check_file(array: Array) -> None:
+    """``Mapped.check`` of the file that an array's values are in, before they are read: to read what was cut off a file ends the
+    process."""
+    file = _MAPPED.get(id(_file_of(array)))
+    if file is not None:
+        file.check()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe, too, at once."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def state_of(found: os.stat_result) -> FileState:
+    """Return what of a file's state changes when it is written to."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def in_memory(array: Array) -> Array:

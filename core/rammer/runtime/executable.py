@@ -290,7 +290,7 @@ class Executable:
     def _loaded(self, compiled: Compiled, start: float) -> Specialised:
         """``compiled`` on the device. What waits for values is compiled when they are there."""
         compiled = with_contents(compiled, self.contents)
-        loaded, following = load_segments(self.backend, compiled), None
+        loaded, following = load_segments(self.backend, compiled, lambda: self.source.check(thoroughly=False)), None
         for segment in (s for s in compiled.segments if isinstance(s, ProgramSegment)):
             for table in segment.tables:
                 self.beside.add(table, segment.constants)

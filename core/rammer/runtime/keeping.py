@@ -73,18 +73,21 @@ class KeptPrograms:
         return self.folder / f"{key_of(*parts)}.rammer"
 
     def keep(self, path: Path | None, compiled: Compiled) -> None:
-        """Write a program, unless a part of it waits for values of a run. Where that fails, a warning says so."""
-        if path is None or compiled.rest is not None:
-            return
-        try:
-            save_artifact(path, self.artifact(compiled, path), KeptApart(self._constants(), self.source.files))
-        except OSError as problem:
-            warn(f"compiled program is not kept: {problem}")
+        """Write a program, unless a part of it waits for values of a run. Where that fails, a warning says so. BadInput if the
+        model's files do not hold what the program is kept for, or, if it is not kept, what was opened."""
+        if path is not None and compiled.rest is None:
+            try:
+                apart = KeptApart(self._constants(), self.source.files)
+                return save_artifact(path, self.artifact(compiled, path), apart, self.source.check)
+            except OSError as problem:
+                warn(f"compiled program is not kept: {problem}")
+        self.source.check()
 
     def found(self, path: Path | None, fits: Callable[[Compiled], bool]) -> Compiled | None:
         """The program in a file, if that is there and what it says; a warning tells of one that is not."""
         if path is None or not is_trusted(path):
             return None
+        self.source.check(thoroughly=False)
         try:
             cached = load_artifact(path, self.registry.operators if self.registry else dict, self._constants())
             bare = Compiled(cached.compiled.graph, ())
@@ -101,7 +104,7 @@ class KeptPrograms:
         assert self.folder is not None
         source = self.source
         home = source.path.parent if source.path is not None else None
-        return KeptConstants(self.folder.with_name(CONSTANTS), home, source.seen)
+        return KeptConstants(self.folder.with_name(CONSTANTS), home, source.opened)
 
 
 def part_key(model: Model) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,7 @@ from rammer.compiled.options import CompileOptions
 from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.ir.data import loads, place_in
-from rammer.ir.mapped import Mapped, State, state_of
+from rammer.ir.mapped import Mapped
 from rammer.ir.names import shortened
 from rammer.ir.port import ON_HOST, InputPort
 from rammer.profile.folder import cache_folder
@@ -43,13 +42,14 @@ class Head:
 class ModelSource:
     """A model to compile. ``digest`` hashes the file's content ("" where it cannot be read), and from when the ``head`` is known
     that of the files with its weights, too; ``model`` reads and checks it on first use; ``known`` are ports known without
-    reading."""
+    reading. ``opened`` are its files by their paths from its folder: each is opened once, and hashed before it is read, so
+    what is compiled is what was hashed, whatever becomes of the names."""
 
     read: Callable[[], Model] = field(repr=False)
     digest: str = ""
     path: Path | None = None
     known: Head | None = None
-    seen: dict[str, State] = field(default_factory=dict)  #: The files as they were just before they were hashed, by name.
+    opened: dict[str, Mapped] = field(default_factory=dict)
     external: tuple[str, ...] = ()  #: Files beside the model that its weights are in, from when the head is known.
 
     @cached_property
@@ -68,6 +68,12 @@ class ModelSource:
         assert self.head
         return () if self.path is None else (self.path, *(self.path.parent / name for name in self.external))
 
+    def check(self, thoroughly: bool = True) -> None:
+        """BadInput if a file of the model does not hold what was hashed. Call it when all that was compiled has been read;
+        less ``thoroughly`` before anything is read."""
+        for file in self.opened.values():
+            file.check(thoroughly)
+
     @cached_property
     def head(self) -> Head:
         """Ports, from the cache of an earlier successful read of the same content or by reading."""
@@ -83,28 +89,29 @@ class ModelSource:
                 if with_files:  # else reading says what is wrong with them
                     self.digest, self.external = with_files, external
                     return head
-        began = time.time_ns()
         external = self.external = self.model.external
         head = Head(self.model.name, self.model.inputs, self.model.outputs)
         if file is not None:
             cache_text(file, json.dumps({**asdict(head), "external": external}))
-        self.digest = self._with_files(external, began)
+        self.digest = self._with_files(external)
         return head
 
-    def _with_files(self, names: tuple[str, ...], began: int = 0) -> str:
-        """``digest`` and the content of these files beside the model; "" where one cannot be read, lies elsewhere, or has been
-        written to since reading ``began`` (nanoseconds): what was read may then be older than what is hashed."""
+    def _with_files(self, names: tuple[str, ...]) -> str:
+        """``digest`` and the content of these files beside the model; "" if one cannot be read or lies elsewhere."""
         if not names or not self.digest:
             return self.digest
         assert self.path is not None
+        folder = self.path.parent
         try:
-            places = [p for p in (place_in(self.path.parent, name) for name in names) if p is not None]
-            self.seen |= {n: state_of(p.stat()) for n, p in zip(names, places, strict=False)}
-            found = [content_digest(p) for p in places]
-            late = began and any(p.stat().st_mtime_ns >= began for p in places)
+            if not all(place_in(folder, name) for name in names):
+                return ""
+            for name in names:
+                if name not in self.opened:
+                    self.opened[name] = Mapped.of(folder / name)
         except (OSError, ValueError):
             return ""
-        if late or len(places) < len(names) or not all(found):
+        found = [content_digest(self.opened[name]) for name in names]
+        if not all(found):
             return ""
         return hashlib.sha256(json.dumps([self.digest, *zip(names, found, strict=True)]).encode()).hexdigest()
 
@@ -116,17 +123,24 @@ def open_source(source: str | Path | bytes | onnx.ModelProto, plugins: Callable[
     """A source for a path, bytes or ModelProto; nothing is parsed yet. ``plugins`` gives the operators that plugins declare
     (``Registry.operators``) and is called when the model is read."""
 
+    path, opened = Path(source) if isinstance(source, str | Path) else None, dict[str, Mapped]()
+    folder = path.parent if path is not None else Path()
+
     def read() -> Model:
         from rammer.frontend.reader import read_model
 
-        return read_model(source, plugins())
+        return read_model(source, plugins(), {folder / name: file for name, file in opened.items()}, noted)
 
-    path = Path(source) if isinstance(source, str | Path) else None
-    seen = dict[str, State]()
-    with suppress(OSError, ValueError):  # reading it says what is wrong
-        seen |= {path.name: state_of(path.stat())} if path is not None else {}
-    digest = content_digest(path) if path is not None else content_digest(source) if isinstance(source, bytes) else ""
-    return ModelSource(read, digest, path, seen=seen)
+    def noted(file: Mapped) -> None:
+        content_digest(file)
+        opened[file.path.relative_to(folder).as_posix()] = file
+
+    digest = content_digest(source) if isinstance(source, bytes) else ""
+    if path is not None:
+        with suppress(OSError, ValueError):  # reading it says what is wrong
+            opened[path.name] = Mapped.of(path)
+            digest = content_digest(opened[path.name])
+    return ModelSource(read, digest, path, opened=opened)
 
 
 def check_kept(options: CompileOptions, source: ModelSource) -> None:
@@ -146,7 +160,7 @@ def check_kept(options: CompileOptions, source: ModelSource) -> None:
 
 def _files(names: Any) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        raise ValueError("a name of a file is none")
+        raise ValueError("file name must be a string")
     return tuple(names)
 
 

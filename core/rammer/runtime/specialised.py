@@ -228,8 +228,9 @@ class Specialised:
                 self.following.close()
 
 
-def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:
-    """Load every device segment; what was loaded is freed again if a later one fails."""
+def load_segments(backend: Backend, compiled: Compiled, verify: Callable[[], object] = lambda: None) -> dict[int, Loaded]:
+    """Load every device segment. ``verify`` is called before and after constants are read; what was loaded is freed again if that
+    or a later segment fails."""
     loaded: dict[int, Loaded] = {}
     try:
         with collector_paused():
@@ -237,10 +238,12 @@ def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:
                 if isinstance(segment, ProgramSegment):
                     if segment.program.repeat is not None and not repeats(backend):
                         raise DeviceFailure(f"program {segment.program.name} repeats, which {backend.hardware.name} cannot")
+                    verify()
                     loaded[number] = load_tables(backend, segment)
                     for part in parts_of(segment.constants).values():
                         if not isinstance(part, ArrayRecipe):
                             released(part)
+        verify()
     except BaseException:
         for program in loaded.values():
             program.close()

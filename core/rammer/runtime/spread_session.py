@@ -196,6 +196,7 @@ class SpreadModel:
         goal, place = self.joining.goal, placed(self.joining.place)
         measured = MeasuredDevices(self.links, self.clock)
         spread = compile_open(self.compilers(), self.source.model, at, measured, goal, place)
+        self.source.check()
         self.compile_seconds = time.perf_counter() - begin
         own = {n: self.backend(n) for n in self.fabric.mine}
         joined = Joined(self.sites, self.chosen, self.joining.depth, self.joining.timeout)

@@ -42,16 +42,8 @@ from rammer.tile.traffic import task_cost
 
 VEUS = os.cpu_count() or 1
 CACHE = 256 << 10  # bytes of vEU memory: what a task may keep, well inside a core's second-level cache
-FLAGS = (
-    "-O2",
-    "-ffp-contract=off",
-    "-march=native",
-    "-fno-math-errno",
-    "-std=gnu11",
-    "-fPIC",
-    "-shared",
-    "-w",
-)  # no -ffast-math: NaN is the model's
+# No -ffast-math: NaN is the model's. No contraction: every operation of a map rounds once.
+FLAGS = ("-O2", "-ffp-contract=off", "-march=native", "-fno-math-errno", "-std=gnu11", "-fPIC", "-shared", "-w")
 #: A row's walk over its part of the table. A wait is an acquiring load, a signal a releasing addition, so what a task
 #: wrote is seen by all that waited for it.
 WALKER = """

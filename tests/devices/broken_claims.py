@@ -1,4 +1,4 @@
-"""Plugins with a planted mistake in what they claim: figures, kernels, prices, times, spans; and in large tables and shared memory."""
+"""Plugins with a planted mistake in their figures, kernels, prices, times or spans, in large tables or in shared memory."""
 
 from __future__ import annotations
 

@@ -173,3 +173,22 @@ KINDS: Mapping[str, Mapping[str, type[Any]]] = {
 }
 #: All of them, by kind and name.
 PLANTED: Mapping[str, type[Any]] = {f"{kind}: {name}": broken for kind, of in KINDS.items() for name, broken in of.items()}
+#: Checks of the kit that are to find the mistakes of a kind.
+CHECKS_OF: Mapping[str, tuple[str, ...]] = {
+    "float16 stores": ("half precision",),
+    "subnormal numbers": ("subnormal numbers",),
+    "strides": ("places", "callers' arrays"),
+    "an operand taken for dense": ("places",),
+    "lanes": ("lanes", "special values", "types"),
+    "narrow elements": ("types", "places"),
+    "bound arrays": ("callers' arrays",),
+    "two bindings of one shape": ("two bound calls", "places"),
+    "large tables": ("long tables",),
+    "shared memory": ("side by side", "two programs"),
+    "memory of a unit": ("odd operators", "large tiles"),
+    "figures": ("virtual device",),
+    "families": ("odd operators",),
+    "prices": ("prices", "clocks"),
+    "clocks": ("clocks",),
+    "spans": ("trace",),
+}

@@ -29,7 +29,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 LOOKED, OFFERED = 4, 8
 #: Predicted seconds of operators whose prices are compared with measurements, how often they are measured, and by what factors
 #: of its price a task may take less and more.
-SPAN, RETRIES, NEAR, FAR = 5e-5, 5, (1 / 8, 4.0), (1 / 30, 30.0)
+SPAN, RETRIES, NEAR, FAR = 5e-5, 5, (1 / 4, 4.0), (1 / 30, 30.0)
 #: Bytes that a task keeps in its unit's memory where no capacity is given.
 KEPT = 1 << 20
 #: Operators of every kind and of odd extents, with the element types of their operands where those are not float32.

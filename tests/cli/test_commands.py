@@ -96,6 +96,21 @@ def test_compare_finds_a_mismatch(rammer: Command, model: Path, tmp_path: Path) 
     assert done.code == 1 and "MISMATCH (missing)" in done.out
 
 
+@pytest.mark.parametrize("factors, word", [((4, 4, 1 / 16), "not finite within float16's range"), ((2, 1, 0.5), "ok")])
+def test_compare_draws_outliers_in_float16(rammer: Command, tmp_path: Path, factors: tuple[float, ...], word: str) -> None:
+    """Products with weights that multiply an activation of 10,000 by 16 leave float16; without outliers they do not."""
+    weights = [numpy_helper.from_array(f * np.eye(16, dtype=np.float32), f"w{k}") for k, f in enumerate(factors)]
+    nodes = [helper.make_node("MatMul", [f"v{k}", f"w{k}"], [f"v{k + 1}"]) for k in range(3)]
+    ports = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [4, 16])] for n in ("v0", "v3")]
+    graph = helper.make_graph(nodes, "scaled", *ports, weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
+    done = rammer("compare", tmp_path / "m.onnx", "--device", "ipu_sim", "--precision", "float16")
+    rows = [line for line in done.out.splitlines() if "v3" in line]
+    assert len(rows) == 2 and rows[0].endswith("ok") and "v3, outliers" in rows[1] and word in rows[1]
+    assert done.code == (0 if word == "ok" else 1)
+    assert "outliers" not in rammer("compare", tmp_path / "m.onnx", "--device", "ipu_sim").out
+
+
 def test_compare_says_where_onnxruntime_does_something_else(rammer: Command, tmp_path: Path, rng: np.random.Generator) -> None:
     """Its layer of integers rounds what ours does not (tests/core/test_contrib.py), and only then the two are others."""
     node = helper.make_node(

@@ -20,6 +20,8 @@ from rammer.ir.graph import Graph, Node
 
 #: Largest magnitude of an activation that is provided for: language models have channels of thousands.
 ACTIVATION: Final = 1e4
+#: Largest factor of an activation in the bound of a product with weights: a bias, and more, may follow.
+LARGEST: Final = 4.0
 #: Largest finite float16.
 LIMIT: Final = 65504.0
 #: Number of elements that a sum is assumed to have.
@@ -153,7 +155,7 @@ class Magnitudes:
             return ACTIVE
         result = self._rule(node, floats)
         follows = any(o.open for o in floats) and not self._closes(node, result)
-        return replace(result, open=not result.fits or follows)
+        return replace(result, open=result.open or not result.fits or follows)
 
     def _closes(self, node: Node, result: Magnitude) -> bool:
         """Return True if ``node`` ends the chain of its operands, provided that its result fits."""
@@ -271,29 +273,34 @@ class Magnitudes:
     # --- products -----------------------------------------------------------------------------
 
     def _product(self, node: Node) -> Magnitude:
-        """Sums of products with weights have the size of an activation times the weights' norm; others have ``COUNT`` terms."""
+        """Sums of products with weights have the size of an activation; those of other operands have ``COUNT`` terms."""
         names = node.inputs if node.op == "Einsum" else node.inputs[:2]
         data = [self.of(n) for n in names if not self.of(n).constant]
         if len(data) == 1 and len(names) > 1:
             weights = next(n for n in names if self.of(n).constant)
-            gain = self._gain(node, weights)
-            bound = _times(data[0].bound, gain)
-            bound = min(bound, ACTIVATION * max(1.0, gain)) if data[0].fits else bound
-            return replace(_within(bound, data[0].degree), weighed=True)
+            mean, most = self._gains(node, weights)
+            bound = _times(data[0].bound, most)
+            if not data[0].fits:
+                return replace(_within(bound, data[0].degree), weighed=True)
+            # Activations do not grow from layer to layer: what follows a product with weights is of their size again, but for
+            # large weights. Then the result is float32, and still an operand in float16 of the next product.
+            large = min(data[0].bound, ACTIVATION) * mean > LIMIT
+            bound = min(bound, ACTIVATION * (1.0 if large else max(1.0, min(most, LARGEST))))
+            return replace(_within(bound, data[0].degree), weighed=True, open=large)
         bound, degree = 1.0, 0.0
         for operand in data:
             bound, degree = _times(bound, operand.bound), _sum(degree, operand.degree)
         return _within(bound if any(d.rows for d in data) else _times(bound, COUNT), degree)
 
-    def _gain(self, node: Node, weights: str) -> float:
-        """The largest Euclidean norm of the weights of one result."""
+    def _gains(self, node: Node, weights: str) -> tuple[float, float]:
+        """The root mean square and the largest of the Euclidean norms of the weights of a result."""
         value, axes = self.graph.constants.get(weights), _SUMMED.get(node.op)
         if value is None or not value.size or axes is None or weights != node.inputs[1]:
-            return 1.0
+            return 1.0, 1.0
         over, every = axes(node, value.ndim), list(range(value.ndim))
         with np.errstate(over="ignore"):
             squares = np.einsum(value, every, value, every, [d for d in every if d not in over], dtype=np.float32)
-        return float(np.sqrt(np.max(squares)))
+        return float(np.sqrt(np.mean(squares))), float(np.sqrt(np.max(squares)))
 
     def _normalisation(self, node: Node) -> Magnitude:
         scale, shift = (self.of(n).bound if n else 0.0 for n in (*node.inputs[1:3], "", "")[:2])

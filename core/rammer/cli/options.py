@@ -30,17 +30,8 @@ _SHAPE = click.option(
 )
 
 
-def compile_options(fn: F) -> F:
-    """--require, --policy, --precision, --keep-float32, --layout, --batching, --tune, --option: ``request``; and --shape."""
-
-    @wraps(fn)
-    def taking(options: tuple[str, ...], **given: Any) -> Any:
-        asked = {n: given.pop(n) for n in ("policy", "tune", "precision", "layout", "batching", "require", "keep_float32")}
-        given["shapes"], lengths = _parted(given["shapes"])
-        return fn(request=Request(**asked, device_options=parse_options(options), lengths=lengths), **given)
-
-    made = cast(F, taking)
-    for option in (
+def _compile_options() -> tuple[Callable[[F], F], ...]:
+    return (
         click.option(
             "--option",
             "options",
@@ -92,7 +83,20 @@ def compile_options(fn: F) -> F:
             help="Scheduling: sequential, greedy, wavefront, ios, ios{r=3,s=8} or auto.",
         ),
         click.option("--require", default="", metavar="KIND", help="Refuse other hardware, e.g. gpu."),
-    ):
+    )
+
+
+def compile_options(fn: F) -> F:
+    """--require, --policy, --precision, --keep-float32, --layout, --batching, --tune, --option: ``request``; and --shape."""
+
+    @wraps(fn)
+    def taking(options: tuple[str, ...], **given: Any) -> Any:
+        asked = {n: given.pop(n) for n in ("policy", "tune", "precision", "layout", "batching", "require", "keep_float32")}
+        given["shapes"], lengths = _parted(given["shapes"])
+        return fn(request=Request(**asked, device_options=parse_options(options), lengths=lengths), **given)
+
+    made = cast(F, taking)
+    for option in _compile_options():
         made = option(made)
     return made
 

@@ -23,8 +23,10 @@ class DeclaredDevice:
 
 
 def declared_devices(point: Any, whole: bool = False) -> tuple[DeclaredDevice, ...]:
-    """Return the devices with a literal ``api`` in the module of an entry point, or in its ``whole`` package. Nothing is imported;
-    () where there is no text to read."""
+    """Return the devices with a literal ``api`` in the module of an entry point, or in its ``whole`` package.
+
+    Nothing is imported. The result is empty where there is no text to read.
+    """
     module = getattr(point, "module", "")
     if not isinstance(module, str) or not module:
         return ()

@@ -142,9 +142,9 @@ def _rounded(rng: np.random.Generator) -> Iterator[Sample]:
         below = rng.integers(0, 0x7BFF, length).astype(np.uint16).view(np.float16).astype(np.float64)
         step = np.nextafter(below.astype(np.float16), np.float16(np.inf)).astype(np.float64) - below
         ties = (below + step / 2).astype(np.float32)  # exact: a float16 has 11 bits, a tie 12
-        near = np.nextafter(ties, rng.choice(np.float32([-np.inf, np.inf]), length))
+        near = np.nextafter(ties, rng.choice(np.array([-np.inf, np.inf], np.float32), length))
         inside = (below + step * rng.uniform(0, 1, length)).astype(np.float32)
-        x = np.choose(rng.integers(0, 4, length), [ties, ties, near, inside]) * rng.choice(np.float32([-1, 1]), length)
+        x = np.choose(rng.integers(0, 4, length), [ties, ties, near, inside]) * rng.choice(np.array([-1, 1], np.float32), length)
         # The last that is rounded down to a number, the first beyond, others beyond, and some of the smallest.
         x[:10] = (65519, 65520, 1e5, -2e6, 2.0**-24, -(2.0**-14) * 0.75, 2.0**-15, -(2.0**-20), 2.0**-25, 3 * 2.0**-25)
         yield Sample(f"y: f16[i:{length}] = cast(float16, x[i])", {"x": x.astype(np.float32)}, exact=True)

@@ -74,7 +74,7 @@ def command(path: Path | None, delay: float, device: str) -> None:
 def rammer(model: Path, device: str) -> list[str]:
     """A command line of one device, which all processes of several have, too."""
     asked = ["--device", device, "--seed", "1", "--iterations", "5", *OPTIONS[device]]
-    return [sys.executable, "-m", "rammer.cli.main", "run", str(model), *asked]
+    return [sys.executable, "-P", "-m", "rammer.cli.main", "run", str(model), *asked]
 
 
 def measured(model: Path, device: str, alone: Path, hosts: Hosts, *more: str) -> list[str]:

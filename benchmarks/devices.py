@@ -50,7 +50,7 @@ def main() -> int:
     devices = options.device or [s.name for s in rammer.devices() if s.state == "ok" and s.name != "toy"]
     with tempfile.TemporaryDirectory() as folder:
         paths = write_models(Path(folder), options.models.split(","))
-        command = [sys.executable, "-m", "rammer.cli.main", "bench", *map(str, paths)]
+        command = [sys.executable, "-P", "-m", "rammer.cli.main", "bench", *map(str, paths)]
         command += [word for d in devices for word in ("--device", d)]
         wanted = [s for s, model in SHAPES.items() if model in options.models]
         command += [word for s in wanted for word in ("--shape", s)]

@@ -238,7 +238,7 @@ def _process(path: Path, device: str, ranges: dict[str, tuple[int, int]]) -> flo
         "print(time.perf_counter() - start); exe.close()\n"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(path.parent / "cache")}
-    done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", text], env=environment, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 

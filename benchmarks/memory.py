@@ -108,7 +108,7 @@ def peak(path: Path, device: str, extents: list[int], cache: Path) -> tuple[int,
     environment = {**os.environ, "RAMMER_CACHE": str(cache)}
     arguments = [str(path), device, json.dumps(extents), json.dumps(OPTIONS.get(device, {}))]
     done = subprocess.run(
-        [sys.executable, "-c", _CHILD, *arguments], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", _CHILD, *arguments], env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])

@@ -235,7 +235,7 @@ def measured(kind: str, hosts: Any, python: str) -> dict[str, Any] | None:
         if kind == "mpi" and hosts is None:
             return None
         return mpi_run("messages" if kind == "ours" and hosts else "mpi", hosts)
-    if kind == "gRPC" and subprocess.run([python, "-c", "import grpc"], capture_output=True).returncode:
+    if kind == "gRPC" and subprocess.run([python, "-P", "-c", "import grpc"], capture_output=True).returncode:
         return None
     with tempfile.TemporaryDirectory() as folder:
         place = f"{hosts.addresses[1]}:{PORT}" if hosts else f"{folder}/socket"

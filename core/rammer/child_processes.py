@@ -76,7 +76,9 @@ def find_program(name: str) -> str | None:
     """Return the path of an executable, or None. Relative entries of ``PATH`` are not searched."""
     import shutil
 
-    return shutil.which(name, path=os.pathsep.join(_absolute(os.environ.get("PATH", os.defpath))))
+    path = os.environ.get("PATH", os.defpath)
+    kept = os.pathsep.join(_absolute(path))
+    return shutil.which(name) if kept == path else shutil.which(name, path=kept)
 
 
 def run_program(

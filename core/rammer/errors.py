@@ -6,6 +6,7 @@ or plugin (4). Exit code 1 is a numerical mismatch. Anything else that escapes i
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,26 @@ _OUTSIDE: Final = frozenset({"sqlite3", "subprocess"})
 _OURS: Final = (frozenset(sys.stdlib_module_names) - _OUTSIDE) | {"rammer", "numpy", "onnx", "google"}
 
 
+#: Most characters of a word, of a line and of a part of a message: names in files of others may have megabytes.
+WORD, LINE, MESSAGE = 400, 2000, 5000
+_LONG_WORD: Final = re.compile(rf"\S{{{WORD + 1},}}")
+
+
+def bounded(text: str) -> str:
+    """``text`` with the middle of very long words, lines and texts left out."""
+    if len(text) <= WORD:
+        return text
+    text = _LONG_WORD.sub(lambda word: _cut(word.group(), WORD), text[: 4 * MESSAGE] + text[4 * MESSAGE :][-4 * MESSAGE :])
+    return _cut("\n".join(_cut(line, LINE) for line in text.split("\n")), MESSAGE)
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    half = most // 2 - 10
+    return f"{text[:half]}...{text[-half:]}"
+
+
 def printable(text: str) -> str:
     """``text`` without what a terminal would obey: names of files and models are in it."""
     if text.isprintable():
@@ -28,7 +49,7 @@ def printable(text: str) -> str:
 
 def warn(message: str) -> None:
     """One line on stderr."""
-    sys.stderr.write(printable(f"rammer: warning: {message}\n"))
+    sys.stderr.write(printable(bounded(f"rammer: warning: {message}") + "\n"))
 
 
 class RammerError(Exception):
@@ -37,8 +58,8 @@ class RammerError(Exception):
     exit_code: ClassVar[int] = 4
 
     def __init__(self, what: str, where: str = "", hint: str = "") -> None:
-        super().__init__(what)
-        self.what, self.where, self.hint = what, where, hint
+        self.what, self.where, self.hint = bounded(what), bounded(where), bounded(hint)
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         lines = [self.what]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from cases import Capture, Patch, command, message
+from cases import Capture, Patch, command, message, model, saved
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -22,6 +22,7 @@ from rammer.compiled.unpack import load_artifact
 from rammer.errors import BadInput
 from rammer.ir.names import LONGEST, is_identifier
 from rammer.ir.program import RProgram
+from rammer.testing.some import some
 
 #: What a model calls its things here; ``named`` gives each another name.
 PLACES = (
@@ -244,3 +245,56 @@ def test_a_compiled_file_keeps_the_names_of_the_model(tmp_path: Path, values: di
     assert [v.external for v in load_artifact(tmp_path / "m.rammer").compiled.graph.outputs] == ["*/ y", "z"]
     got = rammer.compile(tmp_path / "m.rammer").run({names["x"]: values["x"]})
     np.testing.assert_allclose(got["*/ y"], values["y"], rtol=1e-4, atol=1e-5)
+
+
+def fields(message: Any) -> Iterator[tuple[Any, Any, int | None]]:
+    """Every text in a protobuf: the message, the field, and the place in a repeated one."""
+    for field, value in message.ListFields():
+        values = list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
+        for place, one in enumerate(values):
+            if field.message_type is not None:
+                yield from fields(one)
+            elif isinstance(one, str | bytes) and field.name != "raw_data":
+                yield message, field, place if one is not value else None
+
+
+def replaced(proto: onnx.ModelProto, number: int, everywhere: bool, long: str) -> onnx.ModelProto:
+    """A copy with a long text in the place of one, or of all that are equal to it."""
+    result = onnx.ModelProto.FromString(proto.SerializeToString())
+    found = [(m, f, p, getattr(m, f.name) if p is None else getattr(m, f.name)[p]) for m, f, p in fields(result)]
+    old = found[number][3]
+    for index, (holder, field, place, text) in enumerate(found):
+        if index == number or (everywhere and text == old):
+            new = long if isinstance(text, str) else long.encode()
+            if place is None:
+                setattr(holder, field.name, new)
+            else:
+                getattr(holder, field.name)[place] = new
+    return result
+
+
+@pytest.mark.parametrize("long", ["n" * 400_000, "n " * 200_000, "n\n" * 200_000], ids=["word", "words", "lines"])
+def test_what_is_printed_is_short_whatever_names_are(long: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    proto = model(
+        """<ir_version: 9, opset_import: ["" : 17, "com.example" : 1], producer_name: "p">
+        named (float[N,4] x) => (float[M,4] y) <float[4] w = {1, 2, 3, 4}> {
+            a = com.example.Twice (x)
+            b = Conv <auto_pad = "NOTSET"> (a, w)
+            y = Add (b, w)
+        }
+        <domain: "com.example", opset_import: ["" : 17]> Twice (u) => (v) { v = Add (u, u) }"""
+    )
+    onnx.helper.set_model_props(proto, {"key": "value"})
+    proto.graph.doc_string, proto.graph.node[1].name = "text", "conv"
+    plain = model("""<ir_version: 9, opset_import: ["" : 17]> named (float[2,4] x) => (float[2,4] y) { y = Tanh(x) }""")
+    for one in (proto, plain):
+        for number in some(range(len(list(fields(one))))):
+            for everywhere in (False, True):
+                path = saved(tmp_path / "m.onnx", replaced(one, number, everywhere, long))
+                code, out, err = command(monkeypatch, capsys, "run", path, "--device", "toy", "--shape", "x:2x4")
+                assert code in (0, 2) and "Traceback" not in err and len(out) + len(err) < 20000, (
+                    number,
+                    code,
+                    out[:999],
+                    err[:999],
+                )

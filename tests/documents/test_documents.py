@@ -20,6 +20,7 @@ from quotations import QUOTED, ROOT, program, walked
 from rammer import errors
 from rammer.cli.lazy import LazyGroup
 from rammer.frontend import limits
+from rammer.frontend.unroll import MOST_UNROLLED
 from rammer.ir.program import RProgram
 from rammer.report.stages import STAGES
 from rammer.testing.some import some
@@ -158,6 +159,7 @@ def test_limits_are_those_of_the_program() -> None:
         f"{limits.MAX_NODES:,}",
         f"{limits.MAX_NESTING}",
         f"{limits.MAX_CALLS}",
+        f"{MOST_UNROLLED:,}",
         f"{limits.HOST_SECONDS:g}",
     ]
 

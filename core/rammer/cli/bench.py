@@ -12,7 +12,7 @@ import click
 
 from rammer.cli.common import collect_inputs, opened, progress
 from rammer.cli.files import STDOUT, InputPath, OutputPath, note_source, write_text
-from rammer.cli.options import InputChoice, compile_options, parse_shapes
+from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, compile_options, parse_shapes
 from rammer.cli.several import bench_spread, joining_options, named, spread_table
 from rammer.commands import gathered
 from rammer.compiled.options import DEFAULT, Request
@@ -81,9 +81,9 @@ class Measured:
     help="Repeatable. NAME,NAME: one model over several.",
 )
 @click.option("--peer", "peers", multiple=True, type=click.Choice(PEERS), help="Repeatable.")
-@click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Untimed runs.")
-@click.option("--iterations", type=click.IntRange(1), default=20, show_default=True, help="Least number of timed runs.")
-@click.option("--duration", type=float, default=1.0, show_default=True, help="And at least so many seconds.")
+@click.option("--warmup", type=click.IntRange(0, COUNT.max), default=3, show_default=True, help="Untimed runs.")
+@click.option("--iterations", type=COUNT, default=20, show_default=True, help="Least number of timed runs.")
+@click.option("--duration", type=Finite(SECONDS), default=1.0, show_default=True, help="And at least so many seconds.")
 @click.option("--json", "json_file", type=OutputPath(stdout=True), help="Write rows and environment as JSON ('-': stdout).")
 @click.option("--per-operator", is_flag=True, help="And how long each operator takes on each device.")
 @click.option("--markdown", "markdown_file", type=OutputPath(), help="Write the table as Markdown.")

@@ -19,7 +19,7 @@ from rammer.report.table import plain
 @click.option("--device", required=True, metavar="NAME[:INDEX]", help="The device to score.")
 @click.option("-k", "pattern", default="", metavar="PATTERN", help="Only tests in whose name this regular expression is found.")
 @click.option("--json", "json_file", type=OutputPath(stdout=True), metavar="F", help="Write every score to F; - is stdout.")
-@click.option("--processes", type=click.IntRange(1), metavar="N", help="Default: one for each core.")
+@click.option("--processes", type=click.IntRange(1, 4096), metavar="N", help="Default: one for each core.")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="The device's own options, repeatable.")
 def command(device: str, pattern: str, json_file: Path | None, processes: int | None, options: tuple[str, ...]) -> None:
     """Score a device by the tests that come with the package onnx; exit code 1 where one is wrong or fails.

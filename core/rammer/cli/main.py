@@ -5,12 +5,13 @@ Until ``main`` has isolated the process, only the standard library and ``rammer.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any
 
 from rammer.child_processes import isolated
-from rammer.errors import DeviceFailure, RammerError, of_system
+from rammer.errors import DeviceFailure, RammerError, bounded, of_system, printable
 
 
 def __getattr__(name: str) -> Any:
@@ -37,7 +38,9 @@ def _run() -> None:
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as problem:
-        problem.show()
+        shown = io.StringIO()
+        problem.show(shown)
+        sys.stderr.write(printable(bounded(shown.getvalue())))
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         print("rammer: interrupted; nothing was written by halves", file=sys.stderr)
@@ -58,7 +61,8 @@ def _run() -> None:
         if (told := of_system(problem, "rammer")) is not None:
             sys.exit(_tell(told))
         _print_traceback()
-        print(f"rammer: internal error: {problem}\n  at: rammer or a plugin; the traceback says where", file=sys.stderr)
+        said = printable(bounded(str(problem)))
+        print(f"rammer: internal error: {said}\n  at: rammer or a plugin; the traceback says where", file=sys.stderr)
         sys.exit(DeviceFailure.exit_code)
 
 
@@ -75,7 +79,7 @@ def _tell(problem: RammerError) -> int:
 def _print_traceback() -> None:
     import traceback
 
-    traceback.print_exc()
+    sys.stderr.write(printable(bounded(traceback.format_exc())))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,27 @@ from rammer.cli.files import InputPath, used_files
 from rammer.commands import gathered
 from rammer.compiled.options import BATCHING, LAYOUTS, PRECISIONS, Request
 from rammer.errors import BadInput
+from rammer.ir.data import LARGEST
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 NO_HINT = ""
+#: Numbers of runs, and most seconds that an option may ask for.
+COUNT, SECONDS = click.IntRange(1, 10**9), 1e9
+
+
+class Finite(click.FloatRange):
+    """A number from 0 on, or above 0, up to ``most``, and not NaN."""
+
+    def __init__(self, most: float, above: bool = False) -> None:
+        super().__init__(0, most, min_open=above)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Refuse NaN, which FloatRange lets through."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 _SHAPE = click.option(
@@ -137,8 +155,8 @@ def tolerance_options(fn: F) -> F:
     fn = gathered("tolerance", Tolerance, "rtol", "atol")(fn)
     relative, absolute = (", ".join(f"{t[i]:g} in {p}" for p, t in TOLERANCES.items()) for i in (0, 1))
     for option in (
-        click.option("--atol", type=float, help=f"Absolute tolerance, element-wise. Default: {absolute}."),
-        click.option("--rtol", type=float, help=f"Relative tolerance (element-wise or L2). Default: {relative}."),
+        click.option("--atol", type=Finite(1e18), help=f"Absolute tolerance, element-wise. Default: {absolute}."),
+        click.option("--rtol", type=Finite(1e18), help=f"Relative tolerance (element-wise or L2). Default: {relative}."),
     ):
         fn = option(fn)
     return fn
@@ -154,7 +172,7 @@ def input_options(fn: F) -> F:
 
     made = cast(F, taking)
     for option in (
-        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random inputs."),
+        click.option("--seed", type=click.IntRange(0, LARGEST), default=0, show_default=True, help="Seed of the random inputs."),
         click.option(
             "--range",
             "ranges",
@@ -192,7 +210,7 @@ def parse_shapes(items: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     result = {}
     for item in items:
         name, colon, text = item.rpartition(":")
-        if not colon or not re.fullmatch(r"(\d+(x\d+)*)?", text):
+        if not colon or not re.fullmatch(r"([0-9]{1,18}(x[0-9]{1,18})*)?", text):
             raise BadInput(f"--shape {item!r} is not NAME:EXTENTxEXTENT...", hint="for example --shape x:1x3x224x224")
         result[name] = tuple(int(n) for n in text.split("x") if n)
     return result
@@ -229,7 +247,7 @@ def _range(item: str) -> tuple[str, tuple[float, float]]:
     name, colon, text = item.rpartition(":")
     low, dots, high = text.partition("..")
     try:
-        if colon and dots and float(low) < float(high):
+        if colon and dots and -math.inf < float(low) < float(high) < math.inf:
             return name, (float(low), float(high))
     except ValueError:
         pass

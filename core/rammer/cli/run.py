@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,6 +14,7 @@ import click
 from rammer.cli.common import Array, collect_inputs, describe_array, opened, progress
 from rammer.cli.files import STDOUT, InputPath, OutputPath, write_file, write_text
 from rammer.cli.options import (
+    COUNT,
     InputChoice,
     Tolerance,
     compile_options,
@@ -26,6 +27,7 @@ from rammer.compiled.options import Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Tracer
 from rammer.errors import BadInput, Mismatch, printable
+from rammer.ir.names import shortened
 from rammer.report.compare import HEADERS, differences, rows
 from rammer.report.hosted import grouped, stays
 from rammer.report.measured import measured_trace, summarise
@@ -67,7 +69,7 @@ class Wanted:
 )
 @compile_options
 @input_options
-@click.option("--iterations", type=click.IntRange(1), default=1, show_default=True, help="Timed runs (median shown).")
+@click.option("--iterations", type=COUNT, default=1, show_default=True, help="Timed runs (median shown).")
 @click.option("--save-inputs", type=OutputPath(), help="Write the inputs to an .npz file.")
 @click.option("--save-outputs", type=OutputPath(), help="Write the outputs to an .npz file.")
 @click.option("--expected", type=InputPath(), help="Compare with the outputs in this .npz file.")
@@ -81,7 +83,7 @@ class Wanted:
 )
 @click.option("--json", "json_file", type=OutputPath(stdout=True), help="Write the report as JSON ('-': stdout).")
 @joining_options
-@gathered("wanted", Wanted, "iterations", "save_inputs", "save_outputs", "expected", "trace_file", "json_file", "joining")
+@gathered("wanted", Wanted, *(f.name for f in fields(Wanted)))
 def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choice: InputChoice, request: Request) -> None:
     """Run MODEL (an ONNX file, or a file written by `rammer compile`).
 
@@ -194,7 +196,7 @@ def show(report: dict[str, Any], quiet: bool = False) -> None:
     """Print a report for people (on stderr when stdout carries JSON)."""
     clock = "simulated" if report["simulated"] else "measured"
     lines = [
-        f"model     {report['model']}",
+        f"model     {shortened(report['model'])}",
         f"device    {report['device']}: {report['hardware']}",
         f"compile   {duration(report['compile_seconds'])} (policy {report['policy']}, {report['precision']}, "
         f"{_layout(report)}{report['kernels']} launches, {report['tasks']} tasks)",

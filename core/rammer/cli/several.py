@@ -11,10 +11,11 @@ import click
 
 from rammer.cli.common import Array, collect_inputs, describe_array, progress
 from rammer.cli.files import InputPath, note_source
-from rammer.cli.options import InputChoice
+from rammer.cli.options import SECONDS, Finite, InputChoice
 from rammer.commands import gathered
 from rammer.compiled.options import Request
 from rammer.errors import BadInput, printable
+from rammer.ir.names import shortened
 from rammer.report.spread_trace import SpreadTrace
 from rammer.report.table import duration, plain, size
 from rammer.runtime.lengths import told
@@ -56,7 +57,7 @@ def joining_options(fn: F) -> F:
         ),
         click.option(
             "--timeout",
-            type=click.FloatRange(0, min_open=True),
+            type=Finite(SECONDS, above=True),
             default=TIMEOUT,
             show_default=True,
             help="Several devices: seconds that one waits for another; 6 times that for its start, 12 times for its end.",
@@ -161,7 +162,7 @@ def show_spread(report: dict[str, Any], quiet: bool) -> None:
     """Print a report for people (on stderr when stdout carries JSON)."""
     moved, late = sum(t["bytes"] for t in report["transfers"]), sum(t["dynamic"] for t in report["transfers"])
     bound = f"{size(moved)} in all" if not late else f"at most {size(moved)} in all, {late} of a run's own shape"
-    lines = [f"model     {report['model']}"]
+    lines = [f"model     {shortened(report['model'])}"]
     lines += [
         f"device {n}  {name}, {steps} steps"
         for n, (name, steps) in enumerate(zip(report["devices"], report["steps"], strict=True))

@@ -10,13 +10,14 @@ import os
 import sys
 from collections.abc import Callable
 
+from rammer.ir.data import whole_number
+
 STEPS, TRACEBACKS, DECISIONS, PROGRAMS = 1, 2, 3, 4
 
 
 def level() -> int:
     """The level asked for; anything that is no number counts as 0."""
-    text = os.environ.get("RAMMER_DEBUG", "0")
-    return int(text) if text.isdigit() else 0
+    return whole_number(os.environ.get("RAMMER_DEBUG", "0")) or 0
 
 
 def debug(least: int, text: Callable[[], str]) -> None:

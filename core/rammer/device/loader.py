@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pluggy
 
@@ -35,6 +35,7 @@ from rammer.errors import (
     of_driver,
     printable,
 )
+from rammer.ir.data import whole_number
 from rammer.ir.operator import ROperator
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ EXTENSIONS = ("rammer_policies", "rammer_passes", "rammer_operators", "rammer_lo
 HOOKS = ("rammer_devices", *EXTENSIONS, "rammer_transports")
 #: Seconds within which a device must answer where all are listed.
 PROBING = 10.0
+#: Most characters of the value of a device's option.
+LONGEST_OPTION: Final = 200
 #: Where the devices are that this repository has.
 PLUGINS = "the checkout has plugins: pip install -e plugins/NAME"
 
@@ -176,9 +179,13 @@ class Registry:
     def open(self, spec: str, require: str = "", target: str = "", options: Mapping[str, str] | None = None) -> Backend:
         """Open ``NAME[:INDEX]``. BadInput for a malformed or unknown name, DeviceUnavailable otherwise."""
         name, _, place = spec.partition(":")
-        if place and not place.isdigit():
+        index = whole_number(place or "0")
+        if index is None:
             raise BadInput(f"device index {place!r} is not a number", where=spec, hint=f"write {name}:0")
-        request = OpenOptions(int(place or 0), target, require, options or {})
+        request = OpenOptions(index, target, require, options or {})
+        for key, value in request.options.items():
+            if isinstance(value, str) and len(value) > LONGEST_OPTION:
+                raise BadInput(f"option {key} has a value of {len(value)} characters", name, f"at most {LONGEST_OPTION}")
         if not target:
             self._check(self.status(name), request.index)
         elif name not in self.devices:

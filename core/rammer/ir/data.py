@@ -1,11 +1,14 @@
-"""JSON that other processes wrote, or anybody: numbers are finite."""
+"""Data that other processes wrote, or anybody: finite JSON, whole numbers, names of files."""
 
 from __future__ import annotations
 
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+#: The largest whole number that texts may hold: what 64 bits do.
+LARGEST: Final = (1 << 63) - 1
 
 
 def loads(text: str | bytes) -> Any:
@@ -24,6 +27,14 @@ def _refused(text: str) -> float:
 def _finite(text: str) -> float:
     value = float(text)
     return value if math.isfinite(value) else _refused(text)
+
+
+def whole_number(text: str, most: int = LARGEST) -> int | None:
+    """Return the number that ``text`` spells in decimal digits of ASCII; None for any other text, and for more than ``most``."""
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST))):
+        return None
+    number = int(text)
+    return number if number <= most else None
 
 
 def place_in(folder: Path, name: str) -> Path | None:

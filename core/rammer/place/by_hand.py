@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from rammer.errors import BadInput
 from rammer.ir.compute import Compute, ComputeGraph
+from rammer.ir.data import whole_number
 from rammer.place.cut import Spot
 
 __all__ = ["by_hand", "staged"]
@@ -29,14 +30,15 @@ def by_hand(text: str, graph: ComputeGraph, devices: int, where: str = "--place"
         at = f"{where} line {number}"
         name, _, device = line.strip().rpartition(" ")
         name = name.strip()
-        if not name or not (device.isascii() and device.isdigit()):
+        place = whole_number(device)
+        if not name or place is None:
             raise BadInput(f"{line.strip()[:80]!r} is no name with the number of a device", at, "for example: conv1 0")
-        if int(device) >= devices:
-            raise BadInput(f"{name!r} is placed on device {int(device)}, and there are {devices}", at, f"0 to {devices - 1}")
+        if place >= devices:
+            raise BadInput(f"{name!r} is placed on device {place}, and there are {devices}", at, f"0 to {devices - 1}")
         if name not in named:
             raise BadInput(f"the model computes no {name!r}", at, f"names are, for example, {', '.join(_examples(graph))}")
         for c in named[name]:
-            if chosen.setdefault(c.name, int(device)) != int(device):
+            if chosen.setdefault(c.name, place) != place:
                 raise BadInput(f"{name!r} is placed on two devices", at)
     if not chosen:
         raise BadInput("the placement names nothing", where)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from rammer.errors import printable
+from rammer.errors import bounded, printable
 
 
 def plain(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
     """An aligned table; numbers keep the text they come with."""
+    rows = [[bounded(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     return printable(str(tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)))
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rammer.errors import BadInput
+from rammer.ir.data import whole_number
 from rammer.ir.extent import LEAST, AffineExtent, Dim, Point, Ranged
 from rammer.ir.graph import Value
 from rammer.ir.port import InputPort
@@ -175,10 +176,11 @@ def _sum(name: str, said: str, spans: Mapping[str, Span]) -> AffineExtent:
     offset = 0
     for part in said.split("+"):
         factor, _, symbol = part.rpartition("*")
-        if part.strip().isdigit():
-            offset += int(part)
-        elif symbol.strip() in spans and (not factor or factor.strip().isdigit()):
-            terms[symbol.strip()] = terms.get(symbol.strip(), 0) + int(factor or 1)
+        number, count = whole_number(part.strip(), LEAST), whole_number(factor.strip() or "1", LEAST)
+        if number is not None:
+            offset += number
+        elif symbol.strip() in spans and count is not None:
+            terms[symbol.strip()] = terms.get(symbol.strip(), 0) + count
         else:
             hint = f"for example {next(iter(spans), 'past')} + 1, of lengths that have a range"
             raise BadInput(f"{said!r} is no sum of lengths and numbers", f"shapes of {name}", hint)

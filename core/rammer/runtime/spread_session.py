@@ -17,6 +17,7 @@ from rammer.device.arrays import Array
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Device
 from rammer.errors import BadInput, DeviceUnavailable
+from rammer.ir.data import whole_number
 from rammer.ir.formats import carried
 from rammer.ir.spread import DevicePart, Link
 from rammer.profile.store import KernelStore
@@ -97,7 +98,8 @@ def units_of(device: str, options: Mapping[str, str]) -> tuple[str, ...]:
     own = options_for(device, options)
     manifest = Registry().devices.get(device.partition(":")[0]) if own else None
     count = own.get(manifest.several, "1") if isinstance(manifest, Device) else "1"
-    return (device,) * int(count) if count.isdigit() and 1 < int(count) <= MOST else ()
+    number = whole_number(count, MOST) or 1
+    return (device,) * number if number > 1 else ()
 
 
 @dataclass

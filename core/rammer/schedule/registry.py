@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 from rammer.errors import BadInput
+from rammer.ir.data import LARGEST
 from rammer.ir.device import VDevice
 from rammer.schedule.clock import StageClock
 from rammer.schedule.greedy import Greedy
@@ -121,6 +122,8 @@ def _with_arguments(policy: Policy, text: str) -> Policy:
             raise BadInput(f"policy {_bare(policy)} has no argument {key.strip()!r}", "--policy", hint)
         try:
             values[key.strip()] = int(value)
+            if abs(values[key.strip()]) > LARGEST:
+                raise ValueError
         except ValueError:
             raise BadInput(
                 f"argument {key.strip()} of policy {_bare(policy)} must be an integer, got {value!r}", "--policy"

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from rammer.errors import DeviceFailure, MissingDependency
+from rammer.ir.data import whole_number
 from rammer.transport.watch import TIMEOUT, Watch
 
 __all__ = [
@@ -46,13 +47,13 @@ _LEAVING: Final[list[Watch]] = []
 def launched() -> int:
     """How many processes a launcher of MPI has started; 1 where none did."""
     said = [os.environ[name] for name in SIZES if name in os.environ]
-    return max([1, *(int(s) for s in said if s.isdigit())])
+    return max([1, *(number for s in said if (number := whole_number(s)) is not None)])
 
 
 def apart() -> bool:
     """Whether the launcher says that the processes are of several hosts."""
     said = [os.environ[name] for name in NEAR if name in os.environ]
-    return any(int(s) < launched() for s in said if s.isdigit())
+    return any(number < launched() for s in said if (number := whole_number(s)) is not None)
 
 
 def starting(timeout: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from rammer.device.manifest import Hardware
 from rammer.errors import BadInput
+from rammer.ir.data import whole_number
 from rammer.ir.device import MemoryLayer, VDevice
 
 #: Where each figure of ``Chip`` comes from.
@@ -73,6 +74,10 @@ GC2 = Chip()
 
 #: Most chips that are simulated at once.
 MOST_CHIPS = 64
+#: Most tiles of a chip, and bytes of a tile: tables have a row a tile.
+MOST_TILES, MOST_SRAM = 1 << 16, 1 << 40
+_MOST = {"tiles": MOST_TILES, "sram": MOST_SRAM, "chips": MOST_CHIPS}
+_UNITS = {"tiles": "tiles", "sram": "bytes a tile", "chips": "chips"}
 #: Of a tile's memory this share is offered to one task; the rest holds the homes of the program's buffers.
 TASK_SHARE = 0.5
 
@@ -88,8 +93,6 @@ def configured(options: Mapping[str, str], base: Chip = GC2) -> Chip:
             values[key] = _positive(key, options[key])
     if values.get("sram", 8) % 8:
         raise BadInput(f"option sram={options['sram']}: not a multiple of 8 bytes", "ipu_sim")
-    if values.get("chips", 1) > MOST_CHIPS:
-        raise BadInput(f"option chips={options['chips']}: more than {MOST_CHIPS} chips", "ipu_sim")
     if not values:
         return base
     name = f"{base.name} variant" if values.keys() & {"tiles", "sram"} else base.name
@@ -97,9 +100,12 @@ def configured(options: Mapping[str, str], base: Chip = GC2) -> Chip:
 
 
 def _positive(key: str, text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
+    number = whole_number(text)
+    if not number:
         raise BadInput(f"option {key}={text}: not a positive integer", "ipu_sim", f"--option {key}=8")
-    return int(text)
+    if number > (most := _MOST[key]):
+        raise BadInput(f"option {key}={text}: more than {most} {_UNITS[key]}", "ipu_sim")
+    return number
 
 
 def vdevice(chip: Chip) -> VDevice:

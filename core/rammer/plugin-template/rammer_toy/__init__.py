@@ -107,7 +107,8 @@ class ToyProfiler:
 class ToyBackend:
     def __init__(self, options: OpenOptions) -> None:
         unknown = sorted(set(options.options) - {"memory"})
-        if unknown or not options.options.get("memory", "1").isdigit():
+        memory = options.options.get("memory", str(probe()[0].memory))
+        if unknown or not (memory.isascii() and memory.isdecimal()):
             raise BadInput(
                 f"device toy has no option {unknown[0]!r}" if unknown else "option memory is no number",
                 hint="--option memory=BYTES",
@@ -115,7 +116,7 @@ class ToyBackend:
         if options.require not in ("", "cpu"):
             raise DeviceUnavailable(f"toy is a cpu, not a {options.require}")
         self.hardware = probe()[options.index]
-        self.limit = int(options.options.get("memory", self.hardware.memory))
+        self.limit = int(memory)
         self.vdevice = virtual_device(self.limit)
         self.profiler = ToyProfiler(self)
         # Kernels tuned under one fingerprint are not used under another one.

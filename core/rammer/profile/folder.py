@@ -56,7 +56,8 @@ def make_private(folder: Path) -> None:
         if not folder.is_dir():
             raise
     found = folder.stat()
-    if hasattr(os, "geteuid") and found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
+    # A folder with the sticky bit is everybody's, such as /tmp: it is not one of ours.
+    if hasattr(os, "geteuid") and found.st_uid == os.geteuid() and found.st_mode & _OTHERS and not found.st_mode & stat.S_ISVTX:
         folder.chmod(0o700)  # files that others have put there belong to them
 
 

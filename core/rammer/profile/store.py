@@ -22,7 +22,7 @@ from typing import Any
 from rammer.device.manifest import Backend
 from rammer.ir.data import loads
 from rammer.ir.operator import Resources
-from rammer.profile.folder import cache_folder, make_private, why_untrusted
+from rammer.profile.folder import cache_folder, why_untrusted
 
 #: Bumped when the meaning of an entry or of a key changes; older entries are then misses.
 STORE_VERSION = 2
@@ -77,7 +77,7 @@ class KernelStore:
     def _connect(self, path: Path) -> sqlite3.Connection | None:
         """Open the database. One that is untrusted or damaged is replaced by a new one, with a warning."""
         try:
-            make_private(path.parent)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if os.path.lexists(path) and (why := why_untrusted(path)):
                 self._replace(path, why)
             try:

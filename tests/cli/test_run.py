@@ -235,3 +235,18 @@ def test_outputs_of_any_name_are_saved(rammer: Command, tmp_path: Path) -> None:
     assert again.code == 0, again.err
     with pytest.raises(BadInput, match="too long a name"):
         save_npz(io.BytesIO(), {"n" * 70000: given})
+
+
+def test_a_checked_run_names_the_operator(rammer: Command, tmp_path: Path) -> None:
+    path, data = tmp_path / "m.onnx", tmp_path / "in.npz"
+    text = '<ir_version: 9, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Log(x) }'
+    onnx.save(onnx.parser.parse_model(text), path)
+    np.savez(data, x=np.array([1, -1], np.float32))
+    assert rammer("run", path, "--device", "toy", "--inputs", data).code == 0
+    done = rammer("run", path, "--device", "toy", "--inputs", data, "--check", "--json", tmp_path / "out.json")
+    assert done.code == 2 and "node computing y (Log) makes NaN at [1] (1 of 2 elements) in y" in done.err
+    assert not (tmp_path / "out.json").exists()
+    np.savez(data, x=np.array([1, 2], np.float32))
+    assert rammer("run", path, "--device", "toy", "--inputs", data, "--check").code == 0
+    done = rammer("run", path, "--device", "ipu_sim,ipu_sim", "--inputs", data, "--check")
+    assert done.code == 2 and "several devices are not checked" in done.err

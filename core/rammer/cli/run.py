@@ -32,6 +32,7 @@ from rammer.report.compare import HEADERS, differences, rows
 from rammer.report.hosted import grouped, stays
 from rammer.report.measured import measured_trace, summarise
 from rammer.report.table import duration, plain
+from rammer.runtime.checking import is_asked
 from rammer.runtime.executable import Executable
 from rammer.runtime.inputs import load_npz, save_npz
 from rammer.runtime.lengths import told
@@ -49,6 +50,7 @@ class Wanted:
     expected: Path | None
     trace_file: Path | None
     json_file: Path | None
+    check: bool
     joining: Joining
 
     @property
@@ -82,6 +84,7 @@ class Wanted:
     "Of several devices: what each does, step by step, on one clock.",
 )
 @click.option("--json", "json_file", type=OutputPath(stdout=True), help="Write the report as JSON ('-': stdout).")
+@click.option("--check", is_flag=True, help="Run once before, and name an operator with an index out of range, NaN or infinity.")
 @joining_options
 @gathered("wanted", Wanted, *(f.name for f in fields(Wanted)))
 def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choice: InputChoice, request: Request) -> None:
@@ -92,6 +95,8 @@ def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choi
 
     want = load_npz(wanted.expected) if wanted.expected else None
     if names := named(device, wanted.joining, request):
+        if wanted.check:
+            raise BadInput("several devices are not checked", "--check", "run the model on one of them")
         run_spread(model, names, wanted, (want, tolerance), choice, request)
         return
     with progress(model.name) as sink:
@@ -99,6 +104,8 @@ def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choi
         if wanted.trace_file is not None:
             tracer(exe)  # refuse before anything is compiled or written
         inputs = exe.checked(collect_inputs(exe.head, choice, exe.lengths))
+        if wanted.check or is_asked():
+            exe.check_run(inputs)
         special = exe.prepare(inputs)
     outputs, timings = run_repeatedly(special, inputs, wanted.iterations)
     report = build_report(exe, special, outputs, timings)

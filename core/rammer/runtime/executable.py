@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,6 +30,7 @@ from rammer.profile.store import KernelStore
 from rammer.runtime.binding import Asked, asked
 from rammer.runtime.bodies import BodyPrograms
 from rammer.runtime.bound import ModelBound
+from rammer.runtime.checking import check_values, is_asked, with_results
 from rammer.runtime.checks import check_inputs, shapes_of
 from rammer.runtime.continuation import Continuation
 from rammer.runtime.keeping import KeptPrograms, fits_part, fits_shapes, part_key
@@ -141,9 +142,28 @@ class Executable:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Run once. BadInput for missing, unknown, wrongly typed or wrongly shaped inputs."""
         arrays = self.checked(inputs)
+        if is_asked():
+            self.check_run(arrays)
         with self.residents.used(lambda: self.specialise(shapes_of(self.head, arrays))) as special:
             outputs, self.timing = special.run(arrays)
         return outputs
+
+    def check_run(self, inputs: Mapping[str, Array]) -> None:
+        """Run once with the results of all operators as outputs (``rammer.runtime.checking``). BadInput names the first operator
+        that reads an index out of range, or makes NaN or an infinity. ``run`` does so, too, where ``RAMMER_CHECK=1`` is set."""
+        if self.source.known is not None:
+            raise BadInput("a compiled file does not have the operators to check", "--check", "give the model")
+        model = with_results(self.source.model)
+        source = ModelSource(lambda: model, path=self.source.path)
+        exe = replace(
+            self, source=source, programs=None, lengths=FIXED, seen=Seen(), contents=Contents(), _ranges={}, owner=False
+        )
+        try:
+            special = exe.prepare(inputs)
+            outputs, _ = special.run(inputs)
+        finally:
+            exe.close()
+        check_values(model, {**inputs, **outputs})
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None, stream: Any = None) -> ModelBound:
         """A call with fixed arrays: ``bound.run()`` reads these inputs and writes these outputs where they are.

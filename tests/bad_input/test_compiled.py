@@ -303,7 +303,7 @@ def test_a_kept_program_that_does_not_hold_is_made_again(
 TOKENS = re.compile(r"\w+|[^\w\s]| +|\n")
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 10**6), st.integers(1, 8), st.data())
 def test_a_mutated_text_is_an_error_or_a_program(seed: int, operators: int, data: st.DataObject) -> None:
     """Tokens taken out, doubled, exchanged or replaced: ValueError, or a program that says what its text says."""

@@ -200,7 +200,7 @@ def test_no_name_is_a_line_of_a_program(
         assert sources and not any("evil()" in text for text in sources)
 
 
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(st.fixed_dictionaries({p: st.one_of(st.sampled_from(HOSTILE), st.text(min_size=1)) for p in PLACES}))
 def test_results_do_not_depend_on_names(tmp_path: Path, values: dict[str, np.ndarray], drawn: dict[str, str]) -> None:
     names = distinct({p: n.encode(errors="replace").decode() for p, n in drawn.items()})

@@ -54,6 +54,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sampled(2, of="device")
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cell_is_predicted_as_a_layer_however_it_is_written(device: str, name: str, rng: np.random.Generator) -> None:

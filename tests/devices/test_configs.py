@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from itertools import islice
 from random import Random
 
 import pytest
@@ -13,8 +13,8 @@ from rammer.testing.cases import Sampler
 from rammer.testing.single import subjects
 from rammer.testing.some import some
 
-#: Of the processor.
-SECONDS = 4.0
+#: Sampled cases, and candidates that are looked at of each operator.
+CASES, MOST = 12, 60
 
 
 def opened(device: str) -> Backend:
@@ -34,13 +34,11 @@ def test_what_is_offered_is_declared(device: str, seed: int) -> None:
     backend = opened(device)
     assert isinstance(backend, Families) and isinstance(backend, Exhaustive)
     sampler = Sampler(Random(seed), precisions=tuple(p for p in backend.vdevice.precisions if p != "tf32") or ("float32",))
-    seen, end = set[str](), time.process_time() + SECONDS
-    while time.process_time() < end:
+    seen = set[str]()
+    for _ in range(CASES):
         for subject in some(subjects(sampler.next(), backend)):
-            for tiled in backend.offered(subject.operator, subject.binding):
+            for tiled in islice(backend.offered(subject.operator, subject.binding), MOST):
                 keys = backend.families[tiled.family]
                 assert all(value in keys[key] for key, value in tiled.config), tiled.head()
                 seen.add(tiled.family)
-                if time.process_time() > end:
-                    break
     assert "" in seen or device == "cuda"

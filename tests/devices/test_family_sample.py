@@ -24,7 +24,7 @@ def test_a_sample_of_every_kind_is_right(device: str, seed: int) -> None:
     search, random = Search(device, {}, 1), Random(seed)
     for kind in some(KINDS):
         case = Sampler(random, 20_000, tuple(search.backend.vdevice.precisions), (kind,)).next()
-        for number, subject in enumerate(subjects(case, search.backend)[:2]):
+        for number, subject in enumerate(subjects(case, search.backend)[:1]):
             for tiled in search.candidates(subject, random):
                 if search.possible(tiled, subject):
                     problem = check(search.backend, tiled, trial_of(subject, case.seed))

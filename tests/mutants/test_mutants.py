@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 #: All kinds by turns in one process, which opens the device once; `make search` runs 500.
 COUNT = 8
 
 
-def test_mutants(tmp_path: Path) -> None:
+def test_mutants(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     # A process of its own: what this one has mapped counts against the children's memory, and it may have threads.
     words = [
         sys.executable,
@@ -22,7 +24,7 @@ def test_mutants(tmp_path: Path) -> None:
         "--count",
         str(COUNT),
         "--seed",
-        "20",
+        str(pytestconfig.getoption("--seed")),
         "--keep",
         str(tmp_path / "kept"),
     ]

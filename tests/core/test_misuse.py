@@ -35,6 +35,11 @@ FOUND = (
     ("com.microsoft.GroupQueryAttention", "input 6 that ends with -3"),
     ("GroupNormalization", "input 0 empty along 2"),
     ("com.microsoft.MultiHeadAttention", "num_heads=9223372036854775807"),
+    ("com.microsoft.CausalConvWithState", "input 0 as a scalar"),
+    ("com.microsoft.MaxpoolWithMask", "pads=[1]"),
+    ("com.microsoft.MaxpoolWithMask", "kernel_shape=[2147483647"),
+    ("com.microsoft.DecoderMaskedMultiHeadAttention", "input 5 empty along 2"),
+    ("com.microsoft.ConvTransposeWithDynamicPads", "input 2 empty along 0"),
 )
 
 

@@ -215,6 +215,8 @@ def widened(b: FunctionBody, mask: str, lead: tuple[int, ...], have: int, want: 
     """Add zeros for keys that are hidden anyway."""
     if have == want:
         return mask
+    if have > want:
+        raise Declined(f"a mask of {have} keys for a buffer of {want}")
     return b.Concat(mask, b.cast(b.constant(np.zeros((*lead, want - have), np.float32)), b.dtype()), axis=3)
 
 

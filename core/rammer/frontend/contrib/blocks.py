@@ -167,6 +167,7 @@ def mat_mul_bnb4(b: FunctionBody) -> str:
         raise Declined(f"N is {rows}, K is {depth}, block_size {block} and quant_type {kind}")
     if b.shape(1) != (-(-count // 2),) or b.shape(2) != (-(-count // block),):
         raise Declined(f"{count} weights in blocks of {block} have the shapes {list(b.shape(1))} and {list(b.shape(2))}")
+    block = min(block, count)
     codes = opened(b, b.input(1), 4, count, high_first=True)
     values = b.Gather(b.constant(_TABLES[kind]), b.cast(codes, "int32"))
     scales = b.Expand(b.Unsqueeze(b.cast(b.input(2), "float32"), b.constant([1])), b.constant([-(-count // block), block]))

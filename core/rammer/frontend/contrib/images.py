@@ -9,6 +9,7 @@ import numpy as np
 from rammer.frontend.contrib.function import Declined, FunctionBody, function
 from rammer.frontend.contrib.fused import given
 from rammer.frontend.extents import geometry_of
+from rammer.frontend.limits import MAX_POSITIONS
 
 _MODES = {"bilinear": "linear", "bicubic": "cubic", "nearest": "nearest"}
 _WINDOW: dict[str, Any] = {"auto_pad": "NOTSET", "kernel_shape": list[int], "strides": list[int]}
@@ -30,6 +31,8 @@ def grid_sample(b: FunctionBody) -> str:
 def conv_transpose_with_dynamic_pads(b: FunctionBody) -> str:
     """ONNX's, with its pads as an operand."""
     pads: dict[str, Any] = {"pads": [int(p) for p in _known(b, 2).ravel()]} if b.has(2) else {}
+    if pads and len(pads["pads"]) != 2 * (len(b.shape(0)) - 2):
+        raise Declined(f"pads are {pads['pads'][:9]} of an input of {list(b.shape(0))}")
     names = ("group", "dilations", "output_padding", *_WINDOW)
     return b.op("ConvTranspose", b.input(0), b.input(1), b.input(3), **given(b, names), **pads)[0]
 
@@ -49,8 +52,12 @@ def maxpool_with_mask(b: FunctionBody) -> str:
     kernel = tuple(b.attr("kernel_shape"))
     if rank < 1 or len(kernel) != rank or len(mask) != len(shape) or mask[2:] != source or not mask[0] * mask[1]:
         raise Declined(f"a mask of {list(mask)} and windows of {list(kernel)} for an input of {list(shape)}")
+    if len(b.attr("strides")) not in (0, rank) or len(b.attr("pads")) not in (0, 2 * rank):
+        raise Declined(f"strides are {list(b.attr('strides'))} and pads {list(b.attr('pads'))} of {rank} axes")
     names = ("auto_pad", "kernel_shape", "strides", "pads")
     _, dims = geometry_of("MaxPool", {n: b.attr(n) for n in names if b.attr(n) != ()}, source, kernel)
+    if any(size < 1 or d.out < 1 or size > n + d.begin + d.end for size, d, n in zip(kernel, dims, source, strict=True)):
+        raise Declined(f"windows of {list(kernel)} do not fit into an input of {list(shape)}")
     count, cells = shape[0] * shape[1], int(np.prod(source))
     first = (np.arange(count) * cells % (mask[0] * mask[1]))[:, None] + np.arange(cells)
     is_open = b.Not(b.Equal(b.Gather(b.reshape(b.input(1), -1), b.constant(first)), b.constant(0, "int32")))
@@ -89,7 +96,13 @@ def crop_and_resize(b: FunctionBody) -> str:
     """Boxes of images, each sampled on a grid whose corners are those of the box."""
     (count, channels, height, width), (boxes, corners), mode = b.shape(0, 4), b.shape(1, 2), b.attr("mode")
     size = [int(n) for n in _known(b, 3).ravel()]
-    if len(size) != 2 or min(size) < 1 or corners != 4 or mode not in ("bilinear", "nearest") or b.shape(2) != (boxes,):
+    if (
+        len(size) != 2
+        or not 1 <= min(size) <= max(size) <= MAX_POSITIONS
+        or corners != 4
+        or mode not in ("bilinear", "nearest")
+        or b.shape(2) != (boxes,)
+    ):
         raise Declined(f"crops of {size} of {boxes} boxes by mode {mode!r}")
     y, x = (_samples(b, axis, extent, steps) for axis, (extent, steps) in enumerate(zip((height, width), size, strict=True)))
     rows = b.reshape(b.Transpose(b.input(0), perm=[0, 2, 3, 1]), count * height * width, channels)

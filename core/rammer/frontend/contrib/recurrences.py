@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rammer.frontend.contrib.function import Declined, FunctionBody, function
+from rammer.frontend.limits import MAX_POSITIONS
 
 #: The first version of ONNX that has linear attention.
 _LINEAR_ATTENTION_OPSET = 27
@@ -51,12 +52,16 @@ def causal_conv_with_state(b: FunctionBody) -> list[str]:
     activation, dilation, window, last = b.attr("activation"), b.attr("dilation"), check_window(b), b.attr("channels_last")
     if b.attr("ndim") != 1 or dilation < 1 or activation not in ("none", "silu", "swish"):
         raise Declined(f"ndim is {b.attr('ndim')}, dilation {dilation} and activation {activation!r}")
-    shape, (channels, each, size) = b.shape(0), b.shape(1, 3)
+    shape, (channels, each, size) = b.shape(0) if last else b.shape(0, 3), b.shape(1, 3)
+    if len(shape) < 3:
+        raise Declined(f"an input of {list(shape)}, where 3 axes or more are needed")
     batch, length = shape[0], shape[1] if last else shape[-1]
     width = int(np.prod(shape[2:])) if last else shape[1]
-    if (not last and len(shape) != 3) or len(shape) < 3 or each != 1 or width != channels or size < 1:
+    if each != 1 or width != channels or size < 1:
         raise Declined(f"weights of {list(b.shape(1))} for an input of {list(shape)}")
     before = (size - 1) * dilation
+    if before > MAX_POSITIONS:
+        raise Declined(f"a state of {before} positions")
     state = (batch, before, *shape[2:]) if last else (batch, channels, before)
     if b.has(3):
         if b.shape(3) != ((window, *state) if window else state):

@@ -10,6 +10,8 @@ from rammer.frontend.contrib.function import Declined, FunctionBody, function
 
 #: The least result of a pooled word in ONNX Runtime.
 _LEAST_POOLED = -1e12
+#: Most states that are captured of a request.
+_MAX_CAPTURED = 8
 
 
 @function("SampleOp", "X: Y -> Y: Y")
@@ -217,7 +219,12 @@ def varlen_ngram_hash_mapping(b: FunctionBody) -> list[str]:
     """The same of requests of several lengths side by side."""
     before, (count,), (bounds,) = _check_hashes(b), b.shape(0, 1), b.shape(3, 1)
     requests, capacity = bounds - 1, b.attr("state_update_capacity")
-    if requests < 1 or bool(capacity) != b.has(9) or any(b.has(i) and b.shape(i) != (requests, before) for i in (4, 8)):
+    if (
+        requests < 1
+        or not 0 <= capacity <= _MAX_CAPTURED
+        or bool(capacity) != b.has(9)
+        or any(b.has(i) and b.shape(i) != (requests, before) for i in (4, 8))
+    ):
         raise Declined(f"{bounds} bounds of requests, with a capacity of {capacity} and {before} tokens before each")
     starts = b.cast(b.input(3), "int64")
     at = PackedTokens(count, requests, before, starts)

@@ -239,29 +239,3 @@ def q_embed_layer_normalization(b: FunctionBody) -> list[str]:
     gamma, beta = (b.DequantizeLinear(b.input(i), _single(b, i + 6), _single(b, i + 11)) for i in (5, 6))
     counted = b.ReduceSum(b.input(7), b.constant([1]), keepdims=0) if b.has(7) else b.constant([0] * batch, "int32")
     return [normalised(b, total, gamma, beta)[0], counted]
-
-
-@function(
-    "DynamicQuantizeLSTM",
-    "X: F, W: Q, R: Q, B?: F, sequence_lens?: M, initial_h?: F, initial_c?: F, P?: F, W_scale: F, W_zero_point: Q, R_scale: F,"
-    " R_zero_point: Q -> Y?: F, Y_h?: F, Y_c?: F",
-    activation_alpha=list[float], activation_beta=list[float], activations=list[str], clip=float | None, direction="forward",
-    hidden_size=int | None, input_forget=0, departs="rounds inputs and state to 8 bits, by the rows that one of its threads has",
-)  # fmt: skip
-def dynamic_quantize_lstm(b: FunctionBody) -> list[str]:
-    """ONNX's LSTM with the weights that integers stand for; inputs and state are not rounded to 8 bits before the products."""
-    weights = [b.Transpose(_recurrent(b, i, 8 + 2 * n), perm=[0, 2, 1]) for n, i in enumerate((1, 2))]
-    names = ("activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size", "input_forget")
-    operands = [b.input(0), *weights, *(b.input(i) for i in range(3, 8))]
-    return b.op("LSTM", *operands, outputs=3, **given(b, names))
-
-
-def _recurrent(b: FunctionBody, index: int, scale: int) -> str:
-    """``[directions, rows, columns]`` as numbers: one scale for each direction, or for each of its columns."""
-    directions, _, columns = b.shape(index, 3)
-    shape = b.shape(scale)
-    if shape not in ((directions,), (directions, columns)):
-        raise Declined(f"scales of {list(shape)} for {directions} directions of {columns} columns")
-    wide = (directions, 1, 1 if len(shape) == 1 else columns)
-    zero = b.cast(b.reshape(b.input(scale + 1), *wide), "float32")
-    return b.Mul(b.Sub(b.cast(b.input(index), "float32"), zero), b.reshape(b.input(scale), *wide))

@@ -69,3 +69,28 @@ def _activations(draw: OperandDraw, attributes: dict[str, Any], count: int) -> N
         betas = [draw.pick(0.2, 0.6, 1.1) for n in names if _ACTIVATIONS[n] == 2]
         attributes["activation_alpha"] = alphas or None
         attributes["activation_beta"] = betas or None
+
+
+@family("com.microsoft.DynamicQuantizeLSTM")
+def quantised_lstm(draw: OperandDraw, op: str) -> OperatorCase:
+    """A layer of 8-bit products. Signed weights have 7 bits: ONNX Runtime's sums of 16 bits overflow on CPUs without VNNI."""
+    direction = draw.pick("forward", "reverse", "bidirectional")
+    many = 2 if direction == "bidirectional" else 1
+    steps, batch, inputs, hidden = draw.size(1, 4), draw.size(1, 3), draw.size(1, 5), draw.size(1, 6)
+    kind, wide = draw.pick("uint8", "int8"), (many, 4 * hidden) if draw.chance() else (many,)
+    low, high, zero = (0, 255, draw.random.randint(100, 150)) if kind == "uint8" else (-63, 63, 0)
+    point = np.full(wide, zero, kind)
+    operands: list[Any] = [
+        draw.array((steps, batch, inputs), low=-2, high=2),
+        *(draw.array((many, n, 4 * hidden), kind, low=low, high=high) for n in (inputs, hidden)),
+        draw.array((many, 8 * hidden), low=-1, high=1) if draw.chance() else None,
+        np.array(draw.ints(batch, 0 if draw.chance(0.2) else 1, steps), np.int32) if draw.chance(0.4) else None,
+        *(draw.array((many, batch, hidden), low=-1, high=1) if draw.chance(0.4) else None for _ in range(2)),
+        draw.array((many, 3 * hidden), low=-1, high=1) if draw.chance(0.3) else None,
+        *(a for _ in range(2) for a in (draw.array(wide, low=0.002, high=0.01), point)),
+    ]
+    attributes: dict[str, Any] = {"hidden_size": hidden, "direction": direction}
+    attributes |= {"input_forget": draw.pick(None, None, 1), "clip": draw.pick(None, None, 0.5, 2.0)}
+    if draw.chance(0.4):
+        _activations(draw, attributes, 3 * many)
+    return OperatorCase(op, 17, tuple(operands), attributes, 3, frozenset((1, 2, 3, 7, 8, 9, 10, 11)))

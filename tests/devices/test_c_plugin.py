@@ -25,7 +25,7 @@ def registry() -> Registry:
     return registry_of(*rammer_c.rammer_devices())
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @needs_compiler
 @pytest.mark.parametrize("check", CHECKS)
 def test_conformance(check: str) -> None:

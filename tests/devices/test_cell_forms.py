@@ -83,7 +83,7 @@ def test_how_weights_lie_changes_nothing(device: str, rng: np.random.Generator) 
         assert a.family == b.family, form
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2, of="device")
 @pytest.mark.parametrize("peepholes", [False, True])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 @pytest.mark.parametrize("written", WRITTEN)

@@ -126,7 +126,7 @@ def silent(program: RProgram) -> RProgram:
     return replace(program, operators=tuple(operators))
 
 
-@pytest.mark.sampled(2, of="device")
+@pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
 @pytest.mark.parametrize("name", RANGED)
 def test_reductions_stop_at_the_length(device: str, name: str, rng: np.random.Generator) -> None:

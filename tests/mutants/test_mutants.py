@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 #: All kinds by turns in one process, which opens the device once; `make search` runs 500.
-COUNT = 8
+COUNT = 5
 
 
 def test_mutants(tmp_path: Path, pytestconfig: pytest.Config) -> None:

@@ -66,16 +66,16 @@ def cut_rows(length: int) -> type[rammer_toy.ToyProgram]:
 class ShortIndices(rammer_toy.ToyProgram):
     """The number of a task has eight bits."""
 
-    def _row(self, tasks: list[tuple[ROperator, int]]) -> None:
-        super()._row([(operator, index & 0xFF) for operator, index in tasks])
+    def run_row(self, tasks: list[tuple[ROperator, int]]) -> None:
+        super().run_row([(operator, index & 0xFF) for operator, index in tasks])
 
 
 class ShortOperators(rammer_toy.ToyProgram):
     """The number of an operator has eight bits."""
 
-    def _row(self, tasks: list[tuple[ROperator, int]]) -> None:
+    def run_row(self, tasks: list[tuple[ROperator, int]]) -> None:
         places = {o.name: i for i, o in enumerate(self.program.operators)}
-        super()._row([(self.program.operators[places[o.name] & 0xFF], i) for o, i in tasks])
+        super().run_row([(self.program.operators[places[o.name] & 0xFF], i) for o, i in tasks])
 
 
 class FewWaves(rammer_toy.ToyProgram):
@@ -94,7 +94,7 @@ class SharedScratch(rammer_toy.ToyProgram):
 
     scratch: ClassVar[dict[Any, Array]] = {}
 
-    def _row(self, tasks: list[tuple[ROperator, int]]) -> None:
+    def run_row(self, tasks: list[tuple[ROperator, int]]) -> None:
         for operator, index in tasks:
             if len(operator.computes) < 2 or any(o not in {operator.anchor.name} for o in operator.outputs):
                 self.memory.run_task(operator, index)
@@ -176,9 +176,8 @@ class LastBinding(rammer_toy.ToyProgram):
     """Of bound calls with arrays of the same shapes all read those of the last one."""
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        bound = HostBound(self.program, self.run, inputs, outputs, stream)
+        bound = HostBound(self.program, lambda given: self.run(self.latest), inputs, outputs, stream)
         self.latest = bound.inputs
-        bound._run = lambda given: self.run(self.latest)
         return bound
 
 
@@ -279,8 +278,8 @@ class CutsTiles(Small):
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Any:
         class Cuts(rammer_toy.ToyProgram):
-            def _row(self, tasks: list[tuple[ROperator, int]]) -> None:
-                super()._row(tasks)
+            def run_row(self, tasks: list[tuple[ROperator, int]]) -> None:
+                super().run_row(tasks)
                 for operator, index in tasks:
                     if operator.connections and task_cost(operator, self.program.types, vdevice).footprint > Small.room:
                         target = self.memory.tensors[operator.anchor.name]

@@ -26,7 +26,7 @@ import rammer_toy
 class Stores(rammer_toy.ToyProgram):
     """Results are changed where a task stores them; those of float16 are float32 before."""
 
-    def _row(self, tasks: list[tuple[ROperator, int]]) -> None:
+    def run_row(self, tasks: list[tuple[ROperator, int]]) -> None:
         for operator, index in tasks:
             wide = (replace(c, dtype="float32") if c.dtype == "float16" else c for c in operator.computes)
             for name, (box, values) in evaluate_task(replace(operator, computes=tuple(wide)), index, self.read(operator)).items():
@@ -410,8 +410,8 @@ class ShortOdd(OddEnd):
 class PairStores(Stores):
     """Elements of a byte are stored two at a time, also behind an odd end."""
 
-    def _row(self, tasks: list[tuple[ROperator, int]]) -> None:
-        super()._row(tasks)
+    def run_row(self, tasks: list[tuple[ROperator, int]]) -> None:
+        super().run_row(tasks)
         for name in {n for operator, _ in tasks for n in operator.outputs}:
             storage = self.program.storage[name]
             flat, end = self.memory.buffers[storage.buffer], storage.span()[1]

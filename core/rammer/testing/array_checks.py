@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,7 +49,7 @@ def check_caller_arrays(device: Subject) -> None:
                 except BadInput as problem:
                     refused.append(f"an input {how}: {problem}")
                 else:
-                    _follows(device, f"{name}: bound to an input {how}", bound, array, (first, other), want, live)
+                    _follows(device, f"{name}: bound to an input {how}", bound, array, [(first, want[0]), (other, want[1])], live)
                     bound.close()
             refused += _outputs(device, exe, first, want[0])
     if refused:
@@ -80,12 +80,11 @@ def _follows(
     what: str,
     bound: Bound,
     array: Array,
-    given: tuple[Mapping[str, Array], Mapping[str, Array]],
-    want: tuple[Mapping[str, Array], Mapping[str, Array]],
+    feeds: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]],
     live: bool,
 ) -> None:
-    """A bound call reads its array in every run, by whatever way it was written."""
-    first, other = given
+    """A bound call reads its array in every run, by whatever way it was written. ``feeds`` are inputs and what they give."""
+    (first, other), want = [inputs for inputs, _ in feeds], [made for _, made in feeds]
     port = next(n for n, a in first.items() if a.shape == array.shape)
     bound.run()
     equal(device, what, bound.to_host(), want[0])

@@ -66,7 +66,7 @@ class ToyProgram:
         self.memory.write_inputs(inputs)
         start = time.perf_counter()
         for rows in self.waves:
-            list(self.pool.map(self._row, rows))  # list() waits for all rows and raises what they raised
+            list(self.pool.map(self.run_row, rows))  # list() waits for all rows and raises what they raised
         seconds = time.perf_counter() - start
         return RunResult(self.memory.read_outputs(), seconds)
 
@@ -74,7 +74,7 @@ class ToyProgram:
         """Fixed host arrays: the core's adapter reads and writes them around ``run``."""
         return HostBound(self.program, self.run, inputs, outputs, stream)
 
-    def _row(self, tasks: list[tuple[ROperator, int]]) -> None:
+    def run_row(self, tasks: list[tuple[ROperator, int]]) -> None:
         for operator, index in tasks:
             self.memory.run_task(operator, index)
 

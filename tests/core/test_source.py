@@ -262,3 +262,15 @@ def test_inputs_without_a_shape_take_that_of_every_array(tmp_path: Path, rng: np
     for wrong in ('"ranked": 1', '"ranked": null', '"rank": false'):
         cache_text(head, text.replace('"ranked": false', wrong))
         assert not open_source(path).head.inputs[0].ranked
+
+
+def test_a_refused_model_is_refused_for_the_same_reason_again(tmp_path: Path) -> None:
+    """Its files are given back after the first reading, so a second one would find them empty."""
+    node = helper.make_node("Strange", ["x"], ["y"], name="odd", domain="elsewhere")
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "xy"]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("elsewhere", 1)]
+    onnx.save(helper.make_model(helper.make_graph([node], "g", ports[:1], ports[1:]), opset_imports=opsets), tmp_path / "m.onnx")
+    source = open_source(tmp_path / "m.onnx")
+    for _ in range(2):
+        with pytest.raises(BadInput, match="unknown operator Strange"):
+            source.head  # noqa: B018

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rammer.compiled.files import cache_text, cached_text
 from rammer.compiled.options import CompileOptions
 from rammer.device.operators import CustomOperators
-from rammer.errors import BadInput
+from rammer.errors import BadInput, RammerError
 from rammer.ir.data import loads, place_in
 from rammer.ir.mapped import Mapped
 from rammer.ir.names import shortened
@@ -50,12 +50,19 @@ class ModelSource:
     path: Path | None = None
     known: Head | None = None
     opened: dict[str, Mapped] = field(default_factory=dict)
+    refused: RammerError | None = field(default=None, init=False)  #: The error of reading the model: its files are read once.
     external: tuple[str, ...] = ()  #: Files beside the model that its weights are in, from when the head is known.
 
     @cached_property
     def model(self) -> Model:
         """The checked ONNX model."""
-        return self.read()
+        if self.refused is not None:
+            raise self.refused
+        try:
+            return self.read()
+        except RammerError as problem:
+            self.refused = problem
+            raise
 
     @property
     def files(self) -> tuple[Mapped, ...]:

@@ -168,7 +168,8 @@ def _halves(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def check_subnormals(device: Subject) -> None:
-    """Numbers below the smallest normal one are kept by all but functions: copied, compared, converted, added, multiplied."""
+    """Numbers below the smallest normal one are copied, compared, converted, added and multiplied. Functions and matrix products
+    may lose them: units for matrices take float32 apart into numbers of fewer bits."""
     rng, step = device.rng, 2.0**-149
 
     def small(*shape: int, most: int = 1 << 22) -> Array:
@@ -191,10 +192,9 @@ def check_subnormals(device: Subject) -> None:
     )
     named = [(text.replace("y[", "z["), {"z" if n == "y" else n: a for n, a in given.items()}) for text, given in lines]
     samples = [Sample(f"y: f32[i:{LENGTH}] = {text}", given, exact=True) for text, given in named]
-    rows, few = small(9, 33, most=1 << 15), rng.integers(-8, 9, (33, 18)).astype(np.float32)
+    rows = small(9, 33, most=1 << 15)
     samples.append(Sample("y: f32[i:9] = sum[k:33] x[i, k]", {"x": rows}, exact=True))
     samples.append(Sample("y: f32[i:9] = max[k:33] x[i, k]", {"x": -np.abs(rows)}, exact=True))
-    samples.append(Sample("y: f32[i:9, j:18] = sum[k:33] x[i, k] * w[k, j]", {"x": rows, "w": few}, exact=True))
     check_samples(device, samples, "subnormal float32")
     half = (rng.integers(-1023, 1024, 33) * 2.0**-24).astype(np.float16)
     halves = [

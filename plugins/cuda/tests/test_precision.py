@@ -136,12 +136,13 @@ ROUNDED = {"tf32": rounded_to_tf32, "bfloat16": rounded_to_bfloat16}
 
 
 def _reference(operator: ROperator, values: dict[str, Array], precision: str) -> Array:
-    """float64 from the operands that the tensor cores get."""
+    """float64 from the operands that the tensor cores get; float16 values between computes are rounded as if they were stored."""
     main = operator.computes[0]
     known = {n: v.astype(np.float64) for n, v in values.items()}
     rounded = {n: ROUNDED[precision](values[n]).astype(np.float64) for n in main.reads} if precision in ROUNDED else known
     known[main.name] = evaluate(main, rounded, precise=True)
     for c in operator.computes[1:]:
+        known = {n: v.astype(np.float16).astype(np.float64) for n, v in known.items()} if precision == "float16" else known
         known[c.name] = evaluate(c, known, precise=True)
     return known["y"]
 

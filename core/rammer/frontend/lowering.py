@@ -105,9 +105,10 @@ class Lowering:
         return name
 
     def _kind(self, dtype: str, combiner: Combiner | None) -> str:
-        """Element type of a result: sums of float16 products are float32 where the operator's result is."""
-        wide = combiner == "sum" and dtype == "float16" and self.out().dtype == "float32"
-        return "float32" if wide else dtype
+        """Element type of a result: sums of float16 products are float32 where the operator's results are."""
+        if combiner != "sum" or dtype != "float16":
+            return dtype
+        return "float32" if {self.graph.types[o].dtype for o in self.node.outputs if o} == {"float32"} else dtype
 
     def load(self, tensor: str, *indices: Expr | int | str, fill: ex.Number | None = None) -> Load:
         """``tensor[indices]``; strings are axis names, ints literals."""

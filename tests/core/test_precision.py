@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx.parser
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from precision_model import LITTLE
 
 import rammer
@@ -170,17 +169,3 @@ def test_a_cast_behind_a_reshape_is_not_moved_for_ever(rng: np.random.Generator)
     found = run_graph(compute, {compute.inputs[0]: x})
     wanted = (x @ np.array([[0.0, 1.0]], np.float32)).ravel() != 0
     np.testing.assert_array_equal(found[compute.outputs[0]], wanted)
-
-
-@pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
-def test_recurrences_without_their_first_output_become_float16(op: str, gates: int, rng: np.random.Generator) -> None:
-    weights = {"w": rng.standard_normal((1, gates * 3, 5)), "r": rng.standard_normal((1, gates * 3, 3))}
-    x, h = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [4, 2, 5]), ("h", [1, 2, 3])))
-    constants = [numpy_helper.from_array((v / 2).astype(np.float32), n) for n, v in weights.items()]
-    graph = helper.make_graph([helper.make_node(op, ["x", "w", "r"], ["", "h"], hidden_size=3)], "g", [x], [h], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    feeds = {"x": rng.standard_normal((4, 2, 5)).astype(np.float32)}
-    half, full = (
-        rammer.compile(model, "ipu_sim", precision=p, options={"tiles": "8"}).run(feeds)["h"] for p in ("float16", "float32")
-    )
-    assert 0 < np.abs(half - full).max() < 5e-3

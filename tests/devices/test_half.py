@@ -10,6 +10,7 @@ import onnx.parser
 import pytest
 from half_chains import draw_chain, draw_exact
 from half_judge import complaint, spread_of
+from onnx import TensorProto, helper, numpy_helper
 from precision_model import LITTLE
 
 import rammer
@@ -166,3 +167,18 @@ def test_a_file_names_the_operators_that_stay_float32(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="compiled before, with its keep-float32"):
         open_executable(file, "", Request(keep_float32=("Relu",)))
     exe.close()
+
+
+@pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
+@pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_recurrences_without_their_first_output_become_float16(
+    device: str, op: str, gates: int, rng: np.random.Generator
+) -> None:
+    weights = {"w": rng.standard_normal((1, gates * 3, 5)), "r": rng.standard_normal((1, gates * 3, 3))}
+    x, h = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [4, 2, 5]), ("h", [1, 2, 3])))
+    constants = [numpy_helper.from_array((v / 2).astype(np.float32), n) for n, v in weights.items()]
+    graph = helper.make_graph([helper.make_node(op, ["x", "w", "r"], ["", "h"], hidden_size=3)], "g", [x], [h], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    feeds = {"x": rng.standard_normal((4, 2, 5)).astype(np.float32)}
+    half, full = (rammer.compile(model, device, precision=p).run(feeds)["h"] for p in ("float16", "float32"))
+    assert 0 < np.abs(half - full).max() < 5e-3

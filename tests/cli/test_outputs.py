@@ -23,6 +23,7 @@ from onnx.external_data_helper import convert_model_to_external_data
 import rammer as package
 from rammer.cli.files import InputPath, OutputFolder, OutputPath
 from rammer.cli.main import cli
+from rammer.compiled.files import PARTIAL
 from rammer.ir.mapped import Array
 from rammer.runtime.inputs import save_npz
 from rammer.testing.some import some
@@ -44,7 +45,7 @@ def options_of(
     yield from ((*names, p.opts[0]) for p in command.params if isinstance(p.type, kind))
 
 
-OPEN = Path.open
+OPEN, DESCRIPTOR = Path.open, os.open
 #: Options with a file to write, each after the words of its command.
 OUTPUTS = sorted(options_of(OutputPath))
 #: Those that write to a folder.
@@ -138,7 +139,7 @@ def test_a_failed_write_leaves_what_was_there(
     Path("old").write_text("kept")
     before = home.state()
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", on_a_full_disk)
+        fill_the_disk(patch)
         for target in ("old", "new"):
             done = rammer(name, *RUNS[name], option, target)
             assert done.code == 2 and f"cannot write {target}: No space left on device" in done.err, done
@@ -152,7 +153,7 @@ def test_a_failed_dump_leaves_what_was_there(there: bool, home: Home, rammer: Co
     done = rammer("inspect", *RUNS["inspect"], "--dump", "a/b") if there else None
     assert done is None or (done.code == 0 and len(list(Path("a/b").iterdir())) == done.err.count("wrote a/b/"))
     before = home.state()
-    monkeypatch.setattr(Path, "open", on_a_full_disk)
+    fill_the_disk(monkeypatch)
     done = rammer("inspect", *RUNS["inspect"], "--option", "tiles=8", "--dump", "a/b")
     assert done.code == 2 and "cannot write a/b: No space left on device" in done.err, done
     assert home.state() == before
@@ -217,12 +218,23 @@ def test_commands_write_files_in_one_place() -> None:
     assert [f.partition(":")[0] for f in found] == ["compiled/files.py"] * 2, found
 
 
-def on_a_full_disk(path: Path, mode: str = "r", *given: Any, **more: Any) -> Any:
-    """``Path.open`` where a new file is made, and the system has no room for what is written to it."""
-    if mode[0] in "wx":
-        OPEN(path, mode).close()
-        return OPEN(Path("/dev/full"), "wb")
-    return OPEN(path, mode, *given, **more)
+def fill_the_disk(patch: pytest.MonkeyPatch) -> None:
+    """Make new files for whose content the system has no room, whichever way they are opened."""
+
+    def opened(path: Path, mode: str = "r", *given: Any, **more: Any) -> Any:
+        if mode[0] in "wx":
+            OPEN(path, mode).close()
+            return OPEN(Path("/dev/full"), "wb")
+        return OPEN(path, mode, *given, **more)
+
+    def descriptor(path: Any, flags: int, *given: Any, **more: Any) -> int:
+        if str(path).endswith(PARTIAL):
+            os.close(DESCRIPTOR(path, flags, *given, **more))
+            return DESCRIPTOR("/dev/full", os.O_WRONLY)
+        return DESCRIPTOR(path, flags, *given, **more)
+
+    patch.setattr(Path, "open", opened)
+    patch.setattr(os, "open", descriptor)
 
 
 #: Methods that create a file.

@@ -228,7 +228,7 @@ def fill_the_disk(patch: pytest.MonkeyPatch) -> None:
         return OPEN(path, mode, *given, **more)
 
     def descriptor(path: Any, flags: int, *given: Any, **more: Any) -> int:
-        if str(path).endswith(PARTIAL):
+        if flags & os.O_CREAT and str(path).endswith(PARTIAL):
             os.close(DESCRIPTOR(path, flags, *given, **more))
             return DESCRIPTOR("/dev/full", os.O_WRONLY)
         return DESCRIPTOR(path, flags, *given, **more)

@@ -38,7 +38,7 @@ test-all: check
 corpus: .venv/test
 	$(PYTEST) tests/corpus -m "not cuda"
 
-# What `make test` only samples, in about 7 minutes, at a seed that is drawn and printed (SEED=N repeats one): tests that draw their
+# What `make test` only samples, in about 6 minutes, at a seed that is drawn and printed (SEED=N repeats one): tests that draw their
 # inputs, cuts over devices, random graphs, damaged files, every kernel of sampled operators. Ends at the first failure; what a
 # search finds is in $(FOUND).
 FOUND := build/search
@@ -59,9 +59,9 @@ search: .venv/test
 drawn: .venv/test
 	$(AT_SEED)
 
-# Tests that draw their inputs, of which the seed chooses as many as take about 2 minutes on two cores.
+# Tests that draw their inputs, of which the seed chooses as many as take about a minute on two cores.
 drawn-at:
-	$(PYTEST) --seed $(SEED) --drawn 250 -m "not large and not cuda"
+	$(PYTEST) --seed $(SEED) --drawn 100 -m "not large and not cuda"
 
 search-at: drawn-at
 	@mkdir -p $(FOUND)

@@ -84,6 +84,7 @@ def test_files_and_entries_are_the_same_and_small() -> None:
         assert all(set(sizes) == dims for sizes in some(entry.sizes)) and len(entry.sizes) == (3 if dims else 1)
 
 
+@pytest.mark.large
 def test_why_a_dynamically_quantised_lstm_differs(rng: np.random.Generator) -> None:
     """The state is quantised over the whole batch, as ONNX Runtime does on one thread; on four it quantises each thread's rows.
 

@@ -40,6 +40,7 @@ FOUND = (
     ("com.microsoft.MaxpoolWithMask", "kernel_shape=[2147483647"),
     ("com.microsoft.DecoderMaskedMultiHeadAttention", "input 5 empty along 2"),
     ("com.microsoft.ConvTransposeWithDynamicPads", "input 2 empty along 0"),
+    ("com.microsoft.BifurcationDetector", "min_ngram_size=-9223372036854775808"),
 )
 
 

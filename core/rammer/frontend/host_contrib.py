@@ -128,6 +128,8 @@ def detect_bifurcation(attributes: Mapping[str, Any], operands: Sequence[Any]) -
         departs = np.flatnonzero(predicted[:-1] != source[at:])
         tokens = np.concatenate([tokens, predicted[: (int(departs[0]) if departs.size else len(predicted) - 1) + 1]])
     least, most, found = attributes.get("min_ngram_size", 1), attributes.get("max_ngram_size", 3), -1
+    if not 1 <= least <= most:
+        raise ValueError(f"n-grams of {least} to {most} tokens: the least size is at least 1 and at most the largest")
     for size in range(least, most + 1):
         tail = tokens[len(tokens) - size :]
         places = [i for i in range(len(source) - size + 1) if np.array_equal(source[i : i + size], tail)]

@@ -108,16 +108,13 @@ def tuning(settings: Settings) -> Result:
     """Every model with predicted kernels and with measured ones, of which none may be slower."""
     level = settings.tune if settings.tune != "off" else "quick"
     plain, tuned = Way("untuned", {"tune": "off"}), Way(f"tuned ({level})", {"tune": level})
-    rows = list[list[str]]()
-    for model in each(settings):
-        found = measured(model.path, model.feeds, [plain, tuned], settings, model.reference)
-        first, second = found
-        verdict = "slower" if second.seconds > SLOWER * first.seconds else "no slower"
-        verdict = "the same program" if first.program == second.program else verdict
-        verdict = "-" if first.failure or second.failure else verdict
-        rows += [[*row, said] for row, said in zip(lines(model.entry.key, found), ("", verdict), strict=True)]
-    notes = [f"`first/this`: how much longer the untuned program takes. *Slower*: by over {SLOWER - 1:.0%}."]
-    return Result(f"Tuned and untuned programs, {settings.device}", (*HEADERS, "tuned is"), rows, notes)
+    rows = compared(settings, [plain, tuned])
+    ratios = [float(r[HEADERS.index("first/this")]) for r in rows if r[1] == tuned.name and r[-1][0].isdigit()]
+    slower = sum(ratio < 1 / SLOWER for ratio in ratios)
+    notes = [
+        f"`first/this`: how much longer the untuned program takes. Slower by over {SLOWER - 1:.0%}: {slower} of {len(ratios)}."
+    ]
+    return Result(f"Tuned and untuned programs, {settings.device}", HEADERS, rows, notes)
 
 
 def five_bars(settings: Settings) -> Result:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -163,8 +163,7 @@ class Compiler:
         computes, first = over.graph, graphs[0]
         lengths = tuple(Value(t, computes.types[t], computes.aliases[t]) for t in ranged.lengths.values())
         graph = replace(first, inputs=(*(replace(v, type=computes.types[v.name]) for v in first.inputs), *lengths))
-        ports = ports_of(graph.inputs), ports_of(graph.outputs)
-        segment = self._faster(lambda compiler: compiler.program(computes, *ports, ended, over))
+        segment = self.program(computes, ports_of(graph.inputs), ports_of(graph.outputs), ended, over)
         return Compiled(graph, (replace(segment, program=interleaved(segment.program)),), ranged=ranged)
 
     def static_graphs(
@@ -220,17 +219,13 @@ class Compiler:
         return hosted(graph, node, why, steps if repeats(self.backend) else None, self.custom)
 
     def _segment(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
-        return self._faster(lambda compiler: compiler._lowered(graph, kept))
-
-    def _faster(self, make: Callable[[Compiler], ProgramSegment]) -> ProgramSegment:
-        """The program that ``make`` gives for this compiler; where kernels are measured, the faster one of those with and
-        without."""
-        made = make(self)
+        """The program of ``graph``; where kernels are measured, the faster one of those with and without."""
+        made = self._lowered(graph, kept)
         if not MEASURED[self.options.tune] or self.unmeasured:
             return made
         with self.step("policies"):
             try:
-                plain = make(self._untuned)
+                plain = self._untuned._lowered(graph, kept)
             except DeviceFailure:  # what is predicted to be best does not fit; what was measured ran
                 return made
             made = tuned_or_not(made, plain, self.backend, self.store)

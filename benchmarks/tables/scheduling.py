@@ -35,8 +35,6 @@ FIVE: Final = (
 )
 #: Where a device has several executors: their names, by device.
 EXECUTORS: Final = {"cuda": ("graph", "wavewise", "persistent", "mixed"), "rocm": ("waves", "single")}
-#: How many times as long as an untuned program a tuned one may take before it counts as slower.
-SLOWER: Final = 1.03
 #: (r, s) of IOS's table of pruning.
 PRUNING: Final = ((1, 1), (1, 3), (1, 8), (2, 3), (2, 8), (3, 3), (3, 8))
 #: What a search has proved, as the table of pruning says it.
@@ -102,19 +100,6 @@ def ablation(settings: Settings) -> Result:
         for ways in bars:
             rows += lines(model.entry.key, measured(model.path, model.feeds, ways, settings, model.reference))
     return Result(f"What scheduling is worth: Rammer's three bars, {settings.device}", HEADERS, rows)
-
-
-def tuning(settings: Settings) -> Result:
-    """Every model with predicted kernels and with measured ones, of which none may be slower."""
-    level = settings.tune if settings.tune != "off" else "quick"
-    plain, tuned = Way("untuned", {"tune": "off"}), Way(f"tuned ({level})", {"tune": level})
-    rows = compared(settings, [plain, tuned])
-    ratios = [float(r[HEADERS.index("first/this")]) for r in rows if r[1] == tuned.name and r[-1][0].isdigit()]
-    slower = sum(ratio < 1 / SLOWER for ratio in ratios)
-    notes = [
-        f"`first/this`: how much longer the untuned program takes. Slower by over {SLOWER - 1:.0%}: {slower} of {len(ratios)}."
-    ]
-    return Result(f"Tuned and untuned programs, {settings.device}", HEADERS, rows, notes)
 
 
 def five_bars(settings: Settings) -> Result:

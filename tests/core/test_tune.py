@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import onnx
 import pytest
 
 from rammer.compiled.options import CompileOptions
-from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
-from rammer.device.manifest import Array, Backend, Binding, OpenOptions
+from rammer.device.manifest import Backend, Binding, OpenOptions
 from rammer.errors import DeviceFailure
-from rammer.frontend.reader import read_model
 from rammer.ir.operator import Resources, RKernel, ROperator
-from rammer.ir.program import Port, RProgram
+from rammer.ir.program import Port
 from rammer.profile.store import KernelStore, TunedKernel, key_of
 from rammer.profile.tune import MEASURED, Tuner
 from rammer.testing.selftest import tiny_graph
@@ -191,57 +188,3 @@ def test_a_file_that_is_no_database_is_ignored_with_one_warning(path: Path, caps
     store.put(key_of("a"), [kernel])
     assert store.get(key_of("a")) == (kernel,)
     assert capsys.readouterr().err.count("is ignored") == 1
-
-
-class Crowded(Predicted):
-    """Kernels of few tasks are the fastest ones alone; a program of them takes ``together`` seconds, any other one a second."""
-
-    def __init__(self, backend: ToyBackend, together: float) -> None:
-        super().__init__(backend)
-        self.together, self.first, self.runs = together, dict[tuple[int, ...], tuple[int, ...]](), 0
-
-    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
-        seconds = 1e-9 * kernel.operator.task_count
-        return seconds, seconds
-
-    def program_time(self, program: RProgram, constants: Mapping[str, Array], repeats: int = 5) -> float:
-        self.runs += 1
-        return self.together if program.operators[-1].task_count <= program.veus else 1.0
-
-
-def compiled(together: float, path: Path, level: str = "quick") -> tuple[ProgramSegment, int]:
-    """The program of a small model on a device where tuned kernels take ``together`` seconds side by side, and how many
-    programs were run for it."""
-    backend = Simulated()
-    backend.profiler = profiler = Crowded(backend, together)
-    text = '<ir_version: 9, opset_import: ["" : 18]> g (float[64, 48] x) => (float[64, 48] y) { a = Exp(x) y = Softmax(a) }'
-    model = read_model(onnx.parser.parse_model(text))
-    store = KernelStore(path)
-    made = Compiler(backend, CompileOptions("sequential", level), store).compile_model(model, {})
-    store.close()
-    (segment,) = made.segments
-    assert isinstance(segment, ProgramSegment)
-    return segment, profiler.runs
-
-
-def origins(segment: ProgramSegment) -> set[str]:
-    return {k.origin for kernels in segment.kernels.values() for k in kernels}
-
-
-def test_kernels_that_are_slow_together_are_not_kept(path: Path) -> None:
-    segment, runs = compiled(1.1, path)
-    assert origins(segment) == {"cost model"} and runs == 2
-    assert segment.choice == "sequential; predicted kernels, by measurement: measured kernels 1100 ms, predicted kernels 1000 ms"
-    segment, runs = compiled(1.1, path)
-    assert origins(segment) == {"cost model"} and runs == 0 and "by measurement before" in segment.choice
-
-
-def test_kernels_that_are_fast_together_are_kept(path: Path) -> None:
-    segment, runs = compiled(0.9, path)
-    assert origins(segment) == {"simulated"} and runs == 2
-    assert segment.choice.startswith("sequential; measured kernels, by measurement: ")
-
-
-def test_without_tuning_no_program_is_run(path: Path) -> None:
-    segment, runs = compiled(0.9, path, "off")
-    assert origins(segment) == {"cost model"} and runs == 0 and not segment.choice

@@ -20,6 +20,7 @@ import rammer.frontend.reader
 import rammer.runtime.specialised
 from rammer.errors import BadInput
 from rammer.runtime.executable import Executable
+from rammer.testing.some import some
 
 #: Rows of a square matrix: one that is read into memory, one that stays in its file and is small, and one that is kept apart.
 SIZES = (8, 64, 160)
@@ -177,7 +178,7 @@ def test_program_is_of_what_was_opened(
     """Afterwards both models give their own results, whatever is cached. A file beside a model whose ports are unknown is opened
     while it is read."""
     late = moment == "reading" and not warm and not inside
-    for number in sorted(rng.choice(len(CHANGES), 5, replace=False).tolist()):
+    for number in some(sorted(rng.choice(len(CHANGES), 5, replace=False).tolist())):
         change, stays = list(CHANGES.items())[number]
         if moment == "loaded" and change is truncate:
             continue  # between the last look at a file and reading it: the system ends a process that reads what is not there

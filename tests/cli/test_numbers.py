@@ -30,7 +30,7 @@ RUNS: dict[str, tuple[str, ...]] = {"conformance": ("--device", "ipu_sim", "-k",
 
 def options() -> Iterator[tuple[str, click.Option]]:
     ctx = click.Context(cli)
-    for name in cli.list_commands(ctx):
+    for name in some(cli.list_commands(ctx)):
         command = cli.get_command(ctx, name)
         assert command is not None
         yield from ((name, p) for p in command.params if isinstance(p, click.Option) and not p.is_flag)
@@ -46,7 +46,7 @@ OPTIONS = {
 
 def test_every_number_has_bounds() -> None:
     """An option of a plain int or float takes infinities, NaN and what no loop ends at."""
-    for name, option in options():
+    for name, option in some(options()):
         kind = option.type
         assert not isinstance(kind, click.types.IntParamType | click.types.FloatParamType) or isinstance(
             kind, click.IntRange | click.FloatRange
@@ -58,7 +58,7 @@ def test_every_number_has_bounds() -> None:
 def test_huge_numbers_are_bad_input(rammer: Command, model: Path, option: str) -> None:
     name, number = OPTIONS[option]
     words = RUNS.get(name, (model, "--device", "ipu_sim", "--option", "tiles=4"))
-    for form in WORDS.get(option, ("{}",)):
+    for form in some(WORDS.get(option, ("{}",))):
         for huge in HUGE:
             done = rammer(name, *words, option, form.format(huge, huge))
             assert done.code in ((2,) if number or option == "--option" else (0, 2) if option == "--range" else (2, 3)), (

@@ -37,7 +37,7 @@ def options_of(
     """Words of a command and one option of it, for every option of this type."""
     if isinstance(command, click.Group):
         ctx = click.Context(command)
-        for name in command.list_commands(ctx):
+        for name in some(command.list_commands(ctx)):
             found = command.get_command(ctx, name)
             assert found is not None
             yield from options_of(kind, found, (*names, name))
@@ -197,7 +197,7 @@ def test_standard_output_by_its_path(home: Home) -> None:
 
 
 def test_standard_output_where_it_is_offered(home: Home, rammer: Command) -> None:
-    for name, option in OUTPUTS:
+    for name, option in some(OUTPUTS):
         done = rammer(name, *RUNS[name], option, "-")
         if option == "--json":
             assert done.code == 0 and done.out.lstrip().startswith("{") and done.out.endswith("}\n")

@@ -369,9 +369,9 @@ class Block:
         """Statement that combines the value of ``body`` into the accumulator: a product and its addition are one operation where
         the dialect has it."""
         fused = self.unit.target.functions.get("fma")
-        if fused and _sums(c) and isinstance(body, Op) and body.fn == "mul":
-            if factors := self.factors(c, total, body):
-                return f"{total} = {fused}({', '.join(factors)}, {total});"
+        product = body if fused and _sums(c) and isinstance(body, Op) and body.fn == "mul" else None
+        if product is not None and (factors := self.factors(c, total, product)):
+            return f"{total} = {fused}({', '.join(factors)}, {total});"
         return self.combine(c, total, self.value(body))
 
     def factors(self, c: Compute, total: str, product: Op) -> list[str]:

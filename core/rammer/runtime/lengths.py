@@ -176,7 +176,7 @@ def _sum(name: str, said: str, spans: Mapping[str, Span]) -> AffineExtent:
     offset = 0
     for part in said.split("+"):
         factor, _, symbol = part.rpartition("*")
-        number, count = whole_number(part.strip(), LEAST), whole_number(factor.strip() or "1", LEAST)
+        number, count = whole_number(part.strip()), whole_number(factor.strip() or "1")
         if number is not None:
             offset += number
         elif symbol.strip() in spans and count is not None:

@@ -27,6 +27,9 @@ from rammer.testing.cage import MEMORY, forked, limit_memory
 from rammer.testing.operators.case import drawn
 from rammer.testing.operators.misuse import Misuse, misuses
 
+#: The folder of the package rammer.
+PACKAGE: Final = Path(__file__).parents[2]
+
 #: Seconds that the misuses of one case may take.
 PATIENCE: Final = 120.0
 
@@ -94,7 +97,7 @@ def outcome(misuse: Misuse) -> tuple[str, str]:
     except BadInput:
         return "refused", ""
     except Exception as error:  # whatever else escapes is what is looked for
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if "/rammer/" in f.filename]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(PACKAGE)]
         said = re.sub(r"\d+", "#", (str(error).splitlines() or [""])[0])
         where = f"{Path(frames[-1].filename).stem}.{frames[-1].name}" if frames else "?"
         return "faults", f"{type(error).__name__} in {where}: {said[:100]}"

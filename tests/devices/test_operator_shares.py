@@ -124,10 +124,14 @@ def test_a_long_table_ends_with_what_it_leaves_out() -> None:
     assert rows[-1][0] == "5 more" and rows[-1][5] == "20.0%" and len(rows) == operators.MOST_OPERATORS + 1
 
 
-def test_the_command(tmp_path: Path, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_command(tmp_path: Path, rng: np.random.Generator, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     model, file = tmp_path / "network.onnx", tmp_path / "bench.json"
     onnx.save(network(rng), model)
     words = ["bench", str(model), "--device", "toy", "--iterations", "1", "--duration", "0", "--json", str(file)]
+    if cached:
+        assert CliRunner().invoke(cli, words).exit_code == 0
     said = CliRunner().invoke(cli, [*words, "--per-operator"])
     assert said.exit_code == 0, said.output
     assert "network on toy" in said.output and "large (MatMul)" in said.output

@@ -86,6 +86,7 @@ def write_artifact(
         "key": artifact.key,
         "segments": [],
         "float32": list(compiled.float32),
+        "types": dict(compiled.node_types),
     }
 
     if compiled.ranged is not None:

@@ -116,7 +116,8 @@ class Compiled:
     """A model specialised to input shapes and a device. ``passes`` are report lines, ``seconds`` the time
     of each step. ``rest`` waits for what the segments compute, and is compiled when it is there; the graph's outputs are what it
     waits for. ``ranged`` says how a program for the longest of a range, whose shapes the graph has, serves the others.
-    ``float32`` lists the operators that precision float16 left in float32, with the reasons."""
+    ``float32`` lists the operators that precision float16 left in float32, with the reasons. ``read_types`` are the ``node_types``
+    of a model read from a file, whose graph has no nodes."""
 
     graph: Graph
     segments: tuple[Segment, ...]
@@ -125,6 +126,14 @@ class Compiled:
     rest: Rest | None = None
     ranged: Ranged | None = None
     float32: tuple[str, ...] = ()
+    read_types: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def node_types(self) -> Mapping[str, str]:
+        """The ONNX operator types of the nodes that programs compute, by node name."""
+        known = {**self.read_types, **{n.name: n.op for n in self.graph.nodes}}
+        computed = {c.origin for p in self.programs for o in p.operators for c in o.computes}
+        return {name: op for name, op in known.items() if name in computed}
 
     @property
     def host_nodes(self) -> list[HostSegment]:

@@ -35,7 +35,7 @@ from rammer.ir.extent import Ranged
 from rammer.ir.formats import carrier
 from rammer.ir.graph import Graph, Value
 from rammer.ir.joined import Constants, Part, parts_of
-from rammer.ir.names import checked, shortened
+from rammer.ir.names import LIMIT, checked, shortened
 from rammer.ir.program import RProgram
 from rammer.ir.types import SHORT, TensorType
 from rammer.ir.verify import VerifyError, verify
@@ -161,7 +161,9 @@ class _Members:
         ranged = Ranged.restored(head["ranged"], ranks) if "ranged" in head else None
         if ranged is not None:
             _check_lengths(ranged, (*inputs, *outputs))
-        compiled = Compiled(graph, segments, ranged=ranged, float32=tuple(map(_text, head.get("float32", ()))))
+        wide = tuple(map(_text, head.get("float32", ())))
+        types_read = {checked("a node", name): _shown(op) for name, op in head.get("types", {}).items()}
+        compiled = Compiled(graph, segments, ranged=ranged, float32=wide, read_types=types_read)
         if self.members:
             raise ValueError(f"member {shortened(next(iter(self.members)))!r} belongs to nothing")
         _check_flow(compiled)
@@ -250,6 +252,13 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{shortened(repr(value))} is no text")
     return value
+
+
+def _shown(value: Any) -> str:
+    """A text that reports print."""
+    if not _text(value).isprintable() or len(value) > LIMIT:
+        raise ValueError(f"{shortened(repr(value))} is no name")
+    return str(value)
 
 
 def _value(port: list[Any]) -> Value:

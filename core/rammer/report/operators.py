@@ -73,7 +73,7 @@ def shares(backend: Backend, special: Specialised, inputs: Mapping[str, Array]) 
 
 def _programs(special: Specialised) -> Iterator[tuple[ProgramSegment, Mapping[str, str]]]:
     """The programs of a run, those of what waited for values among them, with types of ONNX nodes by name."""
-    kinds = {node.name: node.op for node in special.compiled.graph.nodes}
+    kinds = special.compiled.node_types
     for segment in special.compiled.segments:
         if isinstance(segment, ProgramSegment):
             yield segment, kinds

@@ -116,8 +116,8 @@ class Compiled:
     """A model specialised to input shapes and a device. ``passes`` are report lines, ``seconds`` the time
     of each step. ``rest`` waits for what the segments compute, and is compiled when it is there; the graph's outputs are what it
     waits for. ``ranged`` says how a program for the longest of a range, whose shapes the graph has, serves the others.
-    ``float32`` lists the operators that precision float16 left in float32, with the reasons. ``read_types`` are the ``node_types``
-    of a model read from a file, whose graph has no nodes."""
+    ``float32`` lists the operators that precision float16 left in float32, with the reasons. ``read_types`` are ``node_types`` of
+    a model read from a file, whose graph has no nodes."""
 
     graph: Graph
     segments: tuple[Segment, ...]

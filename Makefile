@@ -14,7 +14,7 @@ DEMO_PLUGINS := $(PLUGINS)
 endif
 LOCKS := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml core/rammer/plugin-template/pyproject.toml)
 
-.PHONY: demo test tests test-all corpus search search-at drawn drawn-at check docs linkcheck clean
+.PHONY: demo test tests test-slow test-all corpus search search-at drawn drawn-at check docs linkcheck clean
 
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
@@ -29,7 +29,11 @@ test: .venv/test
 	@$(MAKE) --no-print-directory -j 2 check tests
 
 tests: .venv/test
-	$(PYTEST) -m "not large and not cuda"
+	$(PYTEST) -m "not slow and not large and not cuda"
+
+# Tests of over 2 s of processor time, in about 7 minutes on two cores.
+test-slow: .venv/test
+	$(PYTEST) -m "slow and not large and not cuda"
 
 test-all: check
 	$(PYTEST) -m "not cuda"

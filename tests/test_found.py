@@ -136,6 +136,7 @@ def blind(tree: ast.Module) -> Iterator[tuple[int, ast.expr]]:
 BLIND = Search(__file__, FILES, lambda file: {(n, ast.unparse(e)) for n, e in blind(file.tree)})
 
 
+@pytest.mark.slow
 def test_no_loop_of_assertions_passes_over_nothing() -> None:
     paths = {str(p.relative_to(ROOT)): p for p in some(FILES)}
     found = {name: BLIND.found()[p] for name, p in paths.items()}

@@ -103,6 +103,7 @@ def install(home: Path, *what: Path | str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_wheels_ship_types_device_code_and_nothing_else(wheels: dict[str, Path]) -> None:
     assert sorted(wheels) == ["rammer_core", "rammer_cuda", "rammer_ipu_sim", "rammer_rocm", "rammer_toy"]
     for name, path in wheels.items():
@@ -118,6 +119,7 @@ def test_the_wheels_ship_types_device_code_and_nothing_else(wheels: dict[str, Pa
             assert "Requires-Dist: rammer-core<0.2,>=0.1" in metadata
 
 
+@pytest.mark.slow
 def test_a_fresh_environment(wheels: dict[str, Path], home: Path, rng: np.random.Generator) -> None:
     command, python = home / "env" / "bin" / "rammer", home / "env" / "bin" / "python"
     install(home, wheels["rammer_core"])
@@ -153,6 +155,7 @@ def test_a_fresh_environment(wheels: dict[str, Path], home: Path, rng: np.random
     assert [(r["device"], r["state"]) for r in left] == [("ipu_sim:0", "ok")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checks", [6, pytest.param(len(CHECKS), marks=pytest.mark.large)])
 def test_a_new_plugin(wheels: dict[str, Path], home: Path, checks: int, rng: np.random.Generator) -> None:
     """What the installed core writes installs as it is and passes its tests: so many checks of the conformance kit."""

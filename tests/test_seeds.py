@@ -60,6 +60,7 @@ def test_the_search_finds(code: str) -> None:
 TOLD = r"^python -m pytest --seed (\d+) '.*::(.*)'$"
 
 
+@pytest.mark.slow
 def test_a_test_draws_the_same_under_one_seed_and_other_numbers_under_another(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def test_a_sample_is_drawn_by_the_seed(pytester: pytest.Pytester) -> None:
     assert len(ran("--seed", "1")) == 14
 
 
+@pytest.mark.slow
 def test_examples_of_hypothesis_are_the_seeds_and_may_be_slow(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

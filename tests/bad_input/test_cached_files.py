@@ -95,6 +95,7 @@ def result(path: Path, device: str, given: dict[str, np.ndarray]) -> np.ndarray:
         exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["toy", "rocm"])
 def test_damaged_files_are_made_again(
     device: str, model: Path, own_cache: Path, capsys: Capture, rng: np.random.Generator

@@ -164,6 +164,7 @@ def prepared(moment: str, patch: pytest.MonkeyPatch, act: Callable[[], None]) ->
     assert done, moment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "ports known"])
 def test_program_is_of_what_was_opened(
@@ -204,6 +205,7 @@ def test_program_is_of_what_was_opened(
         assert opened(path, size, rng) == old, f"{where}: the model again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["toy", "ipu_sim", "rocm"])
 def test_warm_start_is_of_what_was_opened(
     device: str, inside: bool, tmp_path: Path, own_cache: Path, rng: np.random.Generator

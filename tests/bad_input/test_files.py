@@ -130,6 +130,7 @@ def test_a_damaged_head_is_not_trusted(tmp_path: Path, own_cache: Path) -> None:
     assert cached_text(other) is None
 
 
+@pytest.mark.slow
 def test_a_kept_kernel_that_is_no_candidate_is_not_used(own_cache: Path) -> None:
     proto = model(FIXED)
     rammer.compile(proto, device="toy", tune="quick").specialise({})

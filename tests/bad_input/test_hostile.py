@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import hostile_models
+import pytest
 
 
+@pytest.mark.slow
 def test_hostile_models(tmp_path: Path) -> None:
     # A process of its own: what this one has mapped counts against the children's memory.
     words = [sys.executable, hostile_models.__file__, str(tmp_path)]

@@ -42,6 +42,7 @@ def test_no_file_an_empty_file_and_a_folder(tmp_path: Path) -> None:
     assert file_message(path) == f"the model file is empty\n  at: {path}\n  hint: download or export the model again"
 
 
+@pytest.mark.slow
 def test_truncated(tmp_path: Path) -> None:
     data = model().SerializeToString()
     path = saved(tmp_path / "m.onnx", data[:60])

@@ -200,6 +200,7 @@ def test_no_name_is_a_line_of_a_program(
         assert sources and not any("evil()" in text for text in sources)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(st.fixed_dictionaries({p: st.one_of(st.sampled_from(HOSTILE), st.text(min_size=1)) for p in PLACES}))
 def test_results_do_not_depend_on_names(tmp_path: Path, values: dict[str, np.ndarray], drawn: dict[str, str]) -> None:
@@ -273,6 +274,7 @@ def replaced(proto: onnx.ModelProto, number: int, everywhere: bool, long: str) -
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("long", ["n" * 400_000, "n " * 200_000, "n\n" * 200_000], ids=["word", "words", "lines"])
 def test_what_is_printed_is_short_whatever_names_are(long: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     proto = model(

@@ -23,6 +23,7 @@ def test_a_few_lengths_and_tokens_are_right(device: str, seed: int) -> None:
     assert [str(f) for f in some(_found(device, seed, *small)) if not f.fine] == []
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_runs_from_threads_are_right(device: str, seed: int) -> None:

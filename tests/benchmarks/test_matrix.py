@@ -21,6 +21,7 @@ CASE = Case("nerf_mlp:small", "ipu_sim", "sequential")
 TINY = Settings(("ipu_sim",), (CASE.model,), options={"tiles": "8"}, say=print)
 
 
+@pytest.mark.slow
 def test_cases_are_processes_and_those_that_are_kept_are_not_done_again(tmp_path: Path) -> None:
     """A model is right, of two models only the other is done, and a third call finds all of it."""
     words = [sys.executable, "-m", "benchmarks", "matrix", "--device", "ipu_sim", "--option", "tiles=8", "--keep"]

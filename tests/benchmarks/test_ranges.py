@@ -30,6 +30,7 @@ def blank(markdown: Path | None = None) -> Page:
     return Page(markdown, "python -m benchmarks ranges", "Cores: 1.", {"cpu": "one"})
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 @pytest.mark.parametrize("key", KEYS)

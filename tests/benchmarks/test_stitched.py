@@ -23,6 +23,7 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stitched_cuda, "write", lambda made, backend: None)
 
 
+@pytest.mark.slow
 def test_prices_make_programs_of_the_same_graph(seed: int) -> None:
     """By every price; without any doubt no less is stitched than with it, and apart nothing is."""
     case = drawn(Random(seed), WORK)

@@ -95,6 +95,7 @@ def test_a_table_grows_model_by_model(tmp_path: Path, monkeypatch: pytest.Monkey
     assert isinstance(done.exception, BadInput) and "cannot be kept" in str(done.exception)
 
 
+@pytest.mark.slow
 def test_programs_are_compiled_ahead_and_what_was_decided_meanwhile_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ def test_no_model_is_begun_when_time_is_over(tmp_path: Path) -> None:
     assert "nerf_mlp:small |" not in (tmp_path / "ipu_sim_policies.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_command_is_a_program(tmp_path: Path) -> None:
     """From the repository's root; a mistake is one message and exit code 2."""
     for words, said in ((["polices"], "unknown table 'polices'"), (["policies", "--models", "alexnt"], "unknown model 'alexnt'")):
@@ -148,6 +150,7 @@ def test_a_way_that_fails_is_a_row_of_its_own(small: Subject) -> None:
     assert "float17" in bad.failure and bad.seconds == 0.0
 
 
+@pytest.mark.slow
 def test_stages_of_one_program_are_replayed_on_another_batch(rng: np.random.Generator) -> None:
     """The same expressions share stages, nothing waits for a later stage, and results are the same."""
     small = subject("crnn:small", 3)
@@ -166,6 +169,7 @@ def test_stages_of_one_program_are_replayed_on_another_batch(rng: np.random.Gene
     opened(small.path, small.feeds, Way("", policy=Replay(dict.fromkeys(plan.stages, 0), "all at once")), QUIET).close()
 
 
+@pytest.mark.slow
 def test_stages_that_one_machine_found_run_on_another(tmp_path: Path) -> None:
     """By a file: nothing is searched for twice, and each machine has a row with the stages of all."""
     file = tmp_path / "stages.json"
@@ -202,6 +206,7 @@ def test_rows_are_there_when_a_later_model_fails(tmp_path: Path, monkeypatch: py
     assert done.exit_code != 0 and "| alexnet:small" in text and "--models alexnet:small --tune" in text
 
 
+@pytest.mark.slow
 def test_starts_are_timed_cold_and_warm_and_kept(tmp_path: Path) -> None:
     """A warm start reads the kept program, and is told apart from the cold one."""
     words = ("compile-time", "--device", "ipu_sim", "--small", "--out", str(tmp_path), "--keep")

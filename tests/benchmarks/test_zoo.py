@@ -40,6 +40,7 @@ def difference(first: dict[str, Array], second: dict[str, Array]) -> float:
     return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_model_is_what_was_published_and_depends_on_its_input(entry: Entry, rng: np.random.Generator) -> None:
@@ -59,6 +60,7 @@ def test_weights_depend_on_the_seed_alone() -> None:
     assert one == build(3).SerializeToString() != build(4).SerializeToString()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("key", ZOO)
 def test_tensor_expressions_of_small_forms_agree_with_onnxruntime(key: str, rng: np.random.Generator) -> None:
@@ -76,6 +78,7 @@ def test_tensor_expressions_of_small_forms_agree_with_onnxruntime(key: str, rng:
     assert noise < 1e-4 and difference(want, found) < max(1e-5, 4 * noise)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 @pytest.mark.parametrize("policy", ["sequential", "greedy", "wavefront", "wavefront{lean=0}", "ios{seconds=2}"])

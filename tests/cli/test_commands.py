@@ -111,6 +111,7 @@ def test_compare_draws_outliers_in_float16(rammer: Command, tmp_path: Path, fact
     assert "outliers" not in rammer("compare", tmp_path / "m.onnx", "--device", "ipu_sim").out
 
 
+@pytest.mark.slow
 def test_compare_says_where_onnxruntime_does_something_else(rammer: Command, tmp_path: Path, rng: np.random.Generator) -> None:
     """Its layer of integers quantises the rows of each thread, and its results differ only with several threads."""
     node = helper.make_node(
@@ -175,6 +176,7 @@ def test_inspect_prints_every_stage(rammer: Command, model: Path, stage: str) ->
     assert done.out.startswith(FIRST_WORDS[stage])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "target"), [("cuda", "sm_90a"), ("rocm", "gfx90a")])
 def test_inspect_tells_the_registers_of_every_kernel(rammer: Command, model: Path, device: str, target: str) -> None:
     """Wherever the device's compiler does; other devices print a question mark."""
@@ -297,6 +299,7 @@ def test_cache_status_and_clear(rammer: Command, model: Path, own_cache: Path) -
 # --- the real thing -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_installed_command(model: Path) -> None:
     command = Path(sys.executable).with_name("rammer")
     done = subprocess.run([command, "run", model, "--device", "toy"], capture_output=True, text=True, check=False)

@@ -54,6 +54,7 @@ def test_every_number_has_bounds() -> None:
         assert not isinstance(kind, click.IntRange) or (kind.min is not None and kind.max is not None), (name, option.opts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_huge_numbers_are_bad_input(rammer: Command, model: Path, option: str) -> None:
     name, number = OPTIONS[option]
@@ -69,6 +70,7 @@ def test_huge_numbers_are_bad_input(rammer: Command, model: Path, option: str) -
             assert "Traceback" not in done.err and len(done.err) < 5000 and len(done.out) < 5000, (form, huge[:30], len(done.err))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["options", "format", "constants", "inputs", "segments", "fingerprint"])
 def test_huge_numbers_in_a_head_are_bad_input(rammer: Command, model: Path, tmp_path: Path, key: str) -> None:
     good, bad = tmp_path / "good.rammer", tmp_path / "bad.rammer"
@@ -94,6 +96,7 @@ def test_huge_numbers_in_a_head_are_bad_input(rammer: Command, model: Path, tmp_
 HUGE_NUMBER = 123456789012
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["RAMMER_DEBUG", "RAMMER_HOST_SECONDS", "OMPI_COMM_WORLD_SIZE"])
 def test_huge_numbers_in_the_environment(rammer: Command, model: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for huge in some(HUGE):

@@ -120,6 +120,7 @@ def test_every_path_has_a_direction() -> None:
     assert FOLDERS == [("inspect", "--dump"), ("plugins", "new", "--into")] and len(OUTPUTS) >= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", OUTPUTS, ids=" ".join)
 def test_an_output_replaces_nothing_that_is_read(words: tuple[str, ...], home: Home, rammer: Command) -> None:
     name, option = words
@@ -131,6 +132,7 @@ def test_an_output_replaces_nothing_that_is_read(words: tuple[str, ...], home: H
         assert home.state() == before, target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", OUTPUTS, ids=" ".join)
 def test_a_failed_write_leaves_what_was_there(
     words: tuple[str, ...], home: Home, rammer: Command, monkeypatch: pytest.MonkeyPatch
@@ -183,6 +185,7 @@ def test_of_several_devices_weights_are_not_replaced_either(home: Home, rammer: 
     assert home.state() == before
 
 
+@pytest.mark.slow
 def test_standard_output_by_its_path(home: Home) -> None:
     before = home.state()
     words = [sys.executable, "-m", "rammer.cli.main", "run", *RUNS["run"], "--json"]

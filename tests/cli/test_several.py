@@ -141,6 +141,7 @@ def test_one_name_with_an_option_for_several_is_several(rammer: Command, tiny: P
     assert f"predicted {duration(report['predicted_latency_seconds'])} a run" in printed
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_process_a_device(rammer: Command, tiny: Path, tmp_path: Path, rng: np.random.Generator) -> None:
     seed, one, two = int(rng.integers(1000)), tmp_path / "one.npz", tmp_path / "two.npz"
@@ -150,6 +151,7 @@ def test_a_process_a_device(rammer: Command, tiny: Path, tmp_path: Path, rng: np
     same(one, two)
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("transport", ["mpi", "messages"])
@@ -202,6 +204,7 @@ def rammer_devices():
 """
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_processes_of_a_host_have_units_of_their_own(tiny: Path, tmp_path: Path) -> None:
     """Without numbers: each opens one, and compiles for all on it, since they are alike."""
@@ -223,6 +226,7 @@ def test_other_counts_of_processes_are_refused(tiny: Path) -> None:
     assert done.returncode == 3 and "2 devices for 3 processes" in done.stderr
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_the_option_that_processes_differ_in_is_named(tiny: Path) -> None:
     own = ("-n", 1, sys.executable, "-m", "rammer.cli.main", "run", tiny, "--device", "rocm", "--in-flight", 3)

@@ -129,6 +129,7 @@ def test_every_command_has_a_line() -> None:
     assert {words[0] for words in COMMAND_LINES.values()} == set(COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMAND_LINES)
 def test_command_executes_nothing_of_its_directory(name: str, trapped: tuple[Path, Path], tmp_path: Path) -> None:
     """Relative entries of the search paths are named in a warning, and ignored."""
@@ -139,6 +140,7 @@ def test_command_executes_nothing_of_its_directory(name: str, trapped: tuple[Pat
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_relative_python_path_is_ignored(tmp_path: Path) -> None:
     """Neither the command nor its child imports from a relative entry of PYTHONPATH; an absolute entry is kept."""
     (tmp_path / "tiny.onnx").write_bytes(MODEL.build(np.random.default_rng(0)).SerializeToString())

@@ -18,6 +18,7 @@ print("imported:", *[name for name in heavy if name in sys.modules])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["toy", "rocm", "ipu_sim"])
 def test_a_warm_run_imports_no_compiler(model: Path, device: str) -> None:

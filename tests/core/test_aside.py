@@ -85,6 +85,7 @@ def measured(backend: Backend, seconds: float, monkeypatch: pytest.MonkeyPatch) 
     return [k for kept in segment.kernels.values() for k in kept], measurer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deed", "seconds", "said"),
     [("hangs", 2.0, "not measured within 2 s"), ("dies", 60.0, "died of signal 11"), ("raises", 60.0, "an illegal address")],
@@ -104,6 +105,7 @@ def test_a_candidate_that_breaks_the_device_costs_itself(
     assert measurer.started == 1 + told.count("candidate left out")  # each cost its process, and nothing else did
 
 
+@pytest.mark.slow
 def test_where_every_candidate_is_lost_the_compile_fails_and_says_why(
     open_hazard: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def test_search_finds_every_form() -> None:
     assert {text: list(refused_names(text)) for text in cases} == cases
 
 
+@pytest.mark.slow
 def test_only_one_module_starts_processes() -> None:
     """All others call ``rammer.child_processes``."""
     found = {str(path.relative_to(ROOT)): names for path in SOURCES if (names := list(refused_names(path.read_text())))}

@@ -178,6 +178,7 @@ def test_piecewise_concat(rng: np.random.Generator) -> None:
     check(case(["a: f32[i:4, j:4] = exp(p[i, j])", text], {"p": values["a"], "b": values["b"]}, (2, 3), "veu"))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_integer_operations_wrap_and_divide_as_numpy(rng: np.random.Generator, dtype: str) -> None:

@@ -74,6 +74,7 @@ def drawn(chain: Callable[[int], list[str]], n: int, rng: np.random.Generator, l
     return case(texts, {name: values[name] for name in read}, (3, 32), layer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", ["thread", "veu"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("chain", CHAINS)
@@ -87,6 +88,7 @@ def test_texts_grow_with_the_operator(
     assert growth(write, 4) <= MOST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", ["thread", "veu"])
 @pytest.mark.parametrize("chain", [*CHAINS, padded])
 def test_deep_operators_are_right(chain: Callable[[int], list[str]], layer: str, rng: np.random.Generator) -> None:

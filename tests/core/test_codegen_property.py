@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ def values(seed: int, **shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
     return {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.data())
 def test_windows(data: st.DataObject) -> None:

@@ -56,6 +56,7 @@ def test_onnx_runtime_runs_most_cases(op: str) -> None:
 DECIDED = sorted(op for (domain, op), f in FUNCTIONS.items() if f.deciding and f"{domain}.{op}" in FAMILIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", DECIDED)
 def test_operands_that_decide_shapes_may_be_run_time_data(op: str, seed: int) -> None:
     assert {"Trilu", "Range", "Pad", "ExpandDims"} <= {*DECIDED}
@@ -244,6 +245,7 @@ def test_a_total_length_that_is_run_time_data_is_waited_for() -> None:
     assert executable.run(arrays)["p"].shape == (1, 1, 4, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", [("y",), ("y", "h", "c"), ("", "h", "c")])
 def test_a_recurrent_layer_of_integers_rounds_inputs_and_state(wanted: tuple[str, ...], rng: np.random.Generator) -> None:
     """ONNX Runtime on one thread, and on a device: an output that is left out changes what a finished row is quantised as."""

@@ -202,6 +202,7 @@ def test_prefix_states_of_hashes_are_the_states_after_each_prefix(rng: np.random
     np.testing.assert_array_equal(have, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rotary", [0, 1])
 @pytest.mark.parametrize("length", [1, 3, 20])
 def test_sparse_attention_is_that_of_onnx_runtime(length: int, rotary: int, rng: np.random.Generator) -> None:

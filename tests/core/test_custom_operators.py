@@ -121,6 +121,7 @@ CHAIN = """{op}_a = acme.{op}(x)  {op}_b = MatMul({op}_a, w)  {op}_c = acme.{op}
 CONSTANTS = "float[3,3] w = {1,0,2,-1,1,0,0.5,0,1}, float[1] k = {1}, int64[2] s = {3,2}"
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("opset", [9, 21])
 def test_no_step_takes_an_operator_for_onnxs_of_its_name(opset: int) -> None:

@@ -57,6 +57,7 @@ def test_functions_call_as_deep_as_the_limit_and_no_deeper() -> None:
             read_model(calls(depth))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("tree", [False, True])
 def test_conditions_on_conditions_become_no_deep_expression(tree: bool) -> None:

@@ -44,6 +44,7 @@ def test_operations_grow_with_the_model(registry: Registry, shape: str) -> None:
     assert growth(compile_of, LEAST.get(shape, 40)) <= MOST
 
 
+@pytest.mark.slow
 def test_reading_copies_no_names_for_each_node() -> None:
     """Sets are copied without a call: the least CPU of a few reads tells. It was a power of 2 where every attribute copied."""
     sizes = (1500, 6000)

@@ -78,6 +78,7 @@ def test_random_programs_are_legal_print_and_compute(seed: int, operators: int, 
         np.testing.assert_allclose(played(program, seed, lazy), reference(net), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("edit", [unheard, early, misheard, dropped, doubled, reused, crossed, elsewhere])
 def test_the_verifier_refuses_whatever_goes_wrong(edit: Callable[[RProgram], Iterator[RProgram]]) -> None:
@@ -115,6 +116,7 @@ def test_what_is_said_of_a_fault() -> None:
         assert message in rejected(edited) or "on no row" in rejected(edited) or "full count" in rejected(edited)
 
 
+@pytest.mark.slow
 def test_a_fetch_is_acknowledged_where_it_reads_and_nowhere_else() -> None:
     heard = stray = 0
     for seed in range(30):

@@ -168,6 +168,7 @@ def recut(program: RProgram) -> Iterator[RProgram]:
 EDITS = (dropped_waits, swapped_neighbours, moved_buffers, lost_and_doubled, narrowed_counters, recut)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", range(200))
 def test_no_illegal_program_with_kept_rows_passes(case: int, seed: int) -> None:

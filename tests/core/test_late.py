@@ -83,6 +83,7 @@ def test_threads_read_what_was_sent(number: int, rng: np.random.Generator) -> No
     check_counters(plan, [Counters.of(v) for v in main(plan)["counters"]])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None or find_spec("mpi4py") is None, reason="needs mpirun and mpi4py")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", range(10))

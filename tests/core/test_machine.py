@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = """
 import os, time
 import pytest
@@ -49,6 +51,7 @@ def run(folder: Path, *words: str, **environment: str) -> str:
     return subprocess.run(command, cwd=folder, env=known | environment, capture_output=True, text=True, check=False).stdout
 
 
+@pytest.mark.slow
 def test_timing_tests_run_alone(tmp_path: Path) -> None:
     told = run(tmp_path, "-n", "3", "-k", "beside or alone")
     assert "15 passed" in told, told
@@ -58,6 +61,7 @@ def test_timing_tests_run_alone(tmp_path: Path) -> None:
     assert not [pair for pair in together if any("alone" in name for name, *_ in pair)]
 
 
+@pytest.mark.slow
 def test_missing_models_are_counted_where_the_folder_is_given(tmp_path: Path) -> None:
     told = run(tmp_path, "-k", "model", RAMMER_MODELS=str(tmp_path))
     assert re.search("1 tests skipped, whose models are not in RAMMER_MODELS: model 'x' .1.", told) and "1 skipped" in told, told

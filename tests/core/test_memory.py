@@ -47,6 +47,7 @@ def ordered(a: BufferUse, b: BufferUse, before: dict[str, set[str]]) -> bool:
     return all(x in before[w] for w in b.writers for x in (*a.writers, *a.readers))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(plans())
 def test_buffers_overlap_only_when_ordered(case: tuple[list[BufferUse], Order, dict[str, set[str]]]) -> None:

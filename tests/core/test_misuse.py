@@ -16,6 +16,7 @@ from rammer.testing.operators.survey import outcome, survey
 from rammer.testing.some import some
 
 
+@pytest.mark.slow
 def test_a_sample_is_refused_or_means_something(seed: int) -> None:
     found = survey(sorted(FAMILIES), seed, seconds=120, share=0.01)
     assert not found.faults, str(found)
@@ -77,6 +78,7 @@ def named(case: OperatorCase) -> Array | None:
     return None if operand is None or (scale is not None and scale.size == 1) else operand
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_an_axis_that_there_is_not_is_refused(name: str, seed: int) -> None:
     """Counted round, it is another axis; ONNX's inference lets many pass."""

@@ -50,6 +50,7 @@ FILES = [f for f in sorted(CORE.rglob("*.py")) if not {"plugin-template", OTHERS
 NAMED = Search(__file__, FILES, lambda file: {*named(file.nodes)})
 
 
+@pytest.mark.slow
 def test_the_core_names_no_device() -> None:
     found = {(str(f.relative_to(CORE)), word) for f, words in NAMED.found().items() for word in words}
     assert found == {*ALLOWED}, "a device in the core, or an exception that nothing needs"

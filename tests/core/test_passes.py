@@ -339,6 +339,7 @@ def test_spelling_reads_back() -> None:
 # Real models ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name, nodes, reports",

@@ -36,6 +36,7 @@ def test_answers_are_onnxruntimes(rng: np.random.Generator) -> None:
         PeerSession(b"no model")
 
 
+@pytest.mark.slow
 def test_a_death_skips_one_test_and_sessions_are_opened_again(rng: np.random.Generator) -> None:
     session, x = PeerSession(product(2.0)), rng.standard_normal((1, 3)).astype(np.float32)
     session.run(None, {"x": x})

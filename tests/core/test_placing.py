@@ -107,6 +107,7 @@ def test_rows_meet_before_operators(name: str, policy: str, monkeypatch: pytest.
     assert sum(groups) >= 10_000 and len(groups) <= 1.5 * len(net.operators)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_whole_programs_grow_with_their_operators(policy: str) -> None:
     """Calls are counted, which nothing else on a machine changes."""

@@ -20,6 +20,7 @@ from rammer.runtime.lengths import BUCKETS, FIXED_LEAST, FIXED_PART, LONE, WASTE
 from rammer.testing.some import some
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RANGED)
 def test_results_do_not_depend_on_what_lies_beyond_the_length(name: str, rng: np.random.Generator) -> None:
     """Inputs hold no numbers there, but for those that zeros are promised of; every length of the range is tried."""

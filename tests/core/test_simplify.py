@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from rammer.errors import BadInput
 from rammer.frontend.bind import bind
@@ -37,6 +38,7 @@ def unread(graph: ComputeGraph) -> list[str]:
     return [n for n in (*(c.name for c in graph.computes), *graph.constants) if n not in read]
 
 
+@pytest.mark.slow
 def test_nothing_unread_is_left_of_random_graphs() -> None:
     dropped = 0
     for seed in range(60):

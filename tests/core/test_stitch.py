@@ -161,6 +161,7 @@ def test_plans_are_run_where_the_device_runs_them(seconds: float | None, rng: np
     assert (len(after.operators) < len(before.operators)) == (seconds != 1.0)
 
 
+@pytest.mark.slow
 def test_groups_that_do_not_pay_are_undone_one_by_one(seed: int) -> None:
     """Whatever kernels take, undoing one of a plan's groups saves nothing by the latency evaluator."""
     random, where, tried = Random(seed), device(), 0
@@ -260,6 +261,7 @@ def test_no_way_leads_around_a_stitched_operator(rng: np.random.Generator) -> No
 REREADS = replace(C99, name="rereads", rereads=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [C99, THREADED, REREADS], ids=lambda t: t.name)
 def test_stitched_operators_are_right_in_every_tile(target: object, seed: int) -> None:
     """Random graphs, random tiles, the one-threaded and the many-threaded dialect, against float64."""
@@ -333,6 +335,7 @@ def crossing(random: Random, count: int) -> SmallModel:
     return SmallModel("crossing", text)
 
 
+@pytest.mark.slow
 def test_no_way_leads_around_what_regions_decide_apart(seed: int, rng: np.random.Generator) -> None:
     """Operators of different regions that are stitched must not wait for each other in a circle."""
     random, joined = Random(seed), 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
@@ -361,6 +362,7 @@ def _concat(draw: st.DrawFn, b: Builder, pool: list[str], x: str) -> list[str]:
     return [b.concat([x, *others], dim)]
 
 
+@pytest.mark.slow
 @settings(max_examples=250)
 @given(graph=chains(), rng=st.integers(0, 2**32 - 1).map(np.random.default_rng))
 def test_random_chains_keep_their_results(graph: ComputeGraph, rng: np.random.Generator) -> None:

@@ -110,6 +110,7 @@ def test_numbers_around_every_code(kind: FloatFormat, saturate: bool) -> None:
     np.testing.assert_array_equal(decoded(kind, found)[known], want.astype(np.float32)[known])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SIGNED, ids=lambda f: f.name)
 def test_float64_is_rounded_once(kind: FloatFormat) -> None:
     exact = around(kind).astype(np.float64)

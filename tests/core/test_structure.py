@@ -68,6 +68,7 @@ CORE = [f for f in (ROOT / "core/rammer").rglob("*.py") if "plugin-template" not
 UPWARDS = Search(__file__, CORE, lambda file: {*upwards(module_of(file.path), file.nodes)})
 
 
+@pytest.mark.slow
 def test_no_import_runs_back_up() -> None:
     assert len(CORE) > 200 and len(ROWS) > 3
     assert set().union(*UPWARDS.found().values()) == TYPED | WARMED

@@ -63,6 +63,7 @@ def counting(how: str) -> onnx.ModelProto:
     return model([loop], [tensor("limit", [], INT64), tensor("x", [], INT64)], ["y", "all"], constants=constants)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.usefixtures("long")
 @pytest.mark.parametrize("how", ["same", "data"])
@@ -157,6 +158,7 @@ def test_a_loop_without_a_count_is_few_programs() -> None:
     exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long")
 def test_threads_share_a_program_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its states are in one pair of arrays: loops take turns, each as a whole."""
@@ -173,6 +175,7 @@ def test_threads_share_a_program_of_turns(monkeypatch: pytest.MonkeyPatch) -> No
     exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long")
 def test_a_loop_without_end_is_stopped_between_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HOST_SECONDS_VARIABLE, "0.3")
@@ -189,6 +192,7 @@ def test_a_loop_without_end_is_stopped_between_programs(monkeypatch: pytest.Monk
     exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.usefixtures("long")
 @pytest.mark.parametrize("compiled", [True, False])

@@ -189,6 +189,7 @@ def nest(kind: str, depth: int) -> onnx.ModelProto:
     return model(inner, [tensor("x", [2, 3])], [result], constants=known)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["constant", "computed", "scan"])
 @pytest.mark.parametrize("depth", [2, 8])
 def test_work_on_loops_in_loops_is_bounded(kind: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,7 @@ def computed(library: ctypes.CDLL, function: str, width: int, x: Array) -> Array
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", WHOLE)
 def test_every_result_is_near_and_every_special_one_is_right(function: str, library: ctypes.CDLL) -> None:
     x = numbers()

@@ -252,6 +252,7 @@ def test_spinning_rows_must_leave_room_for_the_rest() -> None:
 # --- speed ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "steps", "tasks", "veus", "limit"),
     [

@@ -35,6 +35,7 @@ def test_planned_programs_are_legal_by_brute_force(seed: int, operators: int, ve
     assert is_legal(program)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("edit", [dropped_waits, swapped_neighbours, moved_buffers])
 def test_whatever_the_oracle_rejects_the_verifier_rejects(edit) -> None:  # type: ignore[no-untyped-def]

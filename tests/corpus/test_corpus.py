@@ -56,6 +56,7 @@ def opened(entry: Entry, device: str) -> Executable:
     return Executable(open_source(entry.path), backend, device, CompileOptions(), registry, store=KernelStore(None), owner=True)
 
 
+@pytest.mark.slow
 def test_a_model_agrees_with_onnxruntime(entry: Entry, device: str, rng: np.random.Generator) -> None:
     if Registry().status(device).state != "ok":
         pytest.skip(f"{device} does not work here")

@@ -53,6 +53,7 @@ def ran(spread: Spread, backends: Sequence[Backend], inputs: Mapping[str, Array]
         made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_layers_in_turns_are_steps(device: str, rng: np.random.Generator, seed: int) -> None:

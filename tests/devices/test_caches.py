@@ -65,6 +65,7 @@ def _program(exe: Executable) -> RProgram:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cache_grows_where_it_lies(device: str, rng: np.random.Generator) -> None:
     """Two sequences one after the other, the second one shorter, then one that begins with what is there already."""

@@ -50,6 +50,7 @@ def saved(exe: Executable, compiled: Compiled, path: Path) -> Executable:
     return rammer.compile(path)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
 @pytest.mark.parametrize("name", ["residual", "windows", "causal", "cache"])

@@ -54,6 +54,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2, of="device")
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("device", DEVICES)
@@ -63,6 +64,7 @@ def test_a_cell_is_predicted_as_a_layer_however_it_is_written(device: str, name:
     assert products.predicted <= given.predicted * most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cell_of_a_product_for_each_gate_is_predicted_as_an_lstm(device: str, rng: np.random.Generator) -> None:
     backend, form = device_of(device), drawn(rng, "gates", 3)
@@ -73,6 +75,7 @@ def test_a_cell_of_a_product_for_each_gate_is_predicted_as_an_lstm(device: str, 
     assert products.predicted <= given.predicted * 1.02, form
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_how_weights_lie_changes_nothing(device: str, rng: np.random.Generator) -> None:
     """Weights of [depth, columns] and of [columns, depth] give programs that take as long, but for tiles that take the same."""
@@ -83,6 +86,7 @@ def test_how_weights_lie_changes_nothing(device: str, rng: np.random.Generator) 
         assert a.family == b.family, form
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2, of="device")
 @pytest.mark.parametrize("peepholes", [False, True])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])

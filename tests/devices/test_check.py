@@ -53,6 +53,7 @@ USES: dict[str, tuple[str, dict[str, tuple[int, ...]], dict[str, int]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", USES)
 def test_the_operator_and_the_index_are_named(op: str, device: str, rng: np.random.Generator) -> None:
     operands, shapes, attributes = USES[op]

@@ -34,6 +34,7 @@ import rammer_toy
 DEVICES = ("rocm", "ipu_sim", "toy", pytest.param("cuda", marks=pytest.mark.cuda))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3, of="device")
 @pytest.mark.parametrize("check", [pytest.param(c, marks=[pytest.mark.alone] if c in TIMED else []) for c in CHECKS])
 @pytest.mark.parametrize("device", [d for d in DEVICES if d != "toy"])  # toy has tests of its own, as it was made

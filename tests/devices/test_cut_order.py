@@ -222,6 +222,7 @@ def search(seed: int, count: int) -> Counter[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_steps_wait_for_each_other(seed: int) -> None:
     found = search(seed, 30)
     assert found["by hand"] == 30 and found["pipeline"] and found["host"] and found["run"]

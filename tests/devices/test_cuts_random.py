@@ -116,6 +116,7 @@ def search(seed: int, count: int) -> tuple[int, int, int]:
     return cuts, shares, moves
 
 
+@pytest.mark.slow
 def test_random_models_cut_at_random(seed: int) -> None:
     cuts, _, moves = search(seed, 5)
     assert cuts >= 5 and moves
@@ -173,6 +174,7 @@ def digests() -> list[str]:
     return [s.digest for s in (spread_of(dense_layers(4), 3), wave, shared(model_of("two layers", 0), 2))]
 
 
+@pytest.mark.slow
 def test_every_process_makes_the_same() -> None:
     """Whatever order sets have there."""
     here = digests()

@@ -77,6 +77,7 @@ def wrong_at(name: str, device: str, program: RProgram, rng: np.random.Generator
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", RANGED)

@@ -15,6 +15,7 @@ from rammer.testing.single import check, subjects, trial_of
 from rammer.testing.some import some
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_a_sample_of_every_kind_is_right(device: str, seed: int) -> None:
     """A few candidates of a fresh case of every kind: the search itself runs for hours."""

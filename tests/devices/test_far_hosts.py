@@ -69,6 +69,7 @@ def test_tensors_cross_between_hosts(rng: np.random.Generator) -> None:
     check_counters(found, wanted)
 
 
+@pytest.mark.slow
 def test_a_model_over_two_hosts_is_what_one_device_makes(tmp_path: Path, rng: np.random.Generator) -> None:
     model, alone = tmp_path / "tiny.onnx", tmp_path / "alone.npz"
     onnx.save(walkthrough.model(), model)

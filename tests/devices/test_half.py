@@ -72,6 +72,7 @@ def test_nothing_kept_is_mixed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         open_executable(file, "", Request(precision="tf32"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim", "toy"])
 def test_float16_between_operators_is_rounded_as_if_it_were_stored(device: str, rng: np.random.Generator) -> None:
     """Whatever is fused, by whatever policy, and whichever results are outputs, every bit is that of results that are stored."""
@@ -112,6 +113,7 @@ def test_values_that_outgrow_float16_stay_float32(rng: np.random.Generator) -> N
         assert not complaint(have, run_graph(whole, feeds)[output], spread_of(whole, feeds, rng)[output]), names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_values_that_outgrow_float16_stay_float32_on_devices(device: str, rng: np.random.Generator) -> None:
     open_or_skip(device)
@@ -169,6 +171,7 @@ def test_a_file_names_the_operators_that_stay_float32(tmp_path: Path) -> None:
     exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
 @pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
 def test_recurrences_without_their_first_output_become_float16(

@@ -71,6 +71,7 @@ def growing(weight: float = 1.01) -> onnx.ModelProto:
     return model([loop], [tensor("x", [3])], ["y"], constants=constants)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_next_process_compiles_no_turns(device: str, made: list[str], tmp_path: Path) -> None:
@@ -108,6 +109,7 @@ def test_a_compiled_file_keeps_its_turns(device: str, made: list[str], tmp_path:
         assert bool(made) == compiling, made
 
 
+@pytest.mark.slow
 def test_what_is_damaged_is_made_again(made: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, proto, feeds = tmp_path / "m.onnx", growing(), {"x": np.array([1, 2, 3], np.float32)}
     onnx.save(proto, path)

@@ -167,6 +167,7 @@ def drawn(rng: Random, each: int) -> list[Case]:
     return [t for c in cases for t in (c, twin(c, rng))]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_operators_of_equal_keys_have_equal_kernels(device: str, seed: int) -> None:

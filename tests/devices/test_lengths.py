@@ -21,6 +21,7 @@ def _reference(model: RangedModel) -> PeerSession:
     return PeerSession(model.proto)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2, of="device")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", RANGED)

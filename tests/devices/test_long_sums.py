@@ -108,6 +108,7 @@ def error(have: Array, want: Array) -> float:
     return float(np.sqrt(np.mean(np.square(have.astype(np.float64) - want))) / size / UNIT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_long_sums_are_nearly_as_accurate_as_pairwise_ones(device: str, rng: np.random.Generator, seed: int) -> None:
     """Every way of walking a sum in turn: some cases a run."""

@@ -33,6 +33,7 @@ def agrees(session: PeerSession, exe: Any, feeds: Feeds) -> None:
         np.testing.assert_allclose(found[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize("number", range(200))
 @pytest.mark.parametrize("device", DEVICES)

@@ -93,6 +93,7 @@ def test_of_a_chip_that_is_not_here_it_is_the_best_prediction_and_says_so(rng: n
     assert ", by prediction: " in chosen.choice or "no other schedule" in chosen.choice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_stages_are_run_once_for_all_models(device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, store = branches(rng), KernelStore(None)

@@ -78,6 +78,7 @@ def kept(cache: Path) -> int:
     return sum(f.stat().st_size for folder in ("programs", "constants") for f in (cache / folder).glob("*") if f.is_file())
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize(("device", "external"), [("rocm", False), pytest.param("ipu_sim", True, marks=pytest.mark.large)])
 def test_weights_are_in_memory_once(device: str, external: bool, tmp_path: Path) -> None:
@@ -94,6 +95,7 @@ def test_weights_are_in_memory_once(device: str, external: bool, tmp_path: Path)
         assert kept(tmp_path / "cache") < 0.05 * weights  # what the model's own files hold is nowhere else
 
 
+@pytest.mark.slow
 @linux
 def test_weights_that_passes_changed_are_made_of_the_model_again(tmp_path: Path) -> None:
     """By a warm start, as it packs them: they are in memory once, and nowhere else on disk."""
@@ -104,6 +106,7 @@ def test_weights_that_passes_changed_are_made_of_the_model_again(tmp_path: Path)
     assert kept(tmp_path / "m") < 0.05 * weights
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize(
     "device", ["toy", pytest.param("ipu_sim", marks=pytest.mark.large), pytest.param("rocm", marks=pytest.mark.large)]

@@ -77,6 +77,7 @@ def turns(compiled: Compiled) -> list[RProgram]:
     return [p for p in compiled.programs if p.repeat is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_scans_take_many_steps_in_a_turn(device: str, rng: np.random.Generator) -> None:
@@ -90,6 +91,7 @@ def test_scans_take_many_steps_in_a_turn(device: str, rng: np.random.Generator) 
     assert LEAST_STEPS <= steps // program.repeat.count <= MOST_STEPS and not found.host_nodes
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("condition", "shown"), [("c", True), ("yes", False)])
@@ -100,6 +102,7 @@ def test_loops_whose_trips_are_known_are_scans_of_indices(
     assert bool(turns(found)) == (device != "toy") == (not found.host_nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm"])
 def test_what_is_no_turns_runs_as_before(device: str, rng: np.random.Generator) -> None:
     """A condition that fails at once, and steps that no turn divides."""
@@ -114,6 +117,7 @@ def test_a_loop_that_hardly_ends_is_watched_by_the_host() -> None:
     exe.close()
 
 
+@pytest.mark.slow
 def test_turns_of_loops_are_kept_with_the_model(rng: np.random.Generator) -> None:
     """They are part of its program, so another process has nothing to compile."""
     compiled = agree(loop(300, "c", True), "rocm", rng)

@@ -137,6 +137,7 @@ class Drawing:
         return OpenLoopModel(proto, node.op_type == "Scan", self.ports, most)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2, of="device")
 @pytest.mark.parametrize("number", range(200))
 @pytest.mark.parametrize("device", DEVICES)

@@ -77,6 +77,7 @@ def test_random_layers_at_random_lengths(device: str, rng: np.random.Generator, 
     exe.close()
 
 
+@pytest.mark.slow
 def test_every_length_of_a_small_range_meets_no_poison(rng: np.random.Generator) -> None:
     """On the simulator, where all that is beyond the length, or not moved, is NaN."""
     net = Net("GRU", 1, direction="bidirectional", layers=1, lens=True, states=True)

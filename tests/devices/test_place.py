@@ -226,6 +226,7 @@ def lstms(layers: int, hidden: int, steps: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.large)])
 def test_stacked_layers_run_as_a_wavefront(devices: int) -> None:
     """A chunk of steps crosses as one tensor, written where it is made: no copy on either side."""

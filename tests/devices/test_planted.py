@@ -55,6 +55,7 @@ class Looking(Hunt):
         super().candidate(one, tiled, subject, trial)
 
 
+@pytest.mark.slow
 def test_what_is_planted_is_looked_at_first(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fault of a text has a place in some kernel of the first cases, and they have what the others need."""
     pytest.importorskip("cuda.bindings")
@@ -82,6 +83,7 @@ def _cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["a row too many"])
 def test_a_planted_fault_is_found(fault: str) -> None:
     if Registry().status("rocm").state != "ok":

@@ -78,6 +78,7 @@ def dynamic(signed: bool) -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 @pytest.mark.parametrize("signed", [False, True])

@@ -118,6 +118,7 @@ def test_what_is_not_moved_shows_as_nan(rolled: ProgramSegment, rng: np.random.G
         assert any(np.isnan(a).any() for a in found.values()), left_out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_bound_calls_and_files(device: str, rng: np.random.Generator, tmp_path: Path) -> None:
     net = Net("GRU", 26, layers=2, states=True)  # 26 steps leave 2 over

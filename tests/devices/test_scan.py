@@ -41,6 +41,7 @@ def test_long_running_sums_are_right_and_not_quadratic(device: str, rng: np.rand
     assert points < 2 * 60 * sum(math.prod(shape) for shape, _ in SHAPES)  # a row of 1009 alone is 1009 times as many
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize("number", range(20))
 @pytest.mark.parametrize("device", DEVICES)

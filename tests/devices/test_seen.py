@@ -58,6 +58,7 @@ def test_what_grew_alike_by_chance_is_taken_apart() -> None:
     assert {n: str(e) for n, e in found.derived.items()} == {"total": "past + 1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["toy", "rocm", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_a_second_length_gets_a_range(device: str, rng: np.random.Generator) -> None:
     """Right at all lengths, and with few programs, of which the first is that of the first length alone."""

@@ -99,6 +99,7 @@ def check_same(found: Arrays, want: Arrays) -> None:
         np.testing.assert_allclose(found[name], want[name], 1e-4, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
@@ -147,6 +148,7 @@ def test_what_is_no_one_program_is_refused(name: str) -> None:
     assert refused.value.hint == "give a length, or one device"
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [("ipu_sim", "ipu_sim"), ("rocm", "ipu_sim")])
 def test_a_range_takes_few_programs(devices: tuple[str, str], rng: np.random.Generator, tmp_path: Path) -> None:
@@ -179,6 +181,7 @@ def test_what_was_not_used_for_longest_is_freed(rng: np.random.Generator, tmp_pa
     assert all(r.closed for r in some(made))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @needs_mpi
 @pytest.mark.parametrize("transport", ["mpi", "messages"])

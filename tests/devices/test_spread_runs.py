@@ -113,6 +113,7 @@ def test_who_waits_for_too_long_ends_all() -> None:
         main(Wanted("rocm", 2, 3, delay=3.0, timeout=0.05))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @needs_mpi
 @pytest.mark.parametrize("transport", PROCESSES)
@@ -122,6 +123,7 @@ def test_devices_of_several_processes(transport: str, rng: np.random.Generator) 
     check_right(launched(wanted := replace(wanted, transport=transport)), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @needs_mpi
 @pytest.mark.parametrize("transport", PROCESSES)

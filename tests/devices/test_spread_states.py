@@ -106,6 +106,7 @@ def runs_of(spread: Spread, device: str, depth: int) -> SpreadRuns:
     return SpreadRuns(spread, {d: registry.open(device, options=OPTIONS[device]) for d in range(count)}, joined)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(20))
 def test_states_of_networks_cut_at_random(number: int, rng: np.random.Generator) -> None:
@@ -164,6 +165,7 @@ def test_a_decoder_keeps_its_caches_where_they_are_read(device: str, rng: np.ran
     assert sum(c.nbytes for c in counters) < POSITIONS * len(spread.transfers) * 4 * POSITIONS * WIDTH
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_processes_keep_states(tmp_path: Path, rng: np.random.Generator) -> None:
     """The command: five runs behind one that is given caches."""

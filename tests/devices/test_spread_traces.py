@@ -72,6 +72,7 @@ def test_threads_have_one_clock(device: str, rng: np.random.Generator) -> None:
         check_trace(json.dumps(late), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @needs_mpi
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])

@@ -76,6 +76,7 @@ def casts(saturate: bool) -> tuple[list[onnx.NodeProto], dict[str, Array], dict[
     return nodes, inputs, outputs
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize("saturate", [True, False])
 @pytest.mark.parametrize("device", DEVICES)

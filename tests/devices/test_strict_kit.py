@@ -11,6 +11,7 @@ from rammer.testing.conformance import CHECKS
 from rammer.testing.subject import DISTURBED, disturbance
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_kit_finds(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:

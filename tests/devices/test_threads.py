@@ -94,6 +94,7 @@ MISTAKES: dict[str, tuple[Any, str, Any, str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_kit_finds(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, wrong, check, words = MISTAKES[mistake]
@@ -115,6 +116,7 @@ def test_a_thread_that_hangs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     job.exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim", "toy", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_many_runs(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert threads.main(["--device", device, "--runs", "240", "--seed", "5"]) == 0

@@ -83,6 +83,7 @@ def fed(rng: np.random.Generator) -> dict[str, Any]:
     return {"x": rng.standard_normal((1, CHANNELS, SIDE, SIDE)).astype(np.float32) * 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_codes_part_at_ties_and_nowhere_else(device: str, rng: np.random.Generator) -> None:
     proto, feeds = network(rng), fed(rng)
@@ -110,6 +111,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operators", ["qdq", "qlinear"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_no_tie(fault: str, operators: str, rng: np.random.Generator) -> None:

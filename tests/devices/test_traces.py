@@ -41,6 +41,7 @@ def ordered(program: RProgram, spans: Sequence[Span], slack: float) -> None:
         ended = max(s.end for s in mine)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: "-".join([d[0], *d[1].values()]))
 @pytest.mark.parametrize("model", ["branches", "recurrence"])

@@ -61,6 +61,7 @@ def changed(operator: ROperator, binding: Binding) -> Iterator[tuple[ROperator, 
     yield replace(operator, family="mine", config=(("n", 3),)), binding
 
 
+@pytest.mark.slow
 def test_emit_reads_what_the_page_says_and_no_more() -> None:
     wide = 0
     for operator, binding in some(operators()[::3]):

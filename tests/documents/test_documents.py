@@ -201,6 +201,7 @@ def _said(node: ast.AST) -> str:
     return "..."
 
 
+@pytest.mark.slow
 def test_messages_on_the_troubleshooting_page_are_the_programs() -> None:
     """Every message there is one that the sources can print, or its beginning."""
     known = {_said(n) for p in SOURCES for n in ast.walk(ast.parse(p.read_text())) if isinstance(n, ast.Constant | ast.JoinedStr)}

@@ -91,6 +91,7 @@ def command(*words: object) -> int:
     return 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["toy", "ipu_sim"])
 def test_commands_take_the_pages_operators(device: str, installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, other, compiled = installed / "m.onnx", installed / "r.onnx", installed / "m.rammer"

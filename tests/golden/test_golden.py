@@ -53,12 +53,14 @@ def changed(made: Sequence[Made]) -> list[Difference]:
 # --- what is frozen ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_kernels_have_the_frozen_texts() -> None:
     made = texts()
     assert len(made.records) > 80
     assert not (found := changed([made])), report(found)
 
 
+@pytest.mark.slow
 def test_small_models_have_the_frozen_rankings_and_programs() -> None:
     made = compiled(SAMPLE, 1)
     assert sum(len(m.records) for m in made) > 2 * len(SAMPLE)

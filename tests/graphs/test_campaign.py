@@ -11,6 +11,7 @@ from rammer.testing.graphs.judge import Setting
 
 
 # Other voices are asked once: what a graph means does not depend on the device.
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "graphs", "voices"), [("toy", 30, True), ("ipu_sim", 15, False), ("rocm", 8, False)])
 def test_random_graphs(device: str, graphs: int, voices: bool, pytestconfig: pytest.Config) -> None:
     if Registry().status(device).state != "ok":

@@ -63,6 +63,7 @@ def test_a_product_that_cancels_may_be_rounded_or_not(judge: Judge, monkeypatch:
         assert judge(case, TOY).kind == kind
 
 
+@pytest.mark.slow
 def test_a_planted_fault_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = host_memory.evaluate
 

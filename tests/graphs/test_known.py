@@ -88,6 +88,7 @@ def device(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_graphs_of_the_table(judge: Judge, device: str) -> None:
     # One model of all of them is one program to build; only where that fails each is asked for itself.
     for opset in sorted({c.opset for c in TABLE.values()}):

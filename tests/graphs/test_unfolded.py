@@ -37,6 +37,7 @@ def known(case: GraphCase, share: float, rng: np.random.Generator) -> GraphCase:
     return replace(case, inputs=others, constants={**case.constants, **fixed})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [12, pytest.param(300, marks=pytest.mark.large)])
 def test_graphs_of_constants_give_the_same_unfolded(
     count: int, seed: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch

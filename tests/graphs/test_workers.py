@@ -29,6 +29,7 @@ def _device_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
 
 
+@pytest.mark.slow
 def test_hanging_dying_and_wrong_graphs_are_all_counted(tmp_path: Path) -> None:
     plan = CampaignPlan(**{**vars(BAD), "end": 0.0})
     tally = campaign(plan, 2, Record(plan, tmp_path / "report.jsonl", tmp_path / "cases"), patience=4)
@@ -45,6 +46,7 @@ def test_hanging_dying_and_wrong_graphs_are_all_counted(tmp_path: Path) -> None:
     assert any("Neg" in text for text in small) and all(extra["whole"]["nodes"] for _, extra in some(kept))
 
 
+@pytest.mark.slow
 def test_a_campaign_ends_in_time_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.monotonic()
     campaign(CampaignPlan(**{**vars(BAD), "only": ("Abs",), "graphs": 1, "end": 0.0}), 1)

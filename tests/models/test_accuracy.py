@@ -18,6 +18,7 @@ def parameters() -> list[object]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize(("case", "device"), parameters())
 def test_model_agrees_with_onnxruntime(case: AccuracyCase, device: str, seed: int) -> None:

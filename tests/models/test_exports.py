@@ -58,6 +58,7 @@ def marked(path: Path) -> list[pytest.MarkDecorator]:
     return [pytest.mark.large] if by_both or path.stem == "convnext_permuted_dynamo" else []
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2, of="device")
 @pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=marked(p)) for p in FILES])
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
@@ -81,6 +82,7 @@ def test_an_export_agrees_with_onnxruntime(path: Path, device: str, rng: np.rand
     exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("path", [pytest.param(p, id=p.stem) for p in FILES if "dynamo" in p.name])
 def test_an_export_compiles_for_a_gpu(path: Path) -> None:
@@ -92,6 +94,7 @@ def test_an_export_compiles_for_a_gpu(path: Path) -> None:
     assert all(isinstance(s, ProgramSegment) for s in some(compiled.segments))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "attentions", "most"), [("bert_script", 2, 24), ("gpt2_dynamo", 2, 20), ("vit_dynamo", 2, 24)])
 def test_transformers_are_as_few_kernels_as_models_made_by_hand(name: str, attentions: int, most: int) -> None:
     """Each attention is one kernel, and biases, activations and residuals belong to the products before them."""

@@ -13,6 +13,7 @@ import pytest
 COUNT = 5
 
 
+@pytest.mark.slow
 def test_mutants(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     # A process of its own: what this one has mapped counts against the children's memory, and it may have threads.
     words = [

@@ -89,6 +89,7 @@ def test_runs_that_cannot_begin_are_no_findings(tmp_path: Path, monkeypatch: pyt
         work(5, line)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("count, seconds", [(4, 600), (100_000, 1)])
 def test_several_processes(tmp_path: Path, count: int, seconds: int) -> None:

@@ -72,6 +72,7 @@ def test_verdicts(name: str, verdict: str) -> None:
     assert bool(found.why) == (verdict == DECLINED) and bool(found.hosted) == (verdict in (HOSTED, RANDOM))
 
 
+@pytest.mark.slow
 def test_light_networks_have_the_output_beside_them() -> None:
     found = score(load("test_zfnet512"), "rocm", {})
     assert found.verdict == PASSED and not found.hosted
@@ -139,6 +140,7 @@ def test_differences(have: Any, want: Any) -> None:
     assert not differs(want, want, 1e-3, 1e-7)
 
 
+@pytest.mark.slow
 def test_scores_in_processes() -> None:
     told = list[tuple[int, int]]()
     found = scores("toy", "^test_(add|relu|nonzero_example)$", processes=1, told=lambda done, of: told.append((done, of)))
@@ -156,6 +158,7 @@ def test_groups_leave_out_names_and_numbers() -> None:
     assert tally(found)[DECLINED] == 2
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     file = tmp_path / "scores.json"
     said = CliRunner().invoke(

@@ -162,7 +162,7 @@ class _Members:
         if ranged is not None:
             _check_lengths(ranged, (*inputs, *outputs))
         wide = tuple(map(_text, head.get("float32", ())))
-        types_read = {checked("a node", name): _shown(op) for name, op in head.get("types", {}).items()}
+        types_read = {_text(name): _shown(op) for name, op in head.get("types", {}).items()}
         compiled = Compiled(graph, segments, ranged=ranged, float32=wide, read_types=types_read)
         if self.members:
             raise ValueError(f"member {shortened(next(iter(self.members)))!r} belongs to nothing")

@@ -144,6 +144,7 @@ def blocks(case: Case) -> list[ROperator]:
     return list({(o.config[0][1], o.config[1][1]): o for _, o in reversed(found)}.values())
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", SMALL)

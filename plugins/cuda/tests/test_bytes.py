@@ -234,6 +234,7 @@ def test_other_families_leave_bytes_alone() -> None:
         roles_of(product, narrow, "int8")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_no_two_threads_race() -> None:
     """Fills are ordinary stores beside asynchronous copies."""
@@ -308,6 +309,7 @@ def test_a_block_of_codes_is_two_products_with_channels_last() -> None:
     assert len(codes) == 4 and all(s.strides[1] == 1 and program.types[s.tensor].dtype == "uint8" for s in codes)
 
 
+@pytest.mark.slow
 def test_codes_are_stored_by_words() -> None:
     """Four columns at a time where they lie together at whole words, also residuals; else one after another."""
     for case, column, stored in (("image", 1, 4), ("linear", 1, 4), ("image", 1, 2), ("channels first", 3, 1), ("odd", 1, 1)):

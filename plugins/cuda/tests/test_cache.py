@@ -54,6 +54,7 @@ def compiled(model: onnx.ModelProto) -> tuple[RProgram, Binding]:
     return program, Binding(program.types, program.storage, frozenset(segment.constants))
 
 
+@pytest.mark.slow
 def test_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
@@ -86,6 +87,7 @@ def fit() -> tuple[RProgram, Binding, Fitted]:
     return program, binding, fitted(program, binding, TARGETS["sm_90a"])
 
 
+@pytest.mark.slow
 def test_forms_for_rows_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
     program, binding, made = fit()
@@ -98,6 +100,7 @@ def test_forms_for_rows_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert cached_plan.cached_fit(program, binding, other) == made and len(asked) == 2, "prices of another GPU"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["a wait", "an output", "a text", "a number"])
 def test_damaged_forms_are_made_again(damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
@@ -122,6 +125,7 @@ def test_damaged_forms_are_made_again(damage: str, monkeypatch: pytest.MonkeyPat
     assert cached_plan.cached_fit(program, binding, TARGETS["sm_90a"]) == made and len(asked) == 1
 
 
+@pytest.mark.slow
 def test_other_constants_are_another_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
@@ -148,6 +152,7 @@ def packed(kernels: Mapping[str, TaskKernel]) -> set[str]:
     return {name for name, kernel in kernels.items() if any(a.packing for a in kernel.arguments)}
 
 
+@pytest.mark.slow
 def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
@@ -187,6 +192,7 @@ def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch
     assert cached_plan.cached_words(program, binding) == plan
 
 
+@pytest.mark.slow
 def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Under a good checksum: kernels of other tensors, names that are none, sizes and counts without end."""
     monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)

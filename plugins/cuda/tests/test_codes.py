@@ -33,6 +33,7 @@ CASES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("text", CASES)

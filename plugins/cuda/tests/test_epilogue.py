@@ -90,6 +90,7 @@ def chosen(whole: bool) -> tuple[TaskKernel, ROperator, UntiledOperator]:
     raise AssertionError("no such kernel")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("whole, old, new", [(True, "+ held0[u]", "+ held0[0]"), (False, "high - 1)", "high - 2)")])
 def test_residuals_of_several_rows(whole: bool, old: str, new: str) -> None:

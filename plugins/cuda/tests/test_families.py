@@ -142,6 +142,7 @@ def _reference(tiled: ROperator, given: Mapping[str, np.ndarray]) -> np.ndarray:
     return values[tiled.anchor.name]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(CASES))
@@ -231,6 +232,7 @@ def test_a_nan_stays_in_its_row(case: str) -> None:
         assert not np.isnan(have).all()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(HALVES))
 def test_float16_is_rounded_once(case: str, rng: np.random.Generator) -> None:

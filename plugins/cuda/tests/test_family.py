@@ -67,6 +67,7 @@ def cases() -> Iterator[tuple[ROperator, Binding]]:
         yield operator, replace(binding, precision="bfloat16")
 
 
+@pytest.mark.slow
 def test_what_is_offered_is_what_is_predicted_and_may_be_loaded() -> None:
     """A choice is its family's, has configs that a file may have, and costs what the tiled operator is said to cost."""
     seen, gpu = set[str](), TARGETS["sm_90a"]

@@ -47,6 +47,7 @@ def operator_of(lines: tuple[str, ...]) -> tuple[ROperator, Binding]:
     return operator, Binding(types, {n: dense(n, f"b_{n}", types[n].shape) for n in (*operator.inputs, "y")})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not here")
 @pytest.mark.parametrize("name", list(OPERATORS))
 def test_results_read_in_place_are_rounded(name: str, rng: np.random.Generator) -> None:

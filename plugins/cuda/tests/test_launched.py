@@ -93,6 +93,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", PROGRAMS)
@@ -107,6 +108,7 @@ def test_launches_of_a_range_are_right(case: str, rng: np.random.Generator) -> N
         assert not point or LaunchedRun(search, point).problems(plan, again) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", PROGRAMS)

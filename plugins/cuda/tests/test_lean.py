@@ -52,6 +52,7 @@ def priced(backend: CudaBackend, operator: ROperator, binding: Binding) -> Itera
                 yield backend.kernel(choice.operator, binding)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["sm_90a", "sm_80", "sm_75"])
 @pytest.mark.parametrize("part", range(PARTS))
@@ -107,6 +108,7 @@ def test_the_fastest_and_the_leanest_are_found_in_one_search() -> None:
     assert len(asked) == len(set(asked)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("key", ["dien", "seq2seq", *(k for k in ZOO if k not in ("dien", "seq2seq"))])

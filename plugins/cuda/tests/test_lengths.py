@@ -50,6 +50,7 @@ def step_of(case: str, family: str, length: int, rng: np.random.Generator) -> tu
     raise AssertionError(f"no {family} in {case}")
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
@@ -70,6 +71,7 @@ def test_kernels_end_at_every_length_that_is_an_edge(case: str, rng: np.random.G
         assert [p for _, p in search.problems(point, 6) if p] == []
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", STOPPED)
 def test_every_family_that_reduces_stops(case: str, rng: np.random.Generator) -> None:
@@ -85,6 +87,7 @@ def test_every_family_that_reduces_stops(case: str, rng: np.random.Generator) ->
     assert seen >= STOPPED[case]
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
@@ -127,6 +130,7 @@ def test_tasks_that_do_not_end_are_found(rng: np.random.Generator) -> None:
     assert "did not end" in step.problem(kernel, tiled, 1, late)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_machine_code(case: str, rng: np.random.Generator) -> None:
@@ -146,6 +150,7 @@ def test_machine_code(case: str, rng: np.random.Generator) -> None:
     compile_all({k.entry: translation_unit([k]) for k in made}, "sm_90a")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_choices_are_priced_over_the_range(case: str, rng: np.random.Generator) -> None:
@@ -192,6 +197,7 @@ def test_axes_of_one_extent_end_apart() -> None:
     assert short.computes[0].shape == (2, 64, 90), "one tile of 64 rows, two of 56 columns"
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_tiles_of_a_range_want_constants_alike(rng: np.random.Generator) -> None:
     """Kernels of one family, whatever their tiles: one arrangement of each constant, which has every weight."""
@@ -209,6 +215,7 @@ def test_tiles_of_a_range_want_constants_alike(rng: np.random.Generator) -> None
     assert any(len(keys) == 1 for keys in wanted.values())
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", ["gemm", "gemm_tf32x3", "gemm_wgmma3"])

@@ -122,6 +122,7 @@ def small_rows() -> tuple[list[ROperator], Binding]:
     return list(kinds.values()), binding
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(25))
 def test_tasks_of_a_row_share_a_blocks_memory_without_a_race(number: int) -> None:
@@ -192,6 +193,7 @@ def test_static_shared_memory_moves_into_the_block() -> None:
     assert moved.most >= 33 and "static_assert(sizeof(Held)" in moved.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["resnext29_branches:small", pytest.param("nasnet_cifar", marks=pytest.mark.large)])
 def test_rows_call_kernels_of_their_families(key: str) -> None:
     """No operator is left to the core's emitter where a block can call a kernel of its family, and all blocks fit on the SMs."""
@@ -296,6 +298,7 @@ def opened_beside(rows: Fake, monkeypatch: pytest.MonkeyPatch) -> Any:
     return select.open_executor(segment.program, segment.constants, backend.gpu, 0)
 
 
+@pytest.mark.slow
 def test_auto_keeps_the_graph_where_a_wait_of_the_rows_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     from rammer_cuda import select
 

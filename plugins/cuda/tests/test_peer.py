@@ -180,11 +180,13 @@ def on_host(
 GOOD = "wrong 0 failed 0 kind 0 name 0 wanted 0 seen 0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", (1, 3))
 def test_payloads_arrive_before_their_flags_and_slots_are_free_when_written(depth: int, tmp_path: Path, seed: int) -> None:
     assert on_host(tmp_path, seed=seed, depth=depth) == GOOD
 
 
+@pytest.mark.slow
 def test_blocks_and_gpus_are_ordered(tmp_path: Path, seed: int) -> None:
     """By what ThreadSanitizer knows of flags, credits and arrivals."""
     assert on_host(tmp_path, seed=seed, depth=2, sanitize="thread") == GOOD
@@ -206,6 +208,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_faults_are_found(name: str, tmp_path: Path) -> None:

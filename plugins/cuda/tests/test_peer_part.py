@@ -170,6 +170,7 @@ def looped(layers: int, given: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "depth"), [(2, 1), (2, 3), (3, 2)])
 def test_states_stay_on_gpus(devices: int, depth: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     layers = 5

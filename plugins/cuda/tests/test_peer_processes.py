@@ -37,6 +37,7 @@ def launched(count: int, folder: Path, **asked: object) -> subprocess.CompletedP
 TRANSPORTS = ["cuda-peer", "nvshmem"]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @needs_mpi
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -64,6 +65,7 @@ def test_a_process_that_ends_ends_all(fault: str, transport: str, tmp_path: Path
     assert fault == "kill" or "device 0 waited 3 s for device 1" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_memory_that_cannot_be_mapped_is_told_of(tmp_path: Path) -> None:
     done = launched(2, tmp_path, fault="map", timeout=30.0)

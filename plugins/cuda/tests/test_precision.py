@@ -73,6 +73,7 @@ def test_machine_code(case: str, precision: str, target: str) -> None:
         assert 16 <= resources.registers <= 255
 
 
+@pytest.mark.slow
 def test_tf32_is_never_offered_unasked() -> None:
     backend = open_backend(OpenOptions(target="sm_90a"))
     assert isinstance(backend, CudaBackend)

@@ -127,6 +127,7 @@ def test_other_maps_are_declined(old: str, new: str, why: str) -> None:
         roles_of(changed, replace(binding, types=types), prologue=True)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("case", ["pointwise", "three by three", "first layer"])
@@ -142,6 +143,7 @@ def test_machine_code(case: str, target: str) -> None:
         assert resources.spills == 0, tiled.head()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
 def test_what_is_changed_is_what_was_copied(case: str) -> None:
@@ -167,6 +169,7 @@ def ffma_on_host(kernel: TaskKernel) -> str:
     return text.replace("extern __shared__ __align__(16) float shared[];", shared)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", sorted(PROLOGUES))

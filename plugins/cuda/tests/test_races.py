@@ -55,6 +55,7 @@ def wide(precision: str, case: str) -> tuple[list[ROperator], Binding]:
 
 
 # Copies that arrive late, or products that do, in turns: `make test-all` takes them the other way round as well.
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("late_copies", [(False, True), pytest.param((True, False), marks=pytest.mark.large)])
 @pytest.mark.parametrize(
@@ -103,6 +104,7 @@ def overlap(tiled: ROperator, binding: Binding) -> bool:
     return any(t % s for t, s in zip(tiled.tile, strips_of(matvec_of(tiled, binding)).sizes, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", sorted({**VECTORS, **ROWS}))
 def test_families_that_reduce_across_threads(case: str, rng: np.random.Generator) -> None:
@@ -125,6 +127,7 @@ def test_attention(case: str, rng: np.random.Generator) -> None:
     assert race_of_warps(ATTENTION.kernel(option, binding), binding) == "", option.head()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["row", "strided", "three by three"])
 def test_products_of_threads(case: str, rng: np.random.Generator) -> None:

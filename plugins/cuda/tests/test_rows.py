@@ -138,6 +138,7 @@ def access(
     return own, np.concatenate(block)
 
 
+@pytest.mark.slow
 def test_sectors_are_those_that_threads_touch(seed: int) -> None:
     """The price's closed form beside every address of every thread, of random candidates of random operators."""
     random, errors = Random(seed), list[float]()
@@ -156,6 +157,7 @@ def test_sectors_are_those_that_threads_touch(seed: int) -> None:
     assert np.median(errors) < 0.2 and np.quantile(errors, 0.9) < 0.8
 
 
+@pytest.mark.slow
 def test_tiles_of_rows_that_are_neighbours_are_whole_sectors(seed: int) -> None:
     """Wherever a tile cuts an axis along which rows are neighbours, it does so between sectors, unless it has fewer rows."""
     random, seen = Random(seed), 0
@@ -172,6 +174,7 @@ def test_tiles_of_rows_that_are_neighbours_are_whole_sectors(seed: int) -> None:
             break
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_rows_side_by_side_agree_with_float64_on_the_host(seed: int) -> None:
     random, tried, backend = Random(seed), 0, target()
@@ -198,6 +201,7 @@ def agrees_on_the_host(tiled: ROperator, binding: Binding, seed: int) -> None:
         assert np.linalg.norm(have[name] - want) <= 3e-6 * np.linalg.norm(want) + 1e-30, f"{name} of {tiled.head()}"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_rows_kept_beside_what_they_are_reduced_to_agree_with_float64_on_the_host(seed: int) -> None:
     """Results of several shapes in one kernel, whichever of them has the task grid."""

@@ -78,6 +78,7 @@ PLANTS: dict[str, tuple[Kind, Callable[[str], str], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("fault", PLANTS)
 def test_planted_faults_are_found(fault: str) -> None:
@@ -90,6 +91,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     assert says in problem
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "kind", [GEMM, HALF, BFLOAT, FIXED, BYTE, PADDED, CELL, PART], ids=lambda k: k[0].split()[0] + " " + k[1]

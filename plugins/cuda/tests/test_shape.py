@@ -70,6 +70,7 @@ def test_a_short_operator_is_few_tasks_beside_a_long_one() -> None:
     assert Wavefront()(made, DEVICE).predicted < Wavefront()(graph, DEVICE).predicted
 
 
+@pytest.mark.slow
 def test_stages_of_rows_placed_anew_are_searched_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = open_backend(OpenOptions(target="sm_90a"))
     compiler = Compiler(backend, CompileOptions(policy="ios{r=1,s=2}"), KernelStore(None))
@@ -81,6 +82,7 @@ def test_stages_of_rows_placed_anew_are_searched_for_seconds(monkeypatch: pytest
     assert all((policy.r, policy.s, policy.seconds) == (1, 2, SEARCH) for policy in some(asked))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 def test_kernels_chosen_for_rows_round_operands_as_the_program_does(precision: str, seed: int) -> None:
     """Which executor is the fastest is measured, so results may not depend on it beyond the order of sums."""

@@ -118,6 +118,7 @@ def reference(tiled: ROperator, values: dict[str, Array], precision: str) -> Arr
 TOLERANCE = {"float32": 5e-7, "tf32": 5e-7, "float16": 3.5e-4}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 # Late products with the first kernel and late copies with the second; `make test-all` takes them the other way round as well.

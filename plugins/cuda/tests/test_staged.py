@@ -104,6 +104,7 @@ def test_several_on_one_sm_wait_side_by_side(cells: int) -> None:
     assert one <= together < 1.5 * one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [64, pytest.param(96, id="a width of no power of two")])
 def test_a_recurrence_takes_a_start_for_each_of_its_steps(width: int) -> None:
     """Its steps wait for each other, whatever kernels they get."""

@@ -56,6 +56,7 @@ def test_a_second_halo_is_for_channels_that_are_copied_meanwhile(channels: int, 
     assert two - one == 4 * 32 * (300 + 16)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 def test_kernels_of_patches_on_host_threads(precision: str, rng: np.random.Generator) -> None:

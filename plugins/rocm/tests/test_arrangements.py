@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
+import pytest
 from families import CASES as OTHERS
 from products import CASES as PRODUCTS
 
@@ -41,6 +42,7 @@ def packings(backend: OpenClKernels, operator: ROperator, binding: Binding) -> d
     return found
 
 
+@pytest.mark.slow
 def test_constants_that_are_arranged_alike_have_one_key(rng: np.random.Generator) -> None:
     """And one key is one arrangement, whichever tile wants it."""
     backend, shared, keys = OpenClKernels(CPU), 0, 0

@@ -74,6 +74,7 @@ EDGES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", EDGES)
 def test_register_tiles_are_right(backend: Any, text: str, seed: int) -> None:

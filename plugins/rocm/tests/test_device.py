@@ -230,6 +230,7 @@ def test_softmax_is_one_operator(backend: Backend, rng: np.random.Generator) -> 
     check(rng, backend, chain([operator("A", lines, (2, 33), layer="veu")], {"x": (7, 33)}, {}), {})
 
 
+@pytest.mark.slow
 def test_random_tiles_of_panels(backend: Backend, rng: np.random.Generator) -> None:
     """Any tile that the family accepts gives the right answer, clipped tiles and odd register tiles included."""
     for _ in range(4):

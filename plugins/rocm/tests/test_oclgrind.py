@@ -16,6 +16,7 @@ except DeviceUnavailable:
 pytestmark = pytest.mark.skipif(not LIBRARY.name, reason="oclgrind is not installed (apt-get install oclgrind)")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("tool", oclgrind.TOOLS)
 def test_planted_faults_are_found(tool: str) -> None:
@@ -29,6 +30,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("tool", "case"), [(t, c) for t, cases in CASES.items() for c in cases])
 def test_a_case_is_clean(tool: str, case: str) -> None:

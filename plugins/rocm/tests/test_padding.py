@@ -81,6 +81,7 @@ def test_the_taps_left_are_those_that_read_the_image(rng: np.random.Generator) -
     assert min(seen.values()) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", [*DILATED, *DEEP])
 def test_candidates_that_leave_taps_out_or_go_in_chunks_compute_the_same(text: str, backend: Any, seed: int) -> None:
@@ -102,6 +103,7 @@ def test_candidates_that_leave_taps_out_or_go_in_chunks_compute_the_same(text: s
         assert not (found := check(backend, tiled, trial)), f"{tiled.tile} {dict(tiled.config)}: {found}"
 
 
+@pytest.mark.slow
 def test_any_number_of_steps_a_chunk_computes_the_same(backend: Any, seed: int) -> None:
     subject = subject_of("conv n=1 c=7 m=9 h=9 w=14 k=3 s=1 d=1 p=1 g=1 off=0 +bias", backend)
     trial = trial_of(subject, seed)
@@ -122,6 +124,7 @@ def test_chunks_of_what_cannot_be_cut_are_refused(text: str, why: str, window: i
         next(f for f in backend.usable if f.name == "panel").kernel(tiled, subject.binding)
 
 
+@pytest.mark.slow
 def test_deeplabs_deepest_convolution_multiplies_no_padding(backend: Any) -> None:
     """3 x 3 with dilation 12 over 2048 channels of 33 x 33: 6.6 times ONNX Runtime's time when all was multiplied."""
     subject = subject_of("conv n=1 c=2048 m=256 h=33 w=33 k=3 s=1 d=12 p=12 g=1 off=0 +bias +relu", backend)

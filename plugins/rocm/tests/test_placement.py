@@ -86,6 +86,7 @@ def drawn(seed: int) -> Iterator[tuple[Executable, dict[str, np.ndarray]]]:
             exe.close()
 
 
+@pytest.mark.slow
 def test_random_models_on_arrays_where_they_are(seed: int) -> None:
     placed = copied = 0
     cases = drawn(seed)

@@ -150,6 +150,7 @@ def counted_widths(tiled: ROperator, binding: Binding) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 def test_loops_are_counted_as_the_kernel_has_them(seed: int) -> None:
     """Random operators and tiles: the vectors that are counted are those of the text, of nearly all. Not of all: what a task
     keeps is counted with the strides of the whole tensor."""

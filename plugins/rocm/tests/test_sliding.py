@@ -106,6 +106,7 @@ def drawn(random: Random) -> str:
     return f"{kind} {sizes} off={random.randint(0, 3)} {tags}"
 
 
+@pytest.mark.slow
 def test_images_of_random_shapes_are_right(backend: Any, seed: int) -> None:
     """``--seed`` repeats it."""
     random, tried = Random(seed), 0
@@ -156,6 +157,7 @@ def test_channels_that_lie_together_are_vectors(backend: Any, text: str, results
     assert next(iter(backend.candidates(one.operator, one.binding))).family == "channels"
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", LAST_EDGES)
 def test_channels_last_are_right_whatever_the_task(backend: Any, text: str, seed: int) -> None:

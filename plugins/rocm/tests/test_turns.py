@@ -45,6 +45,7 @@ def inputs_of(rng: np.random.Generator, steps: int, lens: bool) -> dict[str, np.
     return {**found, "lens": rng.integers(1, steps + 1, BATCH).astype(np.int32)} if lens else found
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("executor", ["single", "waves"])
 @pytest.mark.parametrize(("kind", "both", "lens"), [("LSTM", False, True), ("GRU", True, False), ("RNN", True, True)])
@@ -77,6 +78,7 @@ def turn_of(kind: str, both: bool) -> RProgram:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_steps_that_are_not_left_copy(kind: str) -> None:
     """Each step of a turn is one kernel, which rests; those of a fixed number of steps compute always."""

@@ -70,6 +70,7 @@ def tiled(form: WinogradForm, random: Random) -> WinogradForm:
     return form.tiled(sizes, random.randint(1, 14), random.randint(1, 3))
 
 
+@pytest.mark.slow
 def test_convolutions_of_random_shapes_are_right_whatever_the_task(backend: Any, seed: int) -> None:
     """To a bound on each element's error, infinities and NaN at their places among them. ``--seed`` repeats it."""
     random, tried = Random(seed), 0

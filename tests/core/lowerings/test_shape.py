@@ -129,6 +129,7 @@ def reshapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return _factors(draw, size), _factors(draw, size)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(reshapes())
 def test_reshape_indices_are_right(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:

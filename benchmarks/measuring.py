@@ -82,8 +82,8 @@ class Way:
 
 @dataclass(frozen=True)
 class Measured:
-    """One program: its size, seconds by prediction and of a run, seconds of compiling, the relative L2 distance to the reference.
-    With a ``failure`` all numbers are 0."""
+    """One program: its size, seconds by prediction and of a run, seconds of compiling, the relative L2 distance to the reference,
+    a hash of its text. With a ``failure`` all numbers are 0."""
 
     way: Way
     operators: int = 0
@@ -98,6 +98,7 @@ class Measured:
     compiling: float = 0.0
     error: float = 0.0
     policy: str = ""
+    program: str = ""
     failure: str = ""
 
 
@@ -235,6 +236,7 @@ def figures(program: Opened, reference: Mapping[str, Array] | None) -> Measured:
         compiling=program.compiling,
         error=relative_error(have, reference) if reference is not None else 0.0,
         policy=", ".join(dict.fromkeys(p.policy for p in program.programs)),
+        program=hashlib.sha256("\n".join(map(str, program.programs)).encode()).hexdigest(),
     )
 
 

@@ -61,6 +61,7 @@ _MARKED: Final = {"out": "--markdown {stem}.md"}
 _TABLES: Final = (
     Table("policies", "every policy on Rammer's six models", "tables.scheduling:policies", _RAMMER, aside=True),
     Table("rammer-ablation", "Rammer's three bars on every executor", "tables.scheduling:ablation", _RAMMER, aside=True),
+    Table("tuning", "tuned and untuned programs of the same models", "tables.scheduling:tuning", "*"),
     Table("ios-five-bars", "Sequential, Greedy, Merge, Parallel and Both", "tables.scheduling:five_bars", _IOS, aside=True),
     Table("ios-pruning", "search and result of IOS over r and s", "tables.scheduling:pruning", _IOS, aside=True),
     Table(

@@ -35,6 +35,8 @@ FIVE: Final = (
 )
 #: Where a device has several executors: their names, by device.
 EXECUTORS: Final = {"cuda": ("graph", "wavewise", "persistent", "mixed"), "rocm": ("waves", "single")}
+#: How many times as long as an untuned program a tuned one may take before it counts as slower.
+SLOWER: Final = 1.03
 #: (r, s) of IOS's table of pruning.
 PRUNING: Final = ((1, 1), (1, 3), (1, 8), (2, 3), (2, 8), (3, 3), (3, 8))
 #: What a search has proved, as the table of pruning says it.
@@ -100,6 +102,22 @@ def ablation(settings: Settings) -> Result:
         for ways in bars:
             rows += lines(model.entry.key, measured(model.path, model.feeds, ways, settings, model.reference))
     return Result(f"What scheduling is worth: Rammer's three bars, {settings.device}", HEADERS, rows)
+
+
+def tuning(settings: Settings) -> Result:
+    """Every model with predicted kernels and with measured ones, of which none may be slower."""
+    level = settings.tune if settings.tune != "off" else "quick"
+    plain, tuned = Way("untuned", {"tune": "off"}), Way(f"tuned ({level})", {"tune": level})
+    rows = list[list[str]]()
+    for model in each(settings):
+        found = measured(model.path, model.feeds, [plain, tuned], settings, model.reference)
+        first, second = found
+        verdict = "slower" if second.seconds > SLOWER * first.seconds else "no slower"
+        verdict = "the same program" if first.program == second.program else verdict
+        verdict = "-" if first.failure or second.failure else verdict
+        rows += [[*row, said] for row, said in zip(lines(model.entry.key, found), ("", verdict), strict=True)]
+    notes = [f"`first/this`: how much longer the untuned program takes. *Slower*: by over {SLOWER - 1:.0%}."]
+    return Result(f"Tuned and untuned programs, {settings.device}", (*HEADERS, "tuned is"), rows, notes)
 
 
 def five_bars(settings: Settings) -> Result:

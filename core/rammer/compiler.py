@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Final
 
@@ -17,7 +18,7 @@ from rammer.compiled.cases import proved, with_cases
 from rammer.compiled.debug import DECISIONS, PROGRAMS, STEPS, debug
 from rammer.compiled.opened import OpenSteps, check_one, in_common, open_layers, open_programs, ports_of
 from rammer.compiled.options import DEFAULT, CompileOptions, Progress, quiet
-from rammer.compiled.proposals import OPEN_LENGTHS, Chooser, legal, proposed
+from rammer.compiled.proposals import OPEN_LENGTHS, Chooser, legal, proposed, tuned_or_not
 from rammer.compiled.repeated import TurnSteps, hosted
 from rammer.compiled.segments import Compiled, ProgramSegment, Segment
 from rammer.compiled.uses import Uses
@@ -162,7 +163,8 @@ class Compiler:
         computes, first = over.graph, graphs[0]
         lengths = tuple(Value(t, computes.types[t], computes.aliases[t]) for t in ranged.lengths.values())
         graph = replace(first, inputs=(*(replace(v, type=computes.types[v.name]) for v in first.inputs), *lengths))
-        segment = self.program(computes, ports_of(graph.inputs), ports_of(graph.outputs), ended, over)
+        ports = ports_of(graph.inputs), ports_of(graph.outputs)
+        segment = self._faster(lambda compiler: compiler.program(computes, *ports, ended, over))
         return Compiled(graph, (replace(segment, program=interleaved(segment.program)),), ranged=ranged)
 
     def static_graphs(
@@ -218,6 +220,29 @@ class Compiler:
         return hosted(graph, node, why, steps if repeats(self.backend) else None, self.custom)
 
     def _segment(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
+        return self._faster(lambda compiler: compiler._lowered(graph, kept))
+
+    def _faster(self, make: Callable[[Compiler], ProgramSegment]) -> ProgramSegment:
+        """The program that ``make`` gives for this compiler; where kernels are measured, the faster one of those with and
+        without."""
+        made = make(self)
+        if not MEASURED[self.options.tune] or self.unmeasured:
+            return made
+        with self.step("policies"):
+            try:
+                plain = make(self._untuned)
+            except DeviceFailure:  # what is predicted to be best does not fit; what was measured ran
+                return made
+            made = tuned_or_not(made, plain, self.backend, self.store)
+        debug(DECISIONS, lambda: f"policy {made.choice or made.program.policy}")
+        return made
+
+    @cached_property
+    def _untuned(self) -> Compiler:
+        """A compiler of the same options that measures no kernels."""
+        return replace(self, options=replace(self.options, tune="off"), progress=quiet, seconds={}, memory=Memory())
+
+    def _lowered(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
         with self.step("lower"):
             found = appended(lower(graph, self.lowerings), kept)
         return self.program(found.graph, ports_of(graph.inputs), ports_of(graph.outputs), None, found)

@@ -302,7 +302,7 @@ def test_interrupted_tuning_leaves_the_store_whole(tmp_path: Path, own_cache: Pa
     exe = rammer.compile(path, device="toy", tune="quick")
     exe.specialise({})  # finishes what was begun, from the two kernels that are there
     assert exe.compiler.tuner.store.hits == 2
-    assert KernelStore.default().count() == 3
+    assert KernelStore.default().count() == 5  # and the times of the programs with and without measured kernels
 
 
 def test_an_interrupted_write_leaves_no_partial_file(

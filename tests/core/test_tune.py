@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import onnx
 import pytest
 
 from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
-from rammer.device.manifest import Backend, Binding, OpenOptions
+from rammer.device.manifest import Array, Backend, Binding, OpenOptions
 from rammer.errors import DeviceFailure
+from rammer.frontend.reader import read_model
 from rammer.ir.operator import Resources, RKernel, ROperator
-from rammer.ir.program import Port
+from rammer.ir.program import Port, RProgram
 from rammer.profile.store import KernelStore, TunedKernel, key_of
 from rammer.profile.tune import MEASURED, Tuner
 from rammer.testing.selftest import tiny_graph
@@ -188,3 +191,57 @@ def test_a_file_that_is_no_database_is_ignored_with_one_warning(path: Path, caps
     store.put(key_of("a"), [kernel])
     assert store.get(key_of("a")) == (kernel,)
     assert capsys.readouterr().err.count("is ignored") == 1
+
+
+class Crowded(Predicted):
+    """Alone, kernels are the faster the slower they are predicted to be; a program other than ``plain`` takes ``together``
+    seconds, and that one a second."""
+
+    def __init__(self, backend: ToyBackend, together: float, plain: str) -> None:
+        super().__init__(backend)
+        self.together, self.plain, self.runs = together, plain, 0
+
+    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
+        seconds = 1e-12 / kernel.alone
+        return seconds, seconds
+
+    def program_time(self, program: RProgram, constants: Mapping[str, Array], repeats: int = 5) -> float:
+        self.runs += 1
+        return 1.0 if str(program) == self.plain else self.together
+
+
+def compiled(together: float, path: Path, level: str = "quick", plain: str = "") -> tuple[ProgramSegment, int]:
+    """The program of a small model on a device where tuned kernels take ``together`` seconds side by side, and how many
+    programs were run for it."""
+    backend = Simulated()
+    backend.profiler = profiler = Crowded(backend, together, plain)
+    text = '<ir_version: 9, opset_import: ["" : 18]> g (float[64, 48] x) => (float[64, 48] y) { a = Exp(x) y = Softmax(a) }'
+    model = read_model(onnx.parser.parse_model(text))
+    store = KernelStore(path)
+    made = Compiler(backend, CompileOptions("sequential", level), store).compile_model(model, {})
+    store.close()
+    (segment,) = made.segments
+    assert isinstance(segment, ProgramSegment)
+    return segment, profiler.runs
+
+
+@pytest.fixture
+def plain(path: Path) -> str:
+    """The program without measured kernels."""
+    segment, runs = compiled(1.0, path, "off")
+    assert runs == 0 and not segment.choice
+    return str(segment.program)
+
+
+def test_kernels_that_are_slow_together_are_not_kept(path: Path, plain: str) -> None:
+    segment, runs = compiled(1.1, path, plain=plain)
+    assert str(segment.program) == plain and runs == 2
+    assert segment.choice == "sequential; predicted kernels, by measurement: measured kernels 1100 ms, predicted kernels 1000 ms"
+    segment, runs = compiled(1.1, path, plain=plain)
+    assert str(segment.program) == plain and runs == 0 and "by measurement before" in segment.choice
+
+
+def test_kernels_that_are_fast_together_are_kept(path: Path, plain: str) -> None:
+    segment, runs = compiled(0.9, path, plain=plain)
+    assert str(segment.program) != plain and runs == 2
+    assert segment.choice.startswith("sequential; measured kernels, by measurement: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Backend
@@ -15,10 +16,14 @@ from rammer.profile.choose import KeptTimes, clocked, fastest_program
 from rammer.profile.store import KernelStore
 from rammer.schedule.policy import Choosing, OperatorGraph, Policy, Schedule
 
-__all__ = ["OPEN_LENGTHS", "Chooser", "legal", "proposed"]
+__all__ = ["OPEN_LENGTHS", "Chooser", "legal", "proposed", "tuned_or_not"]
 
 #: Why a program with lengths that runs tell is chosen by prediction: no one of them is what it will be run at.
 OPEN_LENGTHS = "each run has its own lengths"
+
+
+#: What a program with measured kernels and the one with predicted kernels are called where one of them is chosen.
+KERNELS: Final = ("measured kernels", "predicted kernels")
 
 
 def proposed(policy: Policy, graph: OperatorGraph, device: VDevice) -> Sequence[tuple[Policy, Schedule]]:
@@ -69,3 +74,18 @@ class Chooser:
         programs, values = [o.program for o in options], {n: v for o in options for n, v in o.constants.items()}
         program, why = fastest_program(programs, clocked(self.backend, values), KeptTimes(self.backend, self.store))
         return replace(next(o for o in options if o.program is program), choice=why)
+
+
+def tuned_or_not(tuned: ProgramSegment, plain: ProgramSegment, backend: Backend, store: KernelStore) -> ProgramSegment:
+    """Return the faster of the program with measured kernels and the one with predicted kernels, by whole runs on the device.
+
+    Kernels are measured alone: side by side in a program they share caches and bandwidth, so that a program of the fastest ones
+    may be the slower one. The store keeps the times.
+    """
+    programs = [tuned.program, plain.program]
+    if str(tuned.program) == str(plain.program):
+        return tuned
+    opened = clocked(backend, {**plain.constants, **tuned.constants})
+    program, why = fastest_program(programs, opened, KeptTimes(backend, store), KERNELS)
+    chosen = tuned if program is tuned.program else plain
+    return replace(chosen, choice=f"{chosen.choice or chosen.program.policy}; {why}")

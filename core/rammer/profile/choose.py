@@ -63,26 +63,30 @@ class KeptTimes:
         return [key_of(whole, str(i)) for i in range(len(texts))]
 
 
-def fastest_program(programs: Sequence[RProgram], opened: Opener, kept: KeptTimes | None = None) -> tuple[RProgram, str]:
-    """The fastest program and a line that says why. One that does not run is left out, with a warning; the first one is taken
-    where the device is not here, or none of them runs."""
+def fastest_program(
+    programs: Sequence[RProgram], opened: Opener, kept: KeptTimes | None = None, names: Sequence[str] = ()
+) -> tuple[RProgram, str]:
+    """The fastest program and a line that says why, in which programs have ``names`` (those of their policies where there are
+    none). One that does not run is left out, with a warning; the first one is taken where the device is not here, or none of
+    them runs."""
+    names, what = names or [p.policy for p in programs], "" if names else "policy "
     known = kept.get(programs) if kept is not None else None
     race = Race(opened)
     try:
         seconds = race.run(programs) if known is None else known
     except DeviceUnavailable as problem:
-        return programs[0], f"{programs[0].policy}, by prediction: {problem.what}"
+        return programs[0], f"{names[0]}, by prediction: {problem.what}"
     for place, lost in race.lost.items():
-        warn(f"policy {programs[place].policy} is left out: {lost.what}")
+        warn(f"{what}{names[place]} is left out: {lost.what}")
     if not seconds:
-        return programs[0], f"{programs[0].policy}, by prediction: no program ran ({race.lost[0].what})"
+        return programs[0], f"{names[0]}, by prediction: no program ran ({race.lost[0].what})"
     if kept is not None and known is None and not race.lost:
         kept.put(programs, seconds)
     best = next(i for i, s in sorted(seconds.items()) if s <= SAME * min(seconds.values()))
-    said = [f"{programs[i].policy} {s * 1e3:.4g} ms" for i, s in sorted(seconds.items())]
-    said += [f"{programs[i].policy} left out ({lost.what})" for i, lost in race.lost.items()]
+    said = [f"{names[i]} {s * 1e3:.4g} ms" for i, s in sorted(seconds.items())]
+    said += [f"{names[i]} left out ({lost.what})" for i, lost in race.lost.items()]
     how = "by measurement" if known is None else "by measurement before"
-    return programs[best], f"{programs[best].policy}, {how}: {', '.join(said)}"
+    return programs[best], f"{names[best]}, {how}: {', '.join(said)}"
 
 
 @dataclass

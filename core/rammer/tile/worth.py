@@ -22,6 +22,8 @@ from rammer.tile.slicing import CutGraph
 FOLLOWED: Final = 12
 #: Computes between those of a region that are compiled with it, at most.
 MOST_BETWEEN: Final = 512
+#: Computes of a graph that is priced as a whole with and without its batches, at most: a region leaves out the reductions after it.
+WHOLE: Final = 64
 #: How often batches are taken apart because of copies, before none of them is left.
 ATTEMPTS: Final = 8
 JOINED: Final[Way] = "joined"
@@ -159,7 +161,8 @@ class Deciding:
             if way is not None:
                 chosen |= {n: way for n in region if n in ways}
         final = self._without_copies(chosen).graph
-        if self.pricing.measured and not self.always and final is not self.graph:
+        small = len(self.graph.computes) <= WHOLE
+        if (self.pricing.measured or small) and not self.always and final is not self.graph:
             apart, together = map(self.pricing.seconds, (self.graph, final))
             if not together <= apart:  # what products ran beside is no part of their region
                 final = self.graph

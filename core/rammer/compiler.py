@@ -61,12 +61,12 @@ from rammer.tile.conditions import inline_conditions
 from rammer.tile.connect import PriceTerms, Rate, connect, peak, whole
 from rammer.tile.decodings import inline_decodings
 from rammer.tile.evaluator import Evaluator
-from rammer.tile.graph import TileGraph
+from rammer.tile.graph import BatchTrial, CutTrial, TileGraph
 from rammer.tile.scan import scan_in_blocks
 from rammer.tile.split import split_deep
 from rammer.tile.steps import slice_steps
 from rammer.tile.stitch import stitch
-from rammer.tile.worth import BatchTrial, CutTrial, PricedBy, batch_where_it_pays
+from rammer.tile.worth import PricedBy, batch_where_it_pays
 
 #: No output that lies over an input.
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})

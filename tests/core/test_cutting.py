@@ -22,8 +22,9 @@ from rammer.plan.storage import assign_storage
 from rammer.testing.some import some
 from rammer.tile import cutting
 from rammer.tile.cutting import cut_products
+from rammer.tile.graph import CutTrial
 from rammer.tile.slicing import CutState
-from rammer.tile.worth import CutTrial, batch_where_it_pays
+from rammer.tile.worth import batch_where_it_pays
 
 #: Random models of a run of the tests; faults are looked for in as many.
 COUNT, PLANTED = 8, 60

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from rammer.ir.expr import Expr, Load, Op, Ref
 from rammer.ir.joined import side_by_side
 from rammer.ir.names import Names, identifier
 from rammer.ir.types import TensorType
+from rammer.tile.graph import Way
 from rammer.tile.siblings import (
     Merged,
     Sibling,
@@ -40,8 +41,6 @@ from rammer.tile.siblings import (
 )
 from rammer.tile.windows import Padding, widened, windowed
 
-#: How products of one tensor lie: stacked where their shapes are equal, or joined along the weights' columns.
-Way: TypeAlias = Literal["stacked", "joined"]
 #: How products (by name) may be batched; those that are not here stay apart.
 Ways: TypeAlias = "Mapping[str, Way]"
 #: Most products that become one.

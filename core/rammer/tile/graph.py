@@ -2,13 +2,55 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
 
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Connection, ROperator
-from rammer.tile.worth import BatchTrial, CutTrial
+
+#: How products of one tensor lie: stacked where their shapes are equal, or joined along the weights' columns.
+Way: TypeAlias = Literal["stacked", "joined"]
+#: Of what products take as the model has them, what they must take in pieces at most: prices are not more exact than that.
+CLEARLY: Final = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTrial:
+    """Products that were tried as one: what both forms come to (seconds), and how they lie, None where they stay apart."""
+
+    subject: str
+    way: Way | None
+    apart: float
+    together: float
+    why: str
+
+    def __str__(self) -> str:
+        verdict = "batched" if self.way else "apart"
+        figures = f"{self.together * 1e6:.3g} us together, {self.apart * 1e6:.3g} us apart"
+        known = f"{figures}  ({self.why})" if math.isfinite(self.apart) else f"({self.why})"
+        return f"{verdict:<8}{self.subject}  {known}"
+
+
+@dataclass(frozen=True, slots=True)
+class CutTrial:
+    """Products that were tried in pieces: what they come to (seconds) as the model has them, and apart or batched anew."""
+
+    subject: str
+    whole: float
+    apart: float
+
+    @property
+    def kept(self) -> bool:
+        """Whether they are cut."""
+        return self.apart < self.whole * CLEARLY
+
+    def __str__(self) -> str:
+        why = "in blocks of columns, or by what is summed" if self.kept else "in pieces they are no faster"
+        figures = f"{self.apart * 1e6:.3g} us in pieces, {self.whole * 1e6:.3g} us whole"
+        return f"{'cut' if self.kept else 'whole':<8}{self.subject}  {figures}  ({why})"
 
 
 @dataclass(frozen=True, slots=True)

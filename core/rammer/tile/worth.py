@@ -13,8 +13,9 @@ from functools import cache, cached_property
 from typing import Final, Protocol, TypeAlias
 
 from rammer.ir.compute import Compute, ComputeGraph
-from rammer.tile.batching import Batched, Joins, Way, batched
+from rammer.tile.batching import Batched, Joins, batched
 from rammer.tile.cutting import cut_products
+from rammer.tile.graph import BatchTrial, CutTrial, Way
 from rammer.tile.siblings import looked_through, rearranges
 from rammer.tile.slicing import CutGraph
 
@@ -22,14 +23,12 @@ from rammer.tile.slicing import CutGraph
 FOLLOWED: Final = 12
 #: Computes between those of a region that are compiled with it, at most.
 MOST_BETWEEN: Final = 512
-#: Computes of a graph that is priced as a whole with and without its batches, at most: a region leaves out the reductions after it.
+#: Computes of a graph that is priced as a whole with and without its batches, at most: a region leaves out later reductions.
 WHOLE: Final = 64
 #: How often batches are taken apart because of copies, before none of them is left.
 ATTEMPTS: Final = 8
 JOINED: Final[Way] = "joined"
 STACKED: Final[Way] = "stacked"
-#: Of what products take as the model has them, what they must take in pieces at most: prices are not more exact than that.
-CLEARLY: Final = 0.99
 #: Members that a line of the log names.
 SHOWN: Final = 6
 
@@ -60,42 +59,6 @@ class PricedBy:
     copies: Callable[[ComputeGraph], Sequence[Compute]]
     seconds: Callable[[ComputeGraph], float]
     measured: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BatchTrial:
-    """Products that were tried as one: what both forms come to (seconds), and how they lie, None where they stay apart."""
-
-    subject: str
-    way: Way | None
-    apart: float
-    together: float
-    why: str
-
-    def __str__(self) -> str:
-        verdict = "batched" if self.way else "apart"
-        figures = f"{self.together * 1e6:.3g} us together, {self.apart * 1e6:.3g} us apart"
-        known = f"{figures}  ({self.why})" if math.isfinite(self.apart) else f"({self.why})"
-        return f"{verdict:<8}{self.subject}  {known}"
-
-
-@dataclass(frozen=True, slots=True)
-class CutTrial:
-    """Products that were tried in pieces: what they come to (seconds) as the model has them, and apart or batched anew."""
-
-    subject: str
-    whole: float
-    apart: float
-
-    @property
-    def kept(self) -> bool:
-        """Whether they are cut."""
-        return self.apart < self.whole * CLEARLY
-
-    def __str__(self) -> str:
-        why = "in blocks of columns, or by what is summed" if self.kept else "in pieces they are no faster"
-        figures = f"{self.apart * 1e6:.3g} us in pieces, {self.whole * 1e6:.3g} us whole"
-        return f"{'cut' if self.kept else 'whole':<8}{self.subject}  {figures}  ({why})"
 
 
 def batch_where_it_pays(

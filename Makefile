@@ -12,9 +12,12 @@ DEMO_PLUGINS := $(PLUGINS) -e 'plugins/cuda[$(or $(CUDA),cu12)]'
 else
 DEMO_PLUGINS := $(PLUGINS)
 endif
-LOCKS := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml core/rammer/plugin-template/pyproject.toml)
+# The test kit and the peers of the bench command.
+TOOLS := -e tests/kit -e benchmarks
+LOCKS := pyproject.toml constraints.txt tests/kit/pyproject.toml benchmarks/pyproject.toml \
+    $(wildcard plugins/*/pyproject.toml core/rammer/plugin-template/pyproject.toml)
 
-.PHONY: demo test tests test-slow test-all corpus search search-at drawn drawn-at check docs linkcheck clean
+.PHONY: demo test tests test-slow test-all corpus search search-at drawn drawn-at check docs linkcheck dist clean
 
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
@@ -46,7 +49,7 @@ corpus: .venv/test
 # inputs, cuts over devices, random graphs, damaged files, every kernel of sampled operators. Ends at the first failure; what a
 # search finds is in $(FOUND).
 FOUND := build/search
-SEARCH := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m rammer.testing
+SEARCH := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m rammer_testing
 GRAPHS = $(SEARCH).graphs --processes 2 --policy '*' --layout '*' --seed $(SEED) --keep $(FOUND)
 MUTANTS = $(SEARCH).mutants --processes 2 --seed $(SEED) --keep $(FOUND)/mutants
 FAMILIES = $(SEARCH).families --processes 2 --seed $(SEED)
@@ -101,20 +104,27 @@ linkcheck: .venv/docs
 	$(PYTHON) -m venv .venv
 
 .venv/demo: .venv/bin/python $(LOCKS)
-	@echo "Installing into .venv: rammer-core, $(DEMO_PLUGINS), onnxruntime"
+	@echo "Installing into .venv: rammer-core, $(TOOLS), $(DEMO_PLUGINS)"
 	@echo "Downloads about 340 MB of wheels from PyPI: 275 MB are an OpenCL runtime for CPUs. An NVIDIA GPU adds about 170 MB."
-	$(PIP) -e . $(DEMO_PLUGINS) onnxruntime
+	$(PIP) -e . $(TOOLS) $(DEMO_PLUGINS)
 	@touch $@
 
 .venv/test: .venv/bin/python $(LOCKS)
-	@echo "Installing into .venv: rammer-core, $(PLUGINS), plugins/cuda and the test tools"
+	@echo "Installing into .venv: rammer-core, $(TOOLS), $(PLUGINS), plugins/cuda and the test tools"
 	@echo "Downloads about 470 MB of wheels from PyPI: an OpenCL runtime for CPUs and NVIDIA's run-time compiler among them"
-	$(PIP) -e '.[test]' $(PLUGINS) -e 'plugins/cuda[compile]' -e core/rammer/plugin-template
+	$(PIP) -e '.[test]' $(TOOLS) $(PLUGINS) -e 'plugins/cuda[compile]' -e core/rammer/plugin-template
 	@touch $@
 
 .venv/docs: .venv/bin/python $(LOCKS)
 	$(PIP) -e '.[docs]'
 	@touch $@
+
+# An sdist of every distribution, and the wheel that is built from it.
+dist: .venv/test
+	rm -rf dist
+	for folder in . tests/kit benchmarks plugins/cuda plugins/rocm plugins/ipu_sim; do \
+	    $(BIN)/python -m build --no-isolation --outdir dist $$folder || exit 1; \
+	done
 
 clean:
 	rm -rf .venv build dist docs/_build

@@ -17,12 +17,13 @@ import onnx
 import rammer
 from rammer.device.loader import DeviceStatus
 from rammer.frontend.reader import read_model
-from rammer.peers.bench import Effort, Runner, bench_onnxruntime, percentiles, sample
-from rammer.peers.oracle import onnxruntime_session, run_onnxruntime
+from rammer.reference.outputs import run_onnxruntime
+from rammer.report.bench import Effort, Runner, bench_peer, percentiles, sample
 from rammer.report.compare import HEADERS, differences, rows
 from rammer.report.table import duration, plain
 from rammer.runtime.inputs import random_array
-from rammer.testing.models import ModelUnavailable, fetch, strip_final_softmax
+from rammer_bench.peers import onnxruntime
+from rammer_testing.models import ModelUnavailable, fetch, strip_final_softmax
 
 MODEL = "ppocr_cls"
 SHAPE = (1, 3, 48, 192)
@@ -85,7 +86,7 @@ def main() -> int:
         lines, agree = run_on(device, model, want, inputs)
         table += lines
         good &= agree
-    peer = bench_onnxruntime(Runner(MODEL, "onnxruntime", ""), lambda: onnxruntime_session(loaded), inputs, Effort(3, RUNS, 0.0))
+    peer = bench_peer(Runner(MODEL, "onnxruntime", ""), onnxruntime(loaded, inputs), Effort(3, RUNS, 0.0))
     table.append(["ONNX Runtime on the CPU", duration(peer.compile), duration(peer.median), *[""] * 6])
     print(plain(table, ["device", "compile", "latency", "on host", *HEADERS]))
     print(f"latency: wall time, NumPy in and out, median of {RUNS} runs; simulated times are the simulator's cycles")

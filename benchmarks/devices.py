@@ -15,8 +15,8 @@ from pathlib import Path
 import onnx
 
 import rammer
-from rammer.testing.models import LIGHT_MODELS, fetch, light_model
-from rammer.testing.weights import reseed
+from rammer_testing.models import LIGHT_MODELS, fetch, light_model
+from rammer_testing.weights import reseed
 
 #: Light models get random weights (their own are constant); the others are trained.
 MODELS = ("squeezenet", "shufflenet", "inception_v1", "resnet50", "ppocr_cls", "nudenet_320n", "silero_vad_16k")

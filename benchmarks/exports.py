@@ -26,10 +26,10 @@ from zoo import SEED, ZOO
 
 from rammer.errors import BadInput, Mismatch
 from rammer.frontend.reader import read_model
-from rammer.peers.bench import Effort
-from rammer.peers.graph import Array
-from rammer.peers.oracle import expected_outputs
+from rammer.reference.outputs import expected_outputs
+from rammer.report.bench import Effort
 from rammer.report.table import markdown
+from rammer_bench.graph import Array
 
 #: The zoo's model of the same layers, by the export's name without its exporter.
 TWINS = {"lstm_tc": "lstm_tc", "bert_base": "bert_base"}

@@ -10,8 +10,8 @@ from typing import Final
 
 from rammer import __version__
 from rammer.errors import DeviceUnavailable
-from rammer.peers.to_torch import load_torch
 from rammer.report.environment import environment
+from rammer_bench.to_torch import load_torch
 
 HERE: Final = Path(__file__).resolve().parent
 

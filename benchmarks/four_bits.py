@@ -30,7 +30,7 @@ from facts import environment_of, section
 
 import rammer
 from rammer.report.table import markdown
-from rammer.testing.decoder import Decoder
+from rammer_testing.decoder import Decoder
 
 #: Rows, depth, columns, block, whether there are zero points, and the type of the rows.
 PRODUCTS = [

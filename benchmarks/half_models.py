@@ -26,8 +26,8 @@ from facts import environment_of, section
 
 import rammer
 from rammer.errors import DeviceUnavailable, Mismatch
-from rammer.peers.graph import Array
 from rammer.report.table import markdown
+from rammer_bench.graph import Array
 
 MODELS = ("vit_b_16", "resnet50")
 SIZE, CLASSES = 224, 1000

@@ -38,11 +38,11 @@ from zoo import SEED, ZOO, find
 
 from rammer.cli.options import parse_options
 from rammer.errors import BadInput, RammerError
-from rammer.peers.graph import Array
-from rammer.peers.prepare import relative_error
 from rammer.schedule.registry import parse_policy
-from rammer.testing.crew import HANG, UNFINISHED, Crew, Line, Member, Work, leave
-from rammer.testing.weights import runner
+from rammer_bench.graph import Array
+from rammer_bench.prepare import relative_error
+from rammer_testing.crew import HANG, UNFINISHED, Crew, Line, Member, Work, leave
+from rammer_testing.weights import runner
 
 #: Largest relative L2 distance to the reference.
 RIGHT: Final = 1e-4

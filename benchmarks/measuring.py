@@ -23,16 +23,16 @@ from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure, RammerError
 from rammer.ir.pieces import pieces
 from rammer.ir.program import RProgram
-from rammer.peers.bench import Effort, bound_call, sample
-from rammer.peers.graph import Array
-from rammer.peers.prepare import relative_error
 from rammer.profile.folder import cache_folder
+from rammer.report.bench import Effort, bound_call, sample
 from rammer.runtime.executable import Executable
 from rammer.runtime.session import open_executable
 from rammer.runtime.specialised import Specialised
 from rammer.schedule.policy import Policy
-from rammer.testing.weights import runner
 from rammer.tile.siblings import rearranges
+from rammer_bench.graph import Array
+from rammer_bench.prepare import delay, relative_error
+from rammer_testing.weights import runner
 
 #: Turns of each program, and what a turn is: short ones, many, since what else a machine does lasts for some tenths of a second.
 ROUNDS: Final = 25
@@ -163,7 +163,7 @@ class Opened:
 
     def turn(self) -> None:
         """Some timed runs."""
-        self.seconds += sample(bound_call(self.bound), ONCE if self.simulated else TURN)[1]
+        self.seconds += sample(bound_call(self.bound, [delay]), ONCE if self.simulated else TURN)[1]
 
     def close(self) -> None:
         """Free the device's memory."""

@@ -2,7 +2,7 @@
 
 python benchmarks/oclgrind.py --seconds 300 --seed 1
 
-First each planted fault must be found. Then random operators with random candidates (``rammer.testing.families``) and small
+First each planted fault must be found. Then random operators with random candidates (``rammer_testing.families``) and small
 models with random tiles, most of them partial, in every precision and layout; values are compared with float64. The tools
 exclude each other: ``races`` (also of equal values, bounds, barriers and the API's rules) and ``values`` (what is read was
 written; only models). Every buffer of a program is an allocation

@@ -1,6 +1,6 @@
 """Random cases on rocm's GPU path: what ``oclgrind.py`` runs.
 
-A case is a line. It is an operator with a candidate, as ``rammer.testing.families`` draws and prints them, or a whole model
+A case is a line. It is an operator with a candidate, as ``rammer_testing.families`` draws and prints them, or a whole model
 with random tiles: its name behind ``kit:``, precision and layout, and the seed of its weights, inputs and tiles.
 """
 
@@ -22,13 +22,13 @@ from rammer.ir.operator import ROperator
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
 from rammer.runtime.source import open_source
-from rammer.testing.cases import NetCase, Sampler, pick_of, picked
-from rammer.testing.conformance import Subject, reference, relative_error
-from rammer.testing.coverage import features
-from rammer.testing.search import Search
-from rammer.testing.single import check, subjects, trial_of
-from rammer.testing.small_models import MODELS, SmallModel
 from rammer.tile.search import candidates
+from rammer_testing.cases import NetCase, Sampler, pick_of, picked
+from rammer_testing.conformance import Subject, reference, relative_error
+from rammer_testing.coverage import features
+from rammer_testing.search import Search
+from rammer_testing.single import check, subjects, trial_of
+from rammer_testing.small_models import MODELS, SmallModel
 
 from rammer_rocm.backend import OpenClBackend
 

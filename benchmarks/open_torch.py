@@ -1,6 +1,6 @@
 """The open models of the zoo as torch modules whose lengths stay open, for ``torch.compile(dynamic=True)``.
 
-``rammer.peers.to_torch`` writes straight-line code for fixed shapes; this module goes through the nodes in every call, with
+``rammer_bench.to_torch`` writes straight-line code for fixed shapes; this module goes through the nodes in every call, with
 sizes as torch has them, so that a tracer sees them as symbols. Nodes are those that peers take: fused by hand as far as torch
 has them.
 """
@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 
 from rammer.errors import BadInput
-from rammer.peers.graph import PeerNode, peer_graph
-from rammer.peers.to_torch import load_torch
+from rammer_bench.graph import PeerNode, peer_graph
+from rammer_bench.to_torch import load_torch
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Emit: TypeAlias = "Callable[[Any, PeerNode, list[Any]], Any]"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
-from rammer.testing.net import Net
+from rammer_testing.net import Net
 
 T = TypeVar("T")
 #: Products, and elements of all tensors, of the largest case.

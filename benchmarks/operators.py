@@ -34,11 +34,11 @@ from operator_space import KINDS, SHARES, Case, drawn
 
 import rammer
 from rammer.errors import DeviceUnavailable, RammerError
-from rammer.peers.bench import bound_call
-from rammer.peers.graph import Array
-from rammer.peers.prepare import relative_error
+from rammer.report.bench import bound_call
 from rammer.report.table import markdown, plain
-from rammer.testing.net import Net
+from rammer_bench.graph import Array
+from rammer_bench.prepare import delay, relative_error
+from rammer_testing.net import Net
 
 #: Seconds of a burst, and bursts of each.
 BURST, BURSTS = 0.02, 7
@@ -121,7 +121,7 @@ def alternated(calls: list[Callable[[], float]], cpu: bool = False) -> list[floa
 def our_call(exe: Any, special: Any, inputs: dict[str, Array], whole: bool) -> Callable[[], float]:
     """A timed run: of bound arrays, or of the programs alone."""
     if whole or special.compiled.host_nodes:
-        return bound_call(exe.bind(inputs))
+        return bound_call(exe.bind(inputs), [delay])
     programs = list(special.loaded.values())
 
     def call() -> float:

@@ -31,16 +31,17 @@ from zoo import SEED, ZOO, find
 import rammer
 from rammer.compiled.options import PRECISIONS
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
-from rammer.peers.bench import Effort, bound_call, sample
-from rammer.peers.graph import Array
-from rammer.peers.prepare import (
+from rammer.report.bench import Effort, bound_call, sample
+from rammer.report.peers import Prepared
+from rammer.report.table import plain
+from rammer_bench.graph import Array
+from rammer_bench.prepare import (
     PEERS,
-    Prepared,
+    delay,
     float64_outputs,
     open_peer,
     relative_error,
 )
-from rammer.report.table import plain
 
 #: What a run measures by default; torch-compile-nhwc compiles everything once more.
 GPU_RUNNERS = (OURS, "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "onnxruntime", "jax")
@@ -66,7 +67,7 @@ def open_rammer(
         bound.run()
         return bound.to_host()
 
-    return Prepared(bound_call(bound), outputs, seconds, bound.clock, exe.close), special.kernels
+    return Prepared(bound_call(bound, [delay]), outputs, seconds, bound.clock, exe.close), special.kernels
 
 
 def measured(prepared: Prepared, reference: Mapping[str, Array], effort: Effort) -> dict[str, Any]:

@@ -35,8 +35,8 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 from rammer.profile.probe import probe_program, random_inputs
 from rammer.profile.store import KernelStore
-from rammer.testing.cases import NetCase
-from rammer.testing.nets import model_of
+from rammer_testing.cases import NetCase
+from rammer_testing.nets import model_of
 
 from rammer_rocm.kernels.generic import generic_choices
 from rammer_rocm.kernels.plain import PlainTasks, plain

@@ -24,7 +24,7 @@ from result import Result, said, write
 from rammer.ir.verify import verify
 from rammer.report.table import markdown
 from rammer.schedule.registry import parse_policy
-from rammer.testing.programs import TaskNet, branching_net, device, recurrent_net
+from rammer_testing.programs import TaskNet, branching_net, device, recurrent_net
 
 HEADERS: Final = (
     "program",

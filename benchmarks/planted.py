@@ -3,7 +3,7 @@
 python benchmarks/planted.py --device cuda --seconds 30 --processes 5 --side 3
 
 Each fault changes what the plugin writes (texts of kernels, or what a generator believes), and the search
-(``rammer.testing.families``) runs with it until its first failure. One line a fault: the candidate and the second at which it was
+(``rammer_testing.families``) runs with it until its first failure. One line a fault: the candidate and the second at which it was
 found. Exits with 1 if one was not.
 """
 
@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from plants import PLANTS
 
-from rammer.testing.crew import Begin, Member, Work
-from rammer.testing.families import Drawn, begin
-from rammer.testing.workers import HuntOutcome, failed, hunt
+from rammer_testing.crew import Begin, Member, Work
+from rammer_testing.families import Drawn, begin
+from rammer_testing.workers import HuntOutcome, failed, hunt
 
 #: Elements or products of one case: small cases find these faults sooner. Candidates of a family.
 SIZE, EACH = 300_000, 3

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import rammer
-from rammer.peers.graph import Array
+from rammer_bench.graph import Array
 
 Asked = TypeVar("Asked")
 

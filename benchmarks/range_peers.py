@@ -13,10 +13,10 @@ import onnx
 from open_torch import feeds_of, open_module
 
 from rammer.errors import DeviceUnavailable
-from rammer.peers.graph import Array
-from rammer.peers.prepare import event_seconds, set_torch_precision
-from rammer.peers.to_torch import load_torch
 from rammer.runtime.executable import Executable
+from rammer_bench.graph import Array
+from rammer_bench.prepare import event_seconds, set_torch_precision
+from rammer_bench.to_torch import load_torch
 
 #: Least seconds of a burst.
 BURST: Final = 0.02

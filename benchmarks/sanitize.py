@@ -39,8 +39,8 @@ from zoo.entry import Entry
 import rammer
 from rammer.errors import DeviceUnavailable, Mismatch
 from rammer.report.table import markdown
-from rammer.testing.cases import Sampler
-from rammer.testing.search import Search, again, partial_tiles
+from rammer_testing.cases import Sampler
+from rammer_testing.search import Search, again, partial_tiles
 
 #: Seconds that a block of a checked persistent kernel waits before it reports a hang: a checked kernel is far slower.
 WAIT = 300
@@ -123,7 +123,7 @@ def entry_of(key: str) -> Entry:
 
 
 def run_families(seed: int, path: Path) -> None:
-    """Kernels of every family and precision with partial tiles, each as a program of one operator (``rammer.testing.families``);
+    """Kernels of every family and precision with partial tiles, each as a program of one operator (``rammer_testing.families``);
     wrong results count, too."""
     search = Search("cuda", {"executor": "graph"}, 2)
     sampler = Sampler(Random(seed), LARGEST, tuple(search.backend.vdevice.precisions))

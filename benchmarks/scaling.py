@@ -34,7 +34,7 @@ from rammer.place.spreading import compile_spread
 from rammer.plan.join import joined_constants
 from rammer.profile.store import KernelStore
 from rammer.report.table import markdown
-from rammer.testing.spreads import whole_inputs
+from rammer_testing.spreads import whole_inputs
 
 from rammer_ipu_sim.executor import LoadedProgram
 from rammer_ipu_sim.links import links

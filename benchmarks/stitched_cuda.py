@@ -39,12 +39,12 @@ from rammer.errors import BadInput, DeviceFailure, RammerError
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import read_model
 from rammer.ir.program import RProgram
-from rammer.peers.graph import Array
 from rammer.profile.probe import random_inputs
 from rammer.profile.store import KernelStore
 from rammer.report.table import duration, markdown
-from rammer.testing.cases import NetCase
-from rammer.testing.nets import model_of
+from rammer_bench.graph import Array
+from rammer_testing.cases import NetCase
+from rammer_testing.nets import model_of
 
 #: The device, as programs are loaded: as graphs of launches, since of small graphs nothing else is chosen.
 DEVICE, OPTIONS = "cuda", {"executor": "graph"}

@@ -30,10 +30,10 @@ from rammer.frontend.reader import read_model
 from rammer.ir.program import RProgram
 from rammer.profile.probe import probe_program, random_inputs
 from rammer.profile.store import KernelStore
-from rammer.testing.cases import NetCase
-from rammer.testing.nets import KINDS, model_of
-from rammer.testing.single import UntiledOperator, subjects
 from rammer.tile.search import ranked_tiles
+from rammer_testing.cases import NetCase
+from rammer_testing.nets import KINDS, model_of
+from rammer_testing.single import UntiledOperator, subjects
 
 #: Extents that are drawn, products of them that are worth timing, runs of a measurement and how often it is taken.
 EXTENTS, WORK, RUNS, ROUNDS = (3, 8, 17, 64, 100, 256, 768, 1000), (50_000, 2_000_000), 15, 4

@@ -29,11 +29,11 @@ from zoo import SEED
 
 from rammer.device.manifest import Tracer
 from rammer.errors import DeviceUnavailable, MissingDependency, RammerError
-from rammer.peers.graph import Array
-from rammer.peers.prepare import capture, event_seconds, gpu_name, set_torch_precision, torch_module
-from rammer.peers.to_torch import load_torch
 from rammer.report.measured import Summary, measured_trace, summarise
 from rammer.report.table import duration, markdown
+from rammer_bench.graph import Array
+from rammer_bench.prepare import capture, event_seconds, gpu_name, set_torch_precision, torch_module
+from rammer_bench.to_torch import load_torch
 
 #: Replays under the profiler (the typical one counts) and timed without it.
 PROFILED, TIMED = 15, 50

@@ -1,4 +1,4 @@
-"""The four wheels and the example plugin's in a fresh environment outside the checkout: the core alone, then plugins.
+"""The wheels of all distributions in a fresh environment outside the checkout: first the core alone, then everything else.
 
 No network: the wheels are built here, and the other packages of this environment are linked into the new one.
 """
@@ -20,52 +20,47 @@ import onnx
 import pytest
 
 from rammer.frontend.reader import read_model
-from rammer.peers.oracle import run_onnxruntime
-from rammer.testing.conformance import CHECKS
-from rammer.testing.small_models import MODELS
+from rammer.reference.outputs import run_onnxruntime
+from rammer_testing.conformance import CHECKS
+from rammer_testing.small_models import MODELS
 
 ROOT = Path(__file__).parents[1]
 PLUGINS = {"cuda": "rammer_cuda", "rocm": "rammer_rocm", "ipu_sim": "rammer_ipu_sim"}
+#: Distribution -> its folder.
+FOLDERS = {
+    "rammer_core": ROOT,
+    **{package: ROOT / "plugins" / name for name, package in PLUGINS.items()},
+    "rammer_testing": ROOT / "tests" / "kit",
+    "rammer_bench": ROOT / "benchmarks",
+    "rammer_toy": ROOT / "core" / "rammer" / "plugin-template",
+}
 
 
-def run(*words: object, cwd: Path, code: int = 0) -> str:
-    """Standard output of a command run without this session's import paths."""
+def run(*words: object, cwd: Path, code: int = 0, errors: bool = False) -> str:
+    """Return the standard output, or ``errors``, of a command run without this session's import paths."""
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RAMMER_DISABLE", "VIRTUAL_ENV")}
     env["RAMMER_CACHE"] = str(cwd / "cache")
     done = subprocess.run([str(w) for w in words], cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
-    return done.stdout
+    return done.stderr if errors else done.stdout
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheels by distribution, built from copies: building leaves files behind."""
+    """The wheels by distribution, each from its sdist as by ``make dist``, built from copies: building leaves files behind."""
     folder = tmp_path_factory.mktemp("build")
     ignore = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", ".*")
-    (folder / "core").mkdir()
+    (folder / "rammer_core").mkdir()
     for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, folder / "core")
-    shutil.copytree(ROOT / "core", folder / "core" / "core", ignore=ignore)
-    for name in PLUGINS:
-        shutil.copytree(ROOT / "plugins" / name, folder / name, ignore=ignore)
-    shutil.copytree(ROOT / "core" / "rammer" / "plugin-template", folder / "toy", ignore=ignore)
-    places = [folder / name for name in ("core", *PLUGINS, "toy")]
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "-w",
-        folder / "wheels",
-        *places,
-        cwd=folder,
-    )
-    return {path.name.split("-")[0]: path for path in (folder / "wheels").glob("*.whl")}
+        shutil.copy(ROOT / name, folder / "rammer_core")
+    shutil.copytree(ROOT / "core", folder / "rammer_core" / "core", ignore=ignore)
+    for name in FOLDERS.keys() - {"rammer_core"}:
+        shutil.copytree(FOLDERS[name], folder / name, ignore=ignore)
+    for name in FOLDERS:
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", folder / name, cwd=folder)
+    assert {path.name.split("-")[0] for path in (folder / "dist").glob("*.tar.gz")} == FOLDERS.keys()
+    return {path.name.split("-")[0]: path for path in (folder / "dist").glob("*.whl")}
 
 
 @pytest.fixture(scope="module")
@@ -105,15 +100,16 @@ def install(home: Path, *what: Path | str) -> None:
 
 @pytest.mark.slow
 def test_the_wheels_ship_types_device_code_and_nothing_else(wheels: dict[str, Path]) -> None:
-    assert sorted(wheels) == ["rammer_core", "rammer_cuda", "rammer_ipu_sim", "rammer_rocm", "rammer_toy"]
+    assert wheels.keys() == FOLDERS.keys()
     for name, path in wheels.items():
         package = "rammer" if name == "rammer_core" else name
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
         assert name == "rammer_toy" or f"{package}/py.typed" in names
-        own = ROOT / "plugins" / name.removeprefix("rammer_")
-        assert {str(p.relative_to(own)) for p in own.rglob("*.cuh")} <= {*names}, "device code is data of its package"
+        own = FOLDERS[name]
+        if name in PLUGINS.values():
+            assert {str(p.relative_to(own)) for p in own.rglob("*.cuh")} <= {*names}, "device code is data of its package"
         assert {n.split("/")[0] for n in names if ".dist-info/" not in n} == {package}
         if name != "rammer_core":
             assert "Requires-Dist: rammer-core<0.2,>=0.1" in metadata
@@ -144,6 +140,14 @@ def test_a_fresh_environment(wheels: dict[str, Path], home: Path, rng: np.random
         text = run(command, "run", path, "--device", name, "--inputs", "in.npz", "--expected", "want.npz", cwd=home)
         assert f"device    {name}:0" in text
 
+    # What is beside the core is named where it is missing, and found once it is there.
+    missing = run(command, "plugins", "test", "ipu_sim", cwd=home, code=2, errors=True)
+    assert "hint: pip install rammer-testing" in missing
+    install(home, wheels["rammer_testing"], wheels["rammer_bench"])
+    assert "1 passed" in run(command, "plugins", "test", "ipu_sim", "--check", "manifest", cwd=home)
+    peer = ("--peer", "onnxruntime", "--iterations", "1", "--duration", "0")
+    assert "onnxruntime" in run(command, "bench", path, "--device", "ipu_sim", *peer, cwd=home)
+
     install(home, wheels["rammer_toy"])
     rows = {r["device"]: r for r in json.loads(run(command, "devices", "--json", cwd=home))}
     assert rows["toy:0"]["self_test"].startswith("ok")
@@ -159,7 +163,7 @@ def test_a_fresh_environment(wheels: dict[str, Path], home: Path, rng: np.random
 @pytest.mark.parametrize("checks", [6, pytest.param(len(CHECKS), marks=pytest.mark.large)])
 def test_a_new_plugin(wheels: dict[str, Path], home: Path, checks: int, rng: np.random.Generator) -> None:
     """What the installed core writes installs as it is and passes its tests: so many checks of the conformance kit."""
-    install(home, wheels["rammer_core"])
+    install(home, wheels["rammer_core"], wheels["rammer_testing"])
     python = home / "env" / "bin" / "python"
     run(home / "env" / "bin" / "rammer", "plugins", "new", "my_chip", cwd=home)
     folder = home / "rammer-my-chip"

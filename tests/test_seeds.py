@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from reading import Search
 
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 pytest_plugins = "pytester"
 ROOT = Path(__file__).parents[1]
-FILES = sorted((*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")))
+#: Tests and what they share, without the test kit.
+FILES = sorted({*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")} - {*ROOT.glob("tests/kit/**/*.py")})
 #: Callables that draw their own seed when they are given none, and modules whose functions share one generator.
 MAKERS = {"default_rng", "Random", "SeedSequence", "RandomState"}
 SHARED = re.compile(r"(np|numpy)\.random\.(?!default_rng|Generator|SeedSequence)\w+|random\.(?!Random\b)\w+")
@@ -82,7 +83,7 @@ def test_a_test_draws_the_same_under_one_seed_and_other_numbers_under_another(
 
     def run(*words: str) -> str:
         done = pytester.runpytest_subprocess(
-            "-p", "rammer.testing.seeds", "-p", "xdist.plugin", "-p", "no:cacheprovider", "-v", "-rA", *words
+            "-p", "rammer_testing.seeds", "-p", "xdist.plugin", "-p", "no:cacheprovider", "-v", "-rA", *words
         )
         done.assert_outcomes(passed=2, failed=2)
         return done.stdout.str()
@@ -107,13 +108,13 @@ def test_a_seed_of_the_project_is_everybodys(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(seed):\n    assert not print('drew', seed)")
 
     def run(*words: str) -> list[tuple[str, str]]:
-        done = pytester.runpytest_inprocess("-p", "rammer.testing.seeds", "-p", "no:cacheprovider", "-rA", *words)
+        done = pytester.runpytest_inprocess("-p", "rammer_testing.seeds", "-p", "no:cacheprovider", "-rA", *words)
         return re.findall(r"^drew (\d+)$|^seed (\d+)$", done.stdout.str(), re.MULTILINE)
 
     ours = run()
     assert ours[-1] == ("", "7") and ours == run("--seed", "7")
     assert run("--seed", "fresh")[0] != ours[0] != run("--seed", "8")[0]
-    refused = pytester.runpytest_inprocess("-p", "rammer.testing.seeds", "--seed", "often")
+    refused = pytester.runpytest_inprocess("-p", "rammer_testing.seeds", "--seed", "often")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR and "neither a number nor 'fresh'" in refused.stderr.str()
 
 
@@ -146,7 +147,7 @@ def test_tests_that_draw_are_chosen_by_the_seed(pytester: pytest.Pytester) -> No
     )
 
     def ran(*words: str) -> list[str]:
-        done = pytester.inline_run("-p", "rammer.testing.seeds", "-p", "no:cacheprovider", "-m", "not large", *words)
+        done = pytester.inline_run("-p", "rammer_testing.seeds", "-p", "no:cacheprovider", "-m", "not large", *words)
         return sorted(r.nodeid.split("::")[1] for r in done.listoutcomes()[0])
 
     every = ran("--seed", "1", "--drawn", "99")
@@ -176,7 +177,7 @@ def test_a_sample_is_drawn_by_the_seed(pytester: pytest.Pytester) -> None:
     )
 
     def ran(*words: str) -> list[str]:
-        done = pytester.inline_run("-p", "rammer.testing.seeds", "-p", "no:cacheprovider", *words)
+        done = pytester.inline_run("-p", "rammer_testing.seeds", "-p", "no:cacheprovider", *words)
         passed, others, failed = done.listoutcomes()
         assert not others and not failed
         return sorted(r.nodeid.split("::")[1] for r in passed)
@@ -212,7 +213,7 @@ def test_examples_of_hypothesis_are_the_seeds_and_may_be_slow(pytester: pytest.P
     )
 
     def drawn(*words: str) -> str:
-        done = pytester.runpytest_subprocess("-p", "rammer.testing.seeds", "-p", "no:cacheprovider", "-rA", *words)
+        done = pytester.runpytest_subprocess("-p", "rammer_testing.seeds", "-p", "no:cacheprovider", "-rA", *words)
         done.assert_outcomes(passed=2)
         (found,) = re.findall(r"^drew (.*)$", done.stdout.str(), re.MULTILINE)
         return found

@@ -16,10 +16,10 @@ from measuring import Settings, Subject, Way, each, measured
 from result import Result
 
 from rammer.errors import DeviceFailure, RammerError
-from rammer.peers.graph import Array
-from rammer.peers.prepare import gpu_name, torch_module
-from rammer.peers.to_jax import load_jax, to_jax
-from rammer.peers.to_torch import load_torch
+from rammer_bench.graph import Array
+from rammer_bench.prepare import gpu_name, torch_module
+from rammer_bench.to_jax import load_jax, to_jax
+from rammer_bench.to_torch import load_torch
 
 #: FusionStitching's models (AStitch, table 2), and one with more reductions.
 MODELS: Final = ("bert_base", "transformer", "dien", "crnn", "quartznet")

@@ -217,7 +217,7 @@ def run(folder: Path, device: str, names: Iterable[str]) -> None:
 
     import rammer.compiler
     import rammer.runtime.session  # noqa: F401  (imported once, before the children)
-    from rammer.testing.cage import caged
+    from rammer_testing.cage import caged
 
     for name in names:
         place = folder / "case"

@@ -17,8 +17,8 @@ from rammer.compiled.files import cache_text, cached_text
 from rammer.profile.folder import make_private, why_untrusted
 from rammer.profile.store import KernelStore
 from rammer.runtime import digests
-from rammer.testing.small_models import SmallModel
-from rammer.testing.some import some
+from rammer_testing.small_models import SmallModel
+from rammer_testing.some import some
 
 #: Its constants are large enough to be files of their own, and what becomes of one is no part of the model.
 MODEL = SmallModel(

@@ -20,7 +20,7 @@ import rammer.frontend.reader
 import rammer.runtime.specialised
 from rammer.errors import BadInput
 from rammer.runtime.executable import Executable
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 #: Rows of a square matrix: one that is read into memory, one that stays in its file and is small, and one that is kept apart.
 SIZES = (8, 64, 160)

@@ -23,7 +23,7 @@ from rammer.compiled.artifact import is_text, save_artifact, seal_of
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
 from rammer.ir.program import RProgram
 from rammer.ir.verify import verify
-from rammer.testing.programs import random_net
+from rammer_testing.programs import random_net
 
 Members = dict[str, bytes]
 SHAPES = {"x": (1, 3, 8), "w": (8, 5)}

@@ -19,7 +19,7 @@ from rammer.compiled.options import Request
 from rammer.errors import BadInput
 from rammer.profile.store import KernelStore, TunedKernel
 from rammer.runtime.session import open_executable
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 FIXED = LITTLE.replace("[1,N,8]", "[1,3,8]").replace("[1,N,5]", "[1,3,5]")
 

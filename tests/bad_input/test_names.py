@@ -22,7 +22,7 @@ from rammer.compiled.unpack import load_artifact
 from rammer.errors import BadInput
 from rammer.ir.names import LONGEST, is_identifier
 from rammer.ir.program import RProgram
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 #: What a model calls its things here; ``named`` gives each another name.
 PLACES = (

@@ -24,7 +24,7 @@ from rammer.errors import DeviceFailure, DeviceUnavailable
 from rammer.profile import aside
 from rammer.profile.store import KernelStore
 from rammer.runtime.host_bound import HostBound
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 import rammer_toy
 

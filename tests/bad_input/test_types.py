@@ -15,7 +15,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, numpy_helper
 import rammer
 from rammer.errors import BadInput
 from rammer.frontend.checks import all_graphs
-from rammer.testing.suite.cases import SuiteCase, load, names
+from rammer_testing.suite.cases import SuiteCase, load, names
 
 #: Element types of ONNX, one that is undefined, and two that do not exist.
 TYPES = (*range(0, 27), 99)

@@ -10,9 +10,9 @@ from zoo import ZOO, find
 from zoo.sequence import bert_base, lstm_tc
 
 from rammer.errors import BadInput
-from rammer.peers.graph import peer_graph
-from rammer.peers.prepare import open_peer, relative_error
-from rammer.testing.weights import runner
+from rammer_bench.graph import peer_graph
+from rammer_bench.prepare import open_peer, relative_error
+from rammer_testing.weights import runner
 
 #: By every peer that is here.
 SMALL = (

@@ -11,10 +11,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from rammer.errors import BadInput
 from rammer.frontend.reader import read_model
-from rammer.peers.prepare import float64_outputs, open_peer, relative_error
-from rammer.testing.models import WHEEL_MODELS, WheelModel, fetch, random_inputs
-from rammer.testing.some import some
-from rammer.testing.weights import runner
+from rammer_bench.prepare import float64_outputs, open_peer, relative_error
+from rammer_testing.models import WHEEL_MODELS, WheelModel, fetch, random_inputs
+from rammer_testing.some import some
+from rammer_testing.weights import runner
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)

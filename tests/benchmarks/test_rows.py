@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from rows import OURS, Row, cells, document, keep, ratio, read_rows, summary
 from zoo import ZOO
 
-from rammer.cli.bench import PEERS as CLI_PEERS
 from rammer.errors import DeviceUnavailable
-from rammer.peers.prepare import PEERS, Prepared, open_peer, relative_error
+from rammer.report.peers import Prepared, peer_names
+from rammer_bench.prepare import PEERS, open_peer, relative_error
 
 OURS_ROW = Row("r1", "m", "float32", OURS, "gpu", median=0.5, p10=0.4, p90=0.6, error=1e-6)
 SLOW = replace(OURS_ROW, runner="torch", median=2.0)
@@ -128,7 +128,7 @@ def test_a_run_resumes_and_again_measures_anew(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_bench_command_offers_every_peer() -> None:
-    assert set(CLI_PEERS) == set(PEERS)
+    assert set(peer_names()) == set(PEERS)
 
 
 def test_unknown_names_say_what_there_is() -> None:

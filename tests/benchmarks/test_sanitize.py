@@ -10,7 +10,7 @@ from rammer.compiler import Compiler
 from rammer.device.manifest import OpenOptions
 from rammer.frontend.reader import read_model
 from rammer.profile.store import KernelStore
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 pytest.importorskip("cuda.bindings")
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from stitched_cuda import PRICES, WORK, DrawnGraph, TimedGraph, cells, main, programs, summary
 from stitching import drawn
 
-from rammer.testing.cases import NetCase
+from rammer_testing.cases import NetCase
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ from zoo.counts import compute_graph, multiply_accumulates, parameters
 import rammer
 from rammer.errors import BadInput
 from rammer.ir.evaluate import run_graph
-from rammer.peers.prepare import relative_error
-from rammer.testing.some import some
-from rammer.testing.weights import Array, runner
+from rammer_bench.prepare import relative_error
+from rammer_testing.some import some
+from rammer_testing.weights import Array, runner
 
 #: Above about 20 million parameters building and checking takes seconds: those run with `make test-all`.
 LARGE = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rammer.cli.main import main
-from rammer.testing.small_models import SmallModel
+from rammer_testing.small_models import SmallModel
 
 MODEL = SmallModel(
     "little",

@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from rammer.cli.lazy import COMMANDS
 from rammer.report.stages import STAGES
-from rammer.testing.some import some
 from rammer.version import __version__
+from rammer_testing.some import some
 
 PAGES = [[], *([name] for name in COMMANDS), ["cache", "status"], ["cache", "clear"]]
 
@@ -257,6 +257,31 @@ def test_bench_refuses_a_peer_without_the_precision_before_it_measures(rammer: C
     table.mkdir()
     done = rammer("bench", model, "--device", "toy", "--iterations", 1, "--duration", 0, "--markdown", table)
     assert (done.code, done.err) == (2, f"rammer: error: cannot write {table}: it is a folder\n")
+
+
+@pytest.mark.parametrize("words", [("plugins", "test", "toy"), ("conformance", "--device", "toy")])
+def test_a_command_without_the_kit_says_what_to_install(
+    rammer: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("rammer.cli.distributions.find_spec", lambda package: None)
+    done = rammer(*words)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        f"rammer: error: rammer {' '.join(words[:1] if words[0] == 'conformance' else words[:2])} needs rammer-testing, "
+        "which is not installed\n  hint: pip install rammer-testing; in a checkout, pip install -e tests/kit\n"
+    )
+
+
+def test_bench_without_peers_says_what_to_install(rammer: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("bench", model, "--device", "toy", "--peer")
+    done = rammer(*words, "tensorflow")
+    assert done.code == 2 and done.err.startswith(
+        "rammer: error: unknown peer 'tensorflow'\n  at: --peer\n  hint: one of: jax, onnx"
+    )
+    monkeypatch.setattr("rammer.cli.bench.peer_names", lambda: ())
+    done = rammer(*words, "onnxruntime")
+    assert (done.code, done.out) == (2, "") and "needs rammer-bench, which is not installed" in done.err
+    assert "hint: pip install rammer-bench; in a checkout, pip install -e benchmarks\n" in done.err
 
 
 EXECUTORS = {

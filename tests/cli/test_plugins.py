@@ -61,7 +61,9 @@ def test_a_name_must_be_free(rammer: Command, tmp_path: Path) -> None:
     for name, words in (
         ("toy", "there is a device 'toy' already"),
         ("cuda", "there is a device 'cuda' already"),
-        ("core", "rammer-core is rammer itself"),
+        ("core", "rammer-core is a distribution of rammer itself"),
+        ("testing", "rammer-testing is a distribution of rammer itself"),
+        ("bench", "rammer-bench is a distribution of rammer itself"),
     ):
         done = rammer("plugins", "new", name, "--into", tmp_path)
         assert done.code == 2 and words in done.err

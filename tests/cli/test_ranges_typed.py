@@ -14,7 +14,7 @@ from rammer import compile as open_model
 from rammer.compiler import Compiler
 from rammer.errors import BadInput
 from rammer.ir.program import RProgram
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 Array = np.ndarray
 

@@ -17,9 +17,9 @@ from rammer.cli.files import write_file
 from rammer.errors import BadInput
 from rammer.frontend.reader import read_model
 from rammer.ir.program import RProgram
-from rammer.peers.oracle import run_onnxruntime
+from rammer.reference.outputs import run_onnxruntime
 from rammer.runtime.inputs import load_npz, save_npz
-from rammer.testing.small_models import MODELS
+from rammer_testing.small_models import MODELS
 
 
 def test_prints_hardware_times_and_outputs(rammer: Command, model: Path) -> None:

@@ -20,10 +20,10 @@ from rammer.ir.program import RProgram
 from rammer.ir.verify import verify
 from rammer.report.table import duration
 from rammer.runtime.inputs import load_npz
-from rammer.testing import walkthrough
-from rammer.testing.small_models import MODELS
-from rammer.testing.some import some
 from rammer.transport import launch
+from rammer_testing import walkthrough
+from rammer_testing.small_models import MODELS
+from rammer_testing.some import some
 
 needs_mpi = pytest.mark.skipif(
     shutil.which("mpirun") is None or find_spec("mpi4py") is None, reason="needs mpirun (openmpi-bin) and mpi4py"

@@ -16,8 +16,8 @@ import pytest
 
 from rammer.cli.lazy import COMMANDS
 from rammer.device.loader import GROUP
-from rammer.testing.host_c import COMPILER
-from rammer.testing.small_models import SmallModel
+from rammer_testing.host_c import COMPILER
+from rammer_testing.small_models import SmallModel
 
 RAMMER = Path(sys.executable).with_name("rammer")
 MODEL = SmallModel("tiny", "(float[2,8] x, float[8,8] w) => (float[2,8] y) { p = MatMul(x, w)\n y = Relu(p) }", below=1)

@@ -10,8 +10,8 @@ from rammer.compiled.options import CompileOptions
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
 from rammer.runtime.source import open_source
-from rammer.testing.conformance import Subject
-from rammer.testing.small_models import SmallModel
+from rammer_testing.conformance import Subject
+from rammer_testing.small_models import SmallModel
 
 TWICE = SmallModel("twice", "(float[3,4] x) => (float[3,4] y, float[4,3] t) { y = Add(x, x)\n t = Transpose(y) }")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rammer.testing.small_models import SmallModel
+from rammer_testing.small_models import SmallModel
 
 ROWS, WIDTH = 96, 8
 WEIGHTS = "float[6] f, float[6] g, float[8,6,{k},{k}] w_0, float[4,8,3,3] w_1"

@@ -12,7 +12,7 @@ from rammer.ir.homes import CROSSING, FETCH, TRANSFER, fetched_body
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, Counter, HomeDevice, Port, RProgram, Storage, Task, Wait, dense
 from rammer.ir.verify import VerifyError, verify
-from rammer.testing.programs import copying, random_net
+from rammer_testing.programs import copying, random_net
 
 LENGTH = 16
 

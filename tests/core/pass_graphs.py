@@ -10,8 +10,8 @@ from rammer.frontend.bind import bind
 from rammer.frontend.nodes import node_proto, type_proto
 from rammer.frontend.reader import read_model
 from rammer.ir.graph import Graph, Value, verify_graph
-from rammer.testing import models as zoo
-from rammer.testing.some import some
+from rammer_testing import models as zoo
+from rammer_testing.some import some
 
 #: Inputs of a BatchNormalization whose constants :func:`norm` makes.
 NORM = ["s", "b", "m", "v"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rammer.testing.small_models import SmallModel
+from rammer_testing.small_models import SmallModel
 
 LITTLE = SmallModel(
     "little",

@@ -16,7 +16,7 @@ from rammer.frontend.unroll import MetLoops
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.evaluate import run_graph
 from rammer.passes.pipeline import OF_EXTENTS, Pipeline, default_passes
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 
 def lowered(found: RangedModel, point: Mapping[str, int]) -> ComputeGraph:

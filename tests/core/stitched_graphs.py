@@ -15,12 +15,12 @@ from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.schedule.clock import in_waves
-from rammer.testing.small_models import SmallModel
 from rammer.tile.connect import connect
 from rammer.tile.evaluator import Evaluator
 from rammer.tile.graph import TileGraph
 from rammer.tile.search import ranked_tiles
 from rammer.tile.stitch import stitch
+from rammer_testing.small_models import SmallModel
 
 
 def device(launch: float = 1e-6) -> VDevice:

@@ -20,7 +20,7 @@ from rammer.ir.program import Port
 from rammer.profile import aside
 from rammer.profile.aside import Measurer
 from rammer.profile.store import KernelStore
-from rammer.testing.selftest import tiny_graph
+from rammer.runtime.self_test import tiny_graph
 
 PORTS = ((Port("x", "x"),), (Port("y", "y"),))
 #: A device whose clock does to some kernels what its options say, by the tasks they have.

@@ -18,11 +18,11 @@ from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.expr import Load
 from rammer.plan.simplify import simplified
 from rammer.plan.storage import assign_storage
-from rammer.testing.some import some
 from rammer.tile import batching, siblings, windows, worth
 from rammer.tile.batching import Way, batched
 from rammer.tile.siblings import SideBySide
 from rammer.tile.worth import batch_where_it_pays
+from rammer_testing.some import some
 
 #: Random models of a run of the tests; faults are looked for in as many.
 COUNT, PLANTED = 6, 60

@@ -13,7 +13,7 @@ from onnx_models import bound, model, ops, tensor
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import read_model
 from rammer.runtime.reference import evaluate_graph
-from rammer.testing import models as zoo
+from rammer_testing import models as zoo
 
 # Folding -------------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from bound_calls import Foreign, executable, normal
 
 from rammer.device.arrays import host_view, on_host
 from rammer.errors import BadInput
-from rammer.testing.bound_checks import HOSTED
-from rammer.testing.small_models import SmallModel
+from rammer_testing.bound_checks import HOSTED
+from rammer_testing.small_models import SmallModel
 
 THROUGH = SmallModel(
     "through",

@@ -18,8 +18,8 @@ from rammer.profile import choose
 from rammer.profile.choose import MOST, SAME, KeptTimes, fastest_program
 from rammer.profile.store import KernelStore
 from rammer.schedule.sequential import Sequential
-from rammer.testing.programs import random_net
-from rammer.testing.some import some
+from rammer_testing.programs import random_net
+from rammer_testing.some import some
 
 BASE = random_net(Random(1), 3).program(Sequential(), 2)
 

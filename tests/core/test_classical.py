@@ -15,10 +15,10 @@ from rammer.frontend.bind import bind
 from rammer.frontend.contrib import FUNCTIONS
 from rammer.frontend.lower import can_lower
 from rammer.frontend.reader import read_model
-from rammer.testing.operators.case import FAMILIES, drawn
-from rammer.testing.operators.search import MODULES
-from rammer.testing.operators.voices import onnxruntime, ours
-from rammer.testing.some import some
+from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.operators.search import MODULES
+from rammer_testing.operators.voices import onnxruntime, ours
+from rammer_testing.some import some
 
 ML = "ai.onnx.ml"
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from rammer.testing.some import some
 from rammer.transport.clocks import CommonClock, Sighted, sighted
 from rammer.transport.measure import in_parallel
 from rammer.transport.protocol import Site
+from rammer_testing.some import some
 
 
 class Meeting:

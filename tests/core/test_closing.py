@@ -24,7 +24,7 @@ from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
 from rammer.runtime.session import open_executable
 from rammer.runtime.source import open_source
-from rammer.testing.conformance import registry_of
+from rammer_testing.conformance import registry_of
 
 import rammer_toy
 

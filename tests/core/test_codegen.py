@@ -12,8 +12,8 @@ from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit, scratch_bytes
 from rammer.codegen.target import CFunction
 from rammer.ir.program import Storage
-from rammer.testing import host_c
-from rammer.testing.host_c import THREADED, Array, HostCase, case
+from rammer_testing import host_c
+from rammer_testing.host_c import THREADED, Array, HostCase, case
 
 F = np.float32
 #: One thread with vectors, one thread without, three threads.

@@ -11,9 +11,9 @@ import pytest
 
 from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit
-from rammer.testing import host_c
-from rammer.testing.growth.measure import growth
-from rammer.testing.host_c import THREADED, HostCase, case
+from rammer_testing import host_c
+from rammer_testing.growth.measure import growth
+from rammer_testing.host_c import THREADED, HostCase, case
 
 SHAPE, AT = "f32[i:6, j:32]", "[i, j]"
 

@@ -17,9 +17,9 @@ from rammer.frontend.lower import can_lower, lower
 from rammer.frontend.reader import read_model
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.evaluate import run_graph
-from rammer.testing.host_c import THREADED, HostCase, check_all
-from rammer.testing.suite.nodes import node_tests
 from rammer.tile.connect import connect
+from rammer_testing.host_c import THREADED, HostCase, check_all
+from rammer_testing.suite.nodes import node_tests
 
 LAYERS = (
     MemoryLayer("memory", "device", 1 << 40, 1e10),

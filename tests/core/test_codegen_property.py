@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rammer.codegen.dialects import C99
-from rammer.testing.host_c import THREADED, case, check
+from rammer_testing.host_c import THREADED, case, check
 
 DIALECTS = (C99, replace(C99, name="c99_scalar", vectors=()), THREADED)
 SETTINGS = settings(max_examples=12, suppress_health_check=list(HealthCheck))

@@ -16,10 +16,10 @@ from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
-from rammer.testing.host_c import HostCase, check
-from rammer.testing.small_models import SmallModel
-from rammer.testing.some import some
 from rammer.tile.meeting import read_in_place, recomputing
+from rammer_testing.host_c import HostCase, check
+from rammer_testing.small_models import SmallModel
+from rammer_testing.some import some
 
 
 def columns(rows: int, count: int, sums: int) -> ROperator:

@@ -16,10 +16,10 @@ from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
-from rammer.testing.host_c import THREADED, HostCase, check
-from rammer.testing.small_models import SmallModel
-from rammer.testing.some import some
 from rammer.tile.connect import MOST_CONTRACTIONS, PriceTerms, connect
+from rammer_testing.host_c import THREADED, HostCase, check
+from rammer_testing.small_models import SmallModel
+from rammer_testing.some import some
 
 
 def device(local: int = 1 << 20, launch: float = 1e-6) -> VDevice:

@@ -17,10 +17,10 @@ from rammer.frontend.bind import bind
 from rammer.frontend.contrib import FUNCTIONS
 from rammer.frontend.contrib.place import EVERYWHERE, WITHDRAWN
 from rammer.frontend.reader import read_model
-from rammer.testing.operators.case import FAMILIES, drawn
-from rammer.testing.operators.search import MODULES
-from rammer.testing.operators.voices import difference, on_device, onnxruntime
-from rammer.testing.some import some
+from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.operators.search import MODULES
+from rammer_testing.operators.voices import difference, on_device, onnxruntime
+from rammer_testing.some import some
 
 MICROSOFT = schemas.MICROSOFT
 #: Operators without a kernel in ONNX Runtime on a CPU, and where their meaning is tested instead.

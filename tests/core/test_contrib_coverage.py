@@ -15,7 +15,7 @@ from rammer.frontend.evaluator import JUDGED
 from rammer.frontend.functions import has_function
 from rammer.frontend.host_operators import OPERATORS, key_of
 from rammer.frontend.lowering import REGISTRY
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 MICROSOFT, LAYOUTS = schemas.MICROSOFT, "com.microsoft.nchwc"
 #: Domain and operator -> why it does not run here; "" stands for the whole domain.

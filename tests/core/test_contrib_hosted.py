@@ -15,9 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 import rammer
 from rammer.frontend.host_contrib import tokenize
 from rammer.frontend.patterns import PatternError, compiled_pattern
-from rammer.testing.operators.case import OperatorCase, drawn
-from rammer.testing.operators.search import MODULES
-from rammer.testing.operators.voices import onnxruntime
+from rammer_testing.operators.case import OperatorCase, drawn
+from rammer_testing.operators.search import MODULES
+from rammer_testing.operators.voices import onnxruntime
 
 MICROSOFT = "com.microsoft"
 PATTERNS = (

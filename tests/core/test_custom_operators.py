@@ -33,7 +33,7 @@ from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
 from rammer.runtime.session import open_executable
-from rammer.testing.conformance import registry_of
+from rammer_testing.conformance import registry_of
 
 import rammer_toy
 

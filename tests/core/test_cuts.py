@@ -18,8 +18,8 @@ from rammer.schedule.endings import Dag
 from rammer.schedule.ios import IOS
 from rammer.schedule.place import latency, side_by_side
 from rammer.schedule.policy import Memory, OperatorGraph
-from rammer.testing.programs import adding, device, kernel, random_net
-from rammer.testing.some import some
+from rammer_testing.programs import adding, device, kernel, random_net
+from rammer_testing.some import some
 
 #: How many times longer a task takes where all vEUs are busy: less than once where they hide each other's latency.
 CROWDED = (lambda random: random.uniform(1, 3), lambda random: random.uniform(0.05, 1))

@@ -19,12 +19,12 @@ from view_graphs import Shape
 from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
 from rammer.plan.simplify import simplified
 from rammer.plan.storage import assign_storage
-from rammer.testing.some import some
 from rammer.tile import cutting
 from rammer.tile.cutting import cut_products
 from rammer.tile.graph import CutTrial
 from rammer.tile.slicing import CutState
 from rammer.tile.worth import batch_where_it_pays
+from rammer_testing.some import some
 
 #: Random models of a run of the tests; faults are looked for in as many.
 COUNT, PLANTED = 8, 60

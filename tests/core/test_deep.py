@@ -13,8 +13,8 @@ from rammer.errors import BadInput
 from rammer.frontend.limits import MAX_CALLS, MAX_NESTING
 from rammer.frontend.reader import read_model
 from rammer.profile.store import KernelStore
-from rammer.testing.growth.bodies import calls
-from rammer.testing.growth.sketch import Sketch
+from rammer_testing.growth.bodies import calls
+from rammer_testing.growth.sketch import Sketch
 
 
 def compiled(model: onnx.ModelProto) -> Compiler:

@@ -24,9 +24,9 @@ from rammer.frontend.reader import read_model
 from rammer.frontend.voices import BY_OPERATOR
 from rammer.ir.graph import Node
 from rammer.ir.types import TensorType
-from rammer.testing.operators.case import FAMILIES, OperatorCase, drawn
-from rammer.testing.operators.search import MODULES
-from rammer.testing.operators.voices import judge, onnxruntime, ours
+from rammer_testing.operators.case import FAMILIES, OperatorCase, drawn
+from rammer_testing.operators.search import MODULES
+from rammer_testing.operators.voices import judge, onnxruntime, ours
 
 F32 = np.float32
 #: Judged operators without a generator, and what judges them: control flow below, constants by their own words, optionals

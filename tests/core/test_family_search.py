@@ -16,11 +16,11 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
 from rammer.ir.verify import verify
-from rammer.testing.bounds import Bounded, bounded_results
-from rammer.testing.cases import NetCase, Sampler, pick_of, picked, smaller
-from rammer.testing.coverage import features, ways
-from rammer.testing.nets import KINDS, model_of
-from rammer.testing.single import GUARD, UntiledOperator, differences, images, judge, moved, placed
+from rammer_testing.bounds import Bounded, bounded_results
+from rammer_testing.cases import NetCase, Sampler, pick_of, picked, smaller
+from rammer_testing.coverage import features, ways
+from rammer_testing.nets import KINDS, model_of
+from rammer_testing.single import GUARD, UntiledOperator, differences, images, judge, moved, placed
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 from crew_children import Then, begin, dies, fails, finds, hears, leaves, sleeps, ticks
 
-from rammer.testing import crew, workers
-from rammer.testing.families import finish, main
-from rammer.testing.workers import HuntOutcome, failed, hunt
+from rammer_testing import crew, workers
+from rammer_testing.families import finish, main
+from rammer_testing.workers import HuntOutcome, failed, hunt
 
 #: Most seconds that a search of these may take; each ends when it has heard what it is for, long before its children do.
 LONG = 300.0

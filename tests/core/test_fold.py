@@ -16,8 +16,8 @@ from rammer.ir.verify import VerifyError, verify
 from rammer.runtime.host_memory import HostMemory
 from rammer.schedule.fold import fold
 from rammer.schedule.registry import policies
-from rammer.testing.programs import random_net, recurrent_net
-from rammer.testing.some import some
+from rammer_testing.programs import random_net, recurrent_net
+from rammer_testing.some import some
 
 
 def run(program: RProgram, seed: int) -> np.ndarray:

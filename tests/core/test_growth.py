@@ -1,4 +1,4 @@
-"""Compiling takes as many operations for a node of a large model as of a small one. ``python -m rammer.testing.growth`` looks at
+"""Compiling takes as many operations for a node of a large model as of a small one. ``python -m rammer_testing.growth`` looks at
 more shapes, sizes and devices, by seconds of CPU; here calls of functions are counted, which no load of the machine changes."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from rammer.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.frontend.reader import read_model
 from rammer.profile.store import KernelStore
-from rammer.testing.growth.measure import exponent, growth
-from rammer.testing.growth.shapes import SHAPES
+from rammer_testing.growth.measure import exponent, growth
+from rammer_testing.growth.shapes import SHAPES
 
 #: Linear is 2, and somewhat more where operators are grouped by dozens; pairs are 4.
 MOST = 2.5

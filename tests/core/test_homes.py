@@ -31,7 +31,7 @@ from rammer.ir.homes import FETCH
 from rammer.ir.program import RProgram
 from rammer.ir.verify import VerifyError, verify
 from rammer.schedule.fold import fold
-from rammer.testing.spreads import Play, Stuck
+from rammer_testing.spreads import Play, Stuck
 
 X = np.random.default_rng(0).standard_normal(LENGTH).astype(np.float32)
 
@@ -151,7 +151,7 @@ def test_homes_must_be_the_programs() -> None:
 
 def test_one_device_prints_as_ever() -> None:
     from rammer.schedule.wavefront import Wavefront
-    from rammer.testing.programs import TaskNet, adding
+    from rammer_testing.programs import TaskNet, adding
 
     text = str(TaskNet().tensor("x", 4).add(adding("y", 4, ["x"], 2)).program(Wavefront(), 2))
     assert "home" not in text and " in 0" not in text

@@ -19,7 +19,7 @@ from rammer.ir.graph import Graph, Node
 from rammer.ir.types import TensorType
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.runtime.reference import evaluate_graph
-from rammer.testing import models as zoo
+from rammer_testing import models as zoo
 
 FLOAT = TensorProto.FLOAT
 

@@ -24,8 +24,8 @@ from rammer.schedule.ios import IOS
 from rammer.schedule.policy import Memory, OperatorGraph
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import adding, device, kernel, random_net, recurrent_net
-from rammer.testing.some import some
+from rammer_testing.programs import adding, device, kernel, random_net, recurrent_net
+from rammer_testing.some import some
 
 After = Mapping[str, Sequence[str]]
 

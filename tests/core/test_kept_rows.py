@@ -23,11 +23,11 @@ from rammer.ir.verify import VerifyError, verify
 from rammer.runtime.host_memory import evaluate_task
 from rammer.schedule.registry import parse_policy, policies
 from rammer.schedule.sequential import Sequential
-from rammer.testing.host_c import THREADED, HostCase, check
-from rammer.testing.programs import TaskNet, adding, summing
-from rammer.testing.small_models import SmallModel
-from rammer.testing.some import some
 from rammer.tile.search import ranked_tiles
+from rammer_testing.host_c import THREADED, HostCase, check
+from rammer_testing.programs import TaskNet, adding, summing
+from rammer_testing.small_models import SmallModel
+from rammer_testing.some import some
 
 ROWS = "float[128,192] x"
 #: Models by name, and how many operators they have before they are stitched to one.

@@ -20,7 +20,6 @@ from rammer.errors import DeviceFailure
 from rammer.ir.extent import AffineExtent
 from rammer.ir.spread import RunShape, Transfer
 from rammer.ir.types import TensorType, itemsize
-from rammer.testing.some import some
 from rammer.transport.counters import Counters
 from rammer.transport.endpoint import MemoryEndpoint
 from rammer.transport.exposed import Exposed
@@ -28,6 +27,7 @@ from rammer.transport.late import TensorRecord
 from rammer.transport.local import LOCAL
 from rammer.transport.pool import Pool
 from rammer.transport.protocol import Party, Site
+from rammer_testing.some import some
 
 N = AffineExtent((("n", 1),), 0)
 ROWS = Transfer("rows", "a", TensorType("float32", (64, 4)), 0, 1, RunShape((N, None), (0.0, 0.0)))

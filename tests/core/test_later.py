@@ -18,8 +18,8 @@ from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.bind import bind
 from rammer.frontend.later import Unknown
 from rammer.frontend.reader import read_model
-from rammer.testing.peer_process import PeerSession
-from rammer.testing.some import some
+from rammer_testing.peer_process import PeerSession
+from rammer_testing.some import some
 
 node = helper.make_node
 Feeds = dict[str, np.ndarray]

@@ -32,7 +32,7 @@ from rammer.plan.storage import StoragePlan
 from rammer.profile import aside
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import Tuner
-from rammer.testing.small_models import MODELS
+from rammer_testing.small_models import MODELS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -13,8 +13,8 @@ import pytest
 TESTS = """
 import os, time
 import pytest
-from rammer.testing.models import ModelUnavailable
-from rammer.testing.peer_process import PeerCrashed
+from rammer_testing.models import ModelUnavailable
+from rammer_testing.peer_process import PeerCrashed
 
 def spent(seconds):
     start = time.monotonic()
@@ -47,7 +47,7 @@ def run(folder: Path, *words: str, **environment: str) -> str:
     (folder / "test_it.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\n")
     known = {n: v for n, v in os.environ.items() if not n.startswith(("PYTEST", "RAMMER_MODELS"))}
-    command = [sys.executable, "-m", "pytest", "-p", "rammer.testing.machine", "-p", "no:cacheprovider", *words]
+    command = [sys.executable, "-m", "pytest", "-p", "rammer_testing.machine", "-p", "no:cacheprovider", *words]
     return subprocess.run(command, cwd=folder, env=known | environment, capture_output=True, text=True, check=False).stdout
 
 

@@ -12,8 +12,8 @@ from rammer.device.manifest import Recorded, Span
 from rammer.ir.program import RProgram
 from rammer.report.measured import covered, measured_trace, summarise
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import random_net
-from rammer.testing.some import some
+from rammer_testing.programs import random_net
+from rammer_testing.some import some
 
 
 def two() -> RProgram:

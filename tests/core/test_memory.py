@@ -19,8 +19,8 @@ from rammer.plan.waits import Order
 from rammer.schedule.ios import IOS
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import TaskNet, adding, random_net, summing
-from rammer.testing.some import some
+from rammer_testing.programs import TaskNet, adding, random_net, summing
+from rammer_testing.some import some
 
 
 @st.composite

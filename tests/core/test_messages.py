@@ -13,13 +13,13 @@ from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure
 from rammer.ir.spread import Transfer
 from rammer.ir.types import TensorType
-from rammer.testing.some import some
 from rammer.transport.endpoint import Array, MemoryEndpoint
 from rammer.transport.exposed import Exposed
 from rammer.transport.find import choose
 from rammer.transport.local import zeros
 from rammer.transport.messages import PIECE, Mailbox, MessageWriter
 from rammer.transport.protocol import Site
+from rammer_testing.some import some
 
 
 class Post:

@@ -1,4 +1,4 @@
-"""Operators used wrongly, a sample over all of them: ``python -m rammer.testing.operators --misused`` makes more."""
+"""Operators used wrongly, a sample over all of them: ``python -m rammer_testing.operators --misused`` makes more."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from onnx import defs, helper
 
 from rammer.frontend.inference import RULES
-from rammer.testing.operators import search  # noqa: F401  (importing it registers all families)
-from rammer.testing.operators.case import FAMILIES, Array, OperatorCase, drawn
-from rammer.testing.operators.misuse import Misuse, misuses
-from rammer.testing.operators.survey import outcome, survey
-from rammer.testing.some import some
+from rammer_testing.operators import search  # noqa: F401  (importing it registers all families)
+from rammer_testing.operators.case import FAMILIES, Array, OperatorCase, drawn
+from rammer_testing.operators.misuse import Misuse, misuses
+from rammer_testing.operators.survey import outcome, survey
+from rammer_testing.some import some
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_a_billion_windows_are_not_counted_one_by_one(monkeypatch: pytest.Monkey
     attributes = {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [1, 0, 0, 2147483647]}
     case = OperatorCase("AveragePool", 17, (np.zeros((2, 3, 4, 4), np.float32),), attributes)
     made = Misuse("AveragePool", "pads", case.model(), case.feeds)
-    monkeypatch.setattr("rammer.testing.operators.survey.misuses", lambda *_: [made])
+    monkeypatch.setattr("rammer_testing.operators.survey.misuses", lambda *_: [made])
     assert survey(["AveragePool"], 0, 60).ends == {"refused": 1}
 
 
@@ -118,9 +118,9 @@ def test_the_survey_sees_what_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
     def trips(*_: object) -> None:
         raise IndexError("tuple index 7 out of range")
 
-    monkeypatch.setattr("rammer.testing.operators.survey.lower_node", trips)
+    monkeypatch.setattr("rammer_testing.operators.survey.lower_node", trips)
     assert outcome(made) == ("faults", "IndexError in survey.outcome: tuple index # out of range")
-    monkeypatch.setattr("rammer.testing.operators.survey.read_model", lambda _: __import__("os")._exit(9))
+    monkeypatch.setattr("rammer_testing.operators.survey.read_model", lambda _: __import__("os")._exit(9))
     found = survey(["Elu"], 0, 60, share=0.02)
     assert found.ends["faults"] and "exit code 9" in next(iter(found.faults))
 

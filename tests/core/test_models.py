@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-from rammer.testing import models
-from rammer.testing.models import (
+from rammer_testing import models
+from rammer_testing.models import (
     LIGHT_MODELS,
     WHEEL_MODELS,
     InputSpec,
@@ -28,7 +28,7 @@ from rammer.testing.models import (
     wheel_model,
     with_all_outputs,
 )
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 
 @pytest.mark.sampled(1)

@@ -15,7 +15,7 @@ from rammer.ir.names import LONGEST, Names, identifier, is_identifier, quoted, s
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, RProgram
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import random_net
+from rammer_testing.programs import random_net
 
 WORDS = (
     "",

@@ -1,4 +1,4 @@
-"""The core knows no device: its code names none, nor what only one of them has; and its tests use none."""
+"""The core and the test kit name no device, nor what only one device has. The tests of the core use none."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import pytest
 from reading import Search
 
 import rammer
+import rammer_testing
 from rammer.device.loader import Registry
-from rammer.testing.some import some
+from rammer_testing.some import some
 
-CORE = Path(rammer.__file__).parent
+#: The core and the test kit.
+PACKAGES = [Path(str(package.__file__)).parent for package in (rammer, rammer_testing)]
 #: Devices, their languages and vendors, and packages by which they are driven.
 WORDS = re.compile(r"cuda|cupy|nvidia|nvrtc|rocm|opencl|pocl|\bamd|\bhip|ipu|poplar|gpu|\bsm_\d", re.IGNORECASE)
 
-#: Torch and JAX name the hardware that they run on: no device of rammer's.
-OTHERS = "peers"
 #: What may be named elsewhere, with the reason.
 ALLOWED = {
-    ("device/arrays.py", "__cuda_array_interface__"): "a protocol of arrays; libraries without a GPU speak it, too",
-    ("cli/compile.py", "sm_90a"): "an example in a help text",
-    ("cli/inspect.py", "sm_90a."): "an example in a help text",
-    ("cli/options.py", "gpu."): "an example in a help text",
-    ("testing/cage.py", "PYOPENCL_NO_CACHE"): "a package's pickles would look like a deed of the file under test",
-    ("testing/mutants/__main__.py", "ipu_sim"): "a default that a user may change",
-    ("testing/mutants/__main__.py", "OpenCL"): "in a help text",
+    ("rammer/device/arrays.py", "__cuda_array_interface__"): "a protocol of arrays; libraries without a GPU speak it, too",
+    ("rammer/cli/compile.py", "sm_90a"): "an example in a help text",
+    ("rammer/cli/inspect.py", "sm_90a."): "an example in a help text",
+    ("rammer/cli/options.py", "gpu."): "an example in a help text",
+    ("rammer_testing/cage.py", "PYOPENCL_NO_CACHE"): "a package's pickles would look like a deed of the file under test",
+    ("rammer_testing/mutants/__main__.py", "ipu_sim"): "a default that a user may change",
+    ("rammer_testing/mutants/__main__.py", "OpenCL"): "in a help text",
     **{
-        ("testing/mutants/campaign.py", name): "must not be imported before a fork"
+        ("rammer_testing/mutants/campaign.py", name): "must not be imported before a fork"
         for name in ("pyopencl", "cuda", "cupy", "pocl", "rammer_rocm", "rammer_cuda")
     },
 }
@@ -46,13 +46,13 @@ def named(nodes: Sequence[ast.AST]) -> Iterator[str]:
         yield from (s for s in said if WORDS.search(s))
 
 
-FILES = [f for f in sorted(CORE.rglob("*.py")) if not {"plugin-template", OTHERS} & {*f.relative_to(CORE).parts}]
+FILES = {f: str(f.relative_to(p.parent)) for p in PACKAGES for f in sorted(p.rglob("*.py")) if "plugin-template" not in f.parts}
 NAMED = Search(__file__, FILES, lambda file: {*named(file.nodes)})
 
 
 @pytest.mark.slow
 def test_the_core_names_no_device() -> None:
-    found = {(str(f.relative_to(CORE)), word) for f, words in NAMED.found().items() for word in words}
+    found = {(FILES[f], word) for f, words in NAMED.found().items() for word in words}
     assert found == {*ALLOWED}, "a device in the core, or an exception that nothing needs"
 
 

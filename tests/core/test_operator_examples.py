@@ -15,9 +15,9 @@ from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower
 from rammer.frontend.reader import read_model
 from rammer.ir.evaluate import run_graph
-from rammer.testing.operators.case import OperatorCase
-from rammer.testing.operators.voices import ours
-from rammer.testing.some import some
+from rammer_testing.operators.case import OperatorCase
+from rammer_testing.operators.voices import ours
+from rammer_testing.some import some
 
 F32 = np.float32
 

@@ -1,15 +1,15 @@
 """Single operators over their attribute spaces: rammer, ONNX Runtime and onnx.reference say the same, but where it was decided.
 
-``python -m rammer.testing.operators OPERATOR --seconds 60 --seed 5`` searches further.
+``python -m rammer_testing.operators OPERATOR --seconds 60 --seed 5`` searches further.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from rammer.testing.operators.case import FAMILIES, drawn
-from rammer.testing.operators.search import MODULES
-from rammer.testing.operators.voices import judge
+from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.operators.search import MODULES
+from rammer_testing.operators.voices import judge
 
 #: Cases of each operator, and the seed from which they are drawn.
 COUNT, SEED = 3, 1

@@ -23,9 +23,9 @@ from rammer.plan.orders import order_constants
 from rammer.plan.simplify import simplified
 from rammer.plan.storage import StoragePlan, assign_storage
 from rammer.plan.views import view_sources
-from rammer.testing.some import some
 from rammer.tile.connect import connect
 from rammer.tile.graph import TileGraph
+from rammer_testing.some import some
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LAYERS = (MemoryLayer("ram", "device", 0, 1e10, 64), MemoryLayer("cache", "veu", 1 << 18, 1e11))

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper, version_converter
 from rammer.frontend import checks
 from rammer.frontend.outline import LARGEST, attach, outlined
 from rammer.frontend.reader import TARGET_OPSET, read_model
-from rammer.testing import models as zoo
+from rammer_testing import models as zoo
 
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
 SIDE = 40

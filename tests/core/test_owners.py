@@ -9,7 +9,7 @@ import pytest
 
 from rammer.ir.owners import Owners, Write, WrittenTwice
 from rammer.ir.program import Storage
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 
 def addresses(storage: Storage) -> list[int]:

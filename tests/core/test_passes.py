@@ -24,8 +24,8 @@ from rammer.passes.fold import Fold
 from rammer.passes.identity import RemoveIdentities
 from rammer.passes.pipeline import PassError, PassReport, Pipeline, default_passes, parse_passes
 from rammer.runtime.reference import evaluate_graph
-from rammer.testing import models as zoo
-from rammer.testing.some import some
+from rammer_testing import models as zoo
+from rammer_testing.some import some
 
 # Folding -------------------------------------------------------------------------------------------------------
 

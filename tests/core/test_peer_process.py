@@ -10,8 +10,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from rammer.testing import peer_process
-from rammer.testing.peer_process import PeerCrashed, PeerRefused, PeerSession
+from rammer_testing import peer_process
+from rammer_testing.peer_process import PeerCrashed, PeerRefused, PeerSession
 
 
 def product(scale: float) -> onnx.ModelProto:

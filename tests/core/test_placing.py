@@ -14,9 +14,9 @@ from rammer.plan.placing import Placing
 from rammer.plan.waits import Order, plan_waits
 from rammer.schedule.policy import Schedule
 from rammer.schedule.registry import parse_policy
-from rammer.testing.growth.measure import growth
-from rammer.testing.programs import TaskNet, branching_net, device, random_net, recurrent_net
-from rammer.testing.some import some
+from rammer_testing.growth.measure import growth
+from rammer_testing.programs import TaskNet, branching_net, device, random_net, recurrent_net
+from rammer_testing.some import some
 
 POLICIES = ("sequential", "greedy", "wavefront", "wavefront{lean=0}")
 

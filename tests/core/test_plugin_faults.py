@@ -17,7 +17,7 @@ from rammer.device import loader
 from rammer.device.loader import Registry
 from rammer.device.manifest import Device, Hardware
 from rammer.device.plugin_output import stdout_to_stderr
-from rammer.testing.conformance import registry_of
+from rammer_testing.conformance import registry_of
 
 NEWER = """
 from rammer.device.hooks import hookimpl

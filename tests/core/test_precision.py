@@ -25,7 +25,7 @@ from rammer.passes.narrow import NarrowFloats, narrowed, survives
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import Tuner
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 
 def halved(graph: Graph) -> Graph:

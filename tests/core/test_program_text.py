@@ -17,8 +17,8 @@ from rammer.ir.verify import verify
 from rammer.schedule.registry import parse_policy, policies
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import TaskNet, adding, random_net, recurrent_net, summing
-from rammer.testing.some import some
+from rammer_testing.programs import TaskNet, adding, random_net, recurrent_net, summing
+from rammer_testing.some import some
 
 
 @settings(max_examples=40)

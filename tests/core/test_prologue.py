@@ -16,11 +16,11 @@ from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
-from rammer.testing.host_c import THREADED, HostCase, check
-from rammer.testing.small_models import SmallModel
-from rammer.testing.some import some
 from rammer.tile.connect import PriceTerms, connect
 from rammer.tile.traffic import task_cost
+from rammer_testing.host_c import THREADED, HostCase, check
+from rammer_testing.small_models import SmallModel
+from rammer_testing.some import some
 
 LAYERS = (
     MemoryLayer("memory", "device", 1 << 40, 1e10),

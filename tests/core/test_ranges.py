@@ -17,7 +17,7 @@ from rammer.frontend.ranges import probes
 from rammer.ir.extent import LEAST, AffineExtent
 from rammer.ir.port import InputPort
 from rammer.runtime.lengths import BUCKETS, FIXED_LEAST, FIXED_PART, LONE, WASTE, Lengths, Span, bounds, bucket
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 
 @pytest.mark.slow

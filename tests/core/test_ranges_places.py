@@ -14,7 +14,7 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Cast, Const, Load, Ref
 from rammer.ir.types import TensorType
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 MOST = 9
 

@@ -14,7 +14,7 @@ import rammer
 from rammer.errors import BadInput
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import TARGET_OPSET, read_model
-from rammer.testing import models as zoo
+from rammer_testing import models as zoo
 
 # Files ---------------------------------------------------------------------------------------------------------
 

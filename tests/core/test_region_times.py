@@ -16,12 +16,12 @@ from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.schedule.clock import in_waves
-from rammer.testing.small_models import SmallModel
-from rammer.testing.some import some
 from rammer.tile.connect import connect
 from rammer.tile.evaluator import Evaluator, RegionTimes
 from rammer.tile.graph import TileGraph
 from rammer.tile.stitch import stitch
+from rammer_testing.small_models import SmallModel
+from rammer_testing.some import some
 
 LAYERS = (MemoryLayer("memory", "device", 1 << 40, 1e10), MemoryLayer("local", "veu", 1 << 20, 1e11))
 WHERE = VDevice("test", "for tests", 4, LAYERS, 1e10, 1e-6)

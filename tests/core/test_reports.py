@@ -11,7 +11,7 @@ from onnx_models import model, tensor
 import rammer
 from rammer.cli.run import build_report, show
 from rammer.frontend.reader import read_model
-from rammer.peers.oracle import run_onnxruntime
+from rammer.reference.outputs import run_onnxruntime
 from rammer.report.hosted import grouped
 from rammer.runtime.specialised import Timing
 

@@ -11,7 +11,7 @@ from rammer.frontend.reader import read_model
 from rammer.ir.graph import Graph
 from rammer.passes.pipeline import parse_passes
 from rammer.passes.roll import MOST_STEPS, RollRecurrences, turn_of
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 
 def graph_of(net: Net) -> Graph:

@@ -20,8 +20,8 @@ from rammer.schedule.policy import OperatorGraph, Schedule
 from rammer.schedule.registry import FAR, GAIN, Auto, parse_policy, policies
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import adding, device, kernel, random_net
-from rammer.testing.some import some
+from rammer_testing.programs import adding, device, kernel, random_net
+from rammer_testing.some import some
 
 
 def graph_of(kernels: dict[str, list[RKernel]], after: dict[str, tuple[str, ...]]) -> OperatorGraph:

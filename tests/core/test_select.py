@@ -15,7 +15,7 @@ import rammer
 from rammer.compiled.segments import Compiled
 from rammer.frontend import select
 from rammer.runtime.executable import Executable
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 node = helper.make_node
 CONSTANTS = {

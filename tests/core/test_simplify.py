@@ -12,8 +12,8 @@ from rammer.frontend.lowering import CannotLower
 from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.plan.simplify import simplified
-from rammer.testing.graphs.case import Call, GraphCase
-from rammer.testing.graphs.generate import graph as drawn
+from rammer_testing.graphs.case import Call, GraphCase
+from rammer_testing.graphs.generate import graph as drawn
 
 #: Operators with several expressions, and some that need not read what they are given.
 READERS = (

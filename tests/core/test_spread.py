@@ -12,7 +12,7 @@ from rammer.ir.program import Port, RProgram
 from rammer.ir.spread import DevicePart, DeviceStep, Link, Spread, SpreadInput, SpreadOutput, Transfer
 from rammer.ir.types import TensorType
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import TaskNet, adding
+from rammer_testing.programs import TaskNet, adding
 
 FOUR = TensorType("float32", (4,))
 

@@ -14,9 +14,9 @@ from rammer.ir.compute import ComputeGraph, verify_compute_graph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.evaluate import run_graph
 from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.testing.some import some
 from rammer.tile.connect import connect
 from rammer.tile.steps import slice_steps
+from rammer_testing.some import some
 
 
 def recurrent(

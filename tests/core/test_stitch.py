@@ -19,15 +19,15 @@ from rammer.frontend.lower import lower
 from rammer.frontend.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.testing.cases import Sampler
-from rammer.testing.host_c import THREADED, HostCase, check
-from rammer.testing.nets import model_of
-from rammer.testing.small_models import SmallModel
-from rammer.testing.some import some
 from rammer.tile.connect import connect
 from rammer.tile.evaluator import Evaluator
 from rammer.tile.search import ranked_tiles
 from rammer.tile.stitch import stitch
+from rammer_testing.cases import Sampler
+from rammer_testing.host_c import THREADED, HostCase, check
+from rammer_testing.nets import model_of
+from rammer_testing.small_models import SmallModel
+from rammer_testing.some import some
 
 ROWS = "float[128,192] x"
 #: Models by name, and how many operators there are once they are stitched (and before).

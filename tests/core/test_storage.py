@@ -22,7 +22,7 @@ from rammer.ir.program import Storage
 from rammer.ir.types import TensorType
 from rammer.plan.address import load_address
 from rammer.plan.storage import StoragePlan, assign_storage
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -15,7 +15,6 @@ from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure, DeviceUnavailable, MissingDependency
 from rammer.ir.spread import Transfer
 from rammer.ir.types import TensorType
-from rammer.testing.some import some
 from rammer.transport import find, launch, local
 from rammer.transport.counters import Counters
 from rammer.transport.endpoint import MemoryEndpoint
@@ -24,6 +23,7 @@ from rammer.transport.handshake import agree, collected, said_by_all
 from rammer.transport.local import LOCAL, LocalFabric
 from rammer.transport.measure import LARGE, bandwidth_of, measured_links
 from rammer.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, Site, Transport
+from rammer_testing.some import some
 
 THERE = Transfer("a_to_1", "a", TensorType("float32", (33,)), 0, 1)
 BACK = Transfer("b_to_0", "b", TensorType("int64", (2, 3)), 1, 0)

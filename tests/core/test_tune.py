@@ -22,9 +22,9 @@ from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Port, RProgram
 from rammer.profile.store import KernelStore, TunedKernel, key_of
 from rammer.profile.tune import MEASURED, Tuner
-from rammer.testing.selftest import tiny_graph
-from rammer.testing.some import some
+from rammer.runtime.self_test import tiny_graph
 from rammer.tile.search import candidates
+from rammer_testing.some import some
 
 from rammer_toy import ToyBackend, ToyProfiler
 

@@ -10,7 +10,7 @@ import pytest
 from rammer.codegen.dialects import C99
 from rammer.codegen.vectors import WIDTHS
 from rammer.ir.program import Storage
-from rammer.testing.host_c import Array, HostCase, case, check_all
+from rammer_testing.host_c import Array, HostCase, case, check_all
 
 #: Shapes and tiles: squares that fill both axes, that begin earlier at an end, in a task's part, and with axes around them.
 SHAPES = (

@@ -23,8 +23,8 @@ from rammer.runtime import bodies
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.executable import Executable
 from rammer.runtime.specialised import Specialised
-from rammer.testing.peer_process import PeerSession
-from rammer.testing.some import some
+from rammer_testing.peer_process import PeerSession
+from rammer_testing.some import some
 
 node = helper.make_node
 

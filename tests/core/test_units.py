@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rammer.runtime.units import numbered
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 
 def test_processes_of_a_host_get_units_in_order() -> None:

@@ -15,10 +15,10 @@ from rammer.frontend import upgrade
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import TARGET_OPSET, read_model
 from rammer.runtime.reference import evaluate_graph
-from rammer.testing import models as zoo
-from rammer.testing.operators import search  # noqa: F401  (importing it registers all families)
-from rammer.testing.operators.case import FAMILIES, drawn
-from rammer.testing.some import some
+from rammer_testing import models as zoo
+from rammer_testing.operators import search  # noqa: F401  (importing it registers all families)
+from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.some import some
 
 
 def test_upgrade_keeps_the_meaning(rng: np.random.Generator) -> None:

@@ -17,7 +17,7 @@ from rammer.frontend.reader import read_model
 from rammer.frontend.veils import declare
 from rammer.ir.graph import Graph
 from rammer.runtime.reference import evaluate_graph
-from rammer.testing.cage import forked
+from rammer_testing.cage import forked
 
 BOUNDS = {"s": np.array([0, -1]), "e": np.array([1, -9]), "a": np.array([0, -1]), "t": np.array([1, -1])}
 SLICED = helper.make_node("Slice", ["m", "s", "e", "a", "t"], ["y"])

@@ -15,7 +15,7 @@ from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Buffer, Counter, Port, RProgram, Storage, Task, Wait
 from rammer.ir.verify import VerifyError, verify
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import TaskNet, adding, device, recurrent_net, stencil, summing
+from rammer_testing.programs import TaskNet, adding, device, recurrent_net, stencil, summing
 
 # --- planted mistakes, one by one -----------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from task_oracle import dropped_waits, is_legal, lost_and_doubled, moved_buffers
 from rammer.schedule.registry import parse_policy, policies
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import TaskNet, random_net, summing
+from rammer_testing.programs import TaskNet, random_net, summing
 
 
 def gathering_net(seed: int, operators: int) -> TaskNet:

@@ -8,7 +8,7 @@ from onnx import defs
 from rammer.frontend.uses import Use
 from rammer.frontend.voices import DECISIONS, distrusted
 from rammer.ir.types import TensorType
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 X = TensorType("float32", (1, 2, 5, 5))
 

@@ -19,9 +19,9 @@ from rammer.schedule.ios import IOS
 from rammer.schedule.policy import Schedule
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.growth.measure import growth
-from rammer.testing.programs import TaskNet, adding, copying, kernel, random_net, recurrent_net, summing
-from rammer.testing.some import some
+from rammer_testing.growth.measure import growth
+from rammer_testing.programs import TaskNet, adding, copying, kernel, random_net, recurrent_net, summing
+from rammer_testing.some import some
 
 
 def addresses(storage: Storage) -> set[int]:

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from rammer.frontend import wire
 from rammer.frontend.wire import BYTES, LONG, SHORT, VARINT, Malformed, fields, varint, without_weights
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 RAW, LOCATION, INITIALIZER, GRAPH = 9, 14, 5, 7
 

@@ -17,8 +17,8 @@ from rammer.errors import RammerError
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
 from rammer.runtime.source import open_source
-from rammer.testing.seeds import seed_of
-from rammer.testing.some import some
+from rammer_testing.seeds import seed_of
+from rammer_testing.some import some
 
 #: Models in a run of ``make test`` on each device; `make corpus` takes all.
 SAMPLE = {"rocm": 3, "ipu_sim": 2}

@@ -18,9 +18,9 @@ from rammer.profile.store import KernelStore
 from rammer.runtime.checks import check_inputs, shapes_of
 from rammer.runtime.source import open_source
 from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.testing.some import some
 from rammer.transport.local import LOCAL
 from rammer.transport.protocol import Site
+from rammer_testing.some import some
 
 SETS = ("ipu_sim,ipu_sim", "rocm,ipu_sim", "toy,rocm,rocm")
 OPTIONS = {"ipu_sim": {"tiles": "32"}}

@@ -17,7 +17,7 @@ import broken_values as values
 
 from rammer.device.manifest import Array, Device, OpenOptions
 from rammer.ir.program import RProgram
-from rammer.testing.conformance import CHECKS, Subject, registry_of
+from rammer_testing.conformance import CHECKS, Subject, registry_of
 
 import rammer_toy
 from rammer_ipu_sim.device import SimulatorBackend

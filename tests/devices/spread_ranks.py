@@ -28,10 +28,10 @@ from rammer.runtime.spread_part import BoundPart, BoundStep
 from rammer.runtime.spread_run import Joined, SpreadRuns
 from rammer.runtime.spread_trace import traced_runs
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import TaskNet, adding
 from rammer.transport import launch
 from rammer.transport.find import choose
 from rammer.transport.protocol import Site
+from rammer_testing.programs import TaskNet, adding
 
 #: Seconds that processes may start one behind the other, at least.
 PATIENCE = 20.0

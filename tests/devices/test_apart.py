@@ -27,12 +27,12 @@ from rammer.place.spreading import compile_spread
 from rammer.profile.store import KernelStore
 from rammer.report.spread import describe_spread
 from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.testing.peer_process import PeerSession
-from rammer.testing.small_models import dense_layers
-from rammer.testing.some import some
 from rammer.transport.counters import Counters
 from rammer.transport.local import LOCAL
 from rammer.transport.protocol import Site
+from rammer_testing.peer_process import PeerSession
+from rammer_testing.small_models import dense_layers
+from rammer_testing.some import some
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 HOSTED = HEAD + (

@@ -21,9 +21,9 @@ from rammer.ir.pieces import pieces
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
 from rammer.runtime.source import open_source
-from rammer.testing.some import some
 from rammer.tile.graph import BatchTrial
 from rammer.tile.siblings import rearranges
+from rammer_testing.some import some
 
 #: Random models of a run of the tests.
 COUNT = {"ipu_sim": 4, "rocm": 2}

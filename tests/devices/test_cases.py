@@ -19,8 +19,8 @@ from rammer.device.manifest import Binding, Loaded
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.runtime.executable import Executable
-from rammer.testing.peer_process import PeerSession
-from rammer.testing.some import some
+from rammer_testing.peer_process import PeerSession
+from rammer_testing.some import some
 
 OPTIONS = {"ipu_sim": {"tiles": "16"}}
 

@@ -17,7 +17,7 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.frontend.reader import read_model
 from rammer.profile.store import KernelStore
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 #: How gates lie in exporters' weights: ONNX, Keras, PyTorch, TensorFlow 1; TensorFlow's GRU.
 ORDERS = {"LSTM": ("iofc", "ifco", "ifoc", "icfo"), "GRU": ("zrn", "rzn")}

@@ -15,7 +15,7 @@ from rammer.errors import BadInput
 from rammer.ir.program import RProgram
 from rammer.ir.verify import verify
 from rammer.schedule.fold import fold
-from rammer.testing.conformance import (
+from rammer_testing.conformance import (
     CHECKS,
     TIMED,
     TOLERANCE,
@@ -27,7 +27,7 @@ from rammer.testing.conformance import (
     relative_error,
     subject,
 )
-from rammer.testing.small_models import SmallModel
+from rammer_testing.small_models import SmallModel
 
 import rammer_toy
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rammer.testing.operators.case import FAMILIES, drawn
-from rammer.testing.operators.search import MODULES
-from rammer.testing.operators.voices import judge_device
+from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.operators.search import MODULES
+from rammer_testing.operators.voices import judge_device
 
 
 @pytest.mark.sampled(12)

@@ -36,11 +36,11 @@ from rammer.place.shares import shared_out
 from rammer.place.spreading import Spreading
 from rammer.place.waves import wavefront
 from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.testing.graphs.generate import graph
-from rammer.testing.some import some
 from rammer.tile.steps import every_step
 from rammer.transport.local import LOCAL
 from rammer.transport.protocol import Site
+from rammer_testing.graphs.generate import graph
+from rammer_testing.some import some
 
 Arrays = Mapping[str, np.ndarray]
 Spots = Mapping[str, Spot]

@@ -29,9 +29,9 @@ from rammer.place.hosting import Hosting
 from rammer.place.shares import shared_out
 from rammer.place.spreading import Spreading
 from rammer.profile.store import KernelStore
-from rammer.testing.graphs.generate import graph
-from rammer.testing.small_models import dense_layers
-from rammer.testing.spreads import run_steps, run_whole
+from rammer_testing.graphs.generate import graph
+from rammer_testing.small_models import dense_layers
+from rammer_testing.spreads import run_steps, run_whole
 
 Arrays = Mapping[str, np.ndarray]
 

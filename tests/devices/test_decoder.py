@@ -9,8 +9,8 @@ import pytest
 
 import rammer
 from rammer.device.loader import Registry
-from rammer.testing.decoder import Decoder
-from rammer.testing.peer_process import PeerSession
+from rammer_testing.decoder import Decoder
+from rammer_testing.peer_process import PeerSession
 
 
 @pytest.mark.sampled(1)

@@ -14,7 +14,7 @@ from rammer.codegen.target import CFunction, CTarget
 from rammer.errors import DeviceFailure
 from rammer.ir.extent import AffineExtent, Ending, Stop
 from rammer.ir.program import Storage
-from rammer.testing.host_c import Array, HostCase, case, close, reference
+from rammer_testing.host_c import Array, HostCase, case, close, reference
 
 from rammer_cuda.dialect import CUDA
 from rammer_ipu_sim.dialect import IPU

@@ -11,7 +11,7 @@ from drawn_models import DrawnModel, drawn
 from drawn_ranges import RangeDraw
 
 import rammer
-from rammer.testing.peer_process import PeerCrashed, PeerRefused, PeerSession
+from rammer_testing.peer_process import PeerCrashed, PeerRefused, PeerSession
 
 DEVICES = ["ipu_sim", "rocm", pytest.param("cuda", marks=pytest.mark.cuda)]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}

@@ -22,8 +22,8 @@ from rammer.ir.verify import VerifyError, verify
 from rammer.profile.probe import USUAL, probe_program, random_inputs
 from rammer.runtime.lengths import bucket, narrowed, widened
 from rammer.schedule.fold import fold
-from rammer.testing.peer_process import PeerSession
-from rammer.testing.some import some
+from rammer_testing.peer_process import PeerSession
+from rammer_testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
 #: Of a chip: so many that tasks are smaller than the lengths.

@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from rammer.device.loader import Registry
-from rammer.testing.cases import Sampler, pick_of
-from rammer.testing.nets import KINDS
-from rammer.testing.search import Search
-from rammer.testing.single import check, subjects, trial_of
-from rammer.testing.some import some
+from rammer_testing.cases import Sampler, pick_of
+from rammer_testing.nets import KINDS
+from rammer_testing.search import Search
+from rammer_testing.single import check, subjects, trial_of
+from rammer_testing.some import some
 
 
 @pytest.mark.slow

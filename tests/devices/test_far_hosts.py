@@ -23,8 +23,8 @@ from spread_launch import RANKS
 from spread_ranks import Wanted
 from test_spread_runs import check_counters
 
-from rammer.testing import walkthrough
-from rammer.testing.some import some
+from rammer_testing import walkthrough
+from rammer_testing.some import some
 
 LACKING = lacking() or ("" if find_spec("mpi4py") and shutil.which("mpirun") else "no MPI")
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=f"no network namespaces here: {LACKING}")

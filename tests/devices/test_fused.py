@@ -8,8 +8,8 @@ from fused_models import attention, block, mlp
 
 import rammer
 from rammer.compiled.segments import ProgramSegment
-from rammer.testing.conformance import Subject, check_model
-from rammer.testing.small_models import SmallModel
+from rammer_testing.conformance import Subject, check_model
+from rammer_testing.small_models import SmallModel
 
 
 @pytest.mark.sampled(4)

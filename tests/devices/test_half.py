@@ -26,7 +26,7 @@ from rammer.ir.evaluate import run_graph
 from rammer.passes.narrow import narrowed
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.runtime.session import open_executable
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 
 def open_or_skip(device: str) -> None:

@@ -21,8 +21,8 @@ from rammer.frontend.reader import Model
 from rammer.runtime import bodies
 from rammer.runtime.executable import Executable
 from rammer.runtime.keeping import part_key
-from rammer.testing.peer_process import PeerSession
-from rammer.testing.some import some
+from rammer_testing.peer_process import PeerSession
+from rammer_testing.some import some
 
 DEVICES = ["toy", "rocm", "ipu_sim"]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}

@@ -27,7 +27,7 @@ from rammer.ir.parts import Storage
 from rammer.profile.probe import probe_program
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import Tuner
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 Case = tuple[ROperator, Binding]
 #: What a key says of a stored tensor or of the whole, each of which some device's choice depends on.

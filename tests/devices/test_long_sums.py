@@ -16,10 +16,10 @@ from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.ir.types import is_float
 from rammer.runtime.host_memory import view
-from rammer.testing.bounds import bounded_results
-from rammer.testing.cases import NetCase, pick_of
-from rammer.testing.search import Search
-from rammer.testing.single import UntiledOperator, images, placed, subjects
+from rammer_testing.bounds import bounded_results
+from rammer_testing.cases import NetCase, pick_of
+from rammer_testing.search import Search
+from rammer_testing.single import UntiledOperator, images, placed, subjects
 
 #: Terms of a sum, small extents around it, and one case for each way of walking a sum.
 DEPTH = 40_000

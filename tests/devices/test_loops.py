@@ -13,8 +13,8 @@ from random_loops import CONSTANTS, Feeds, RandomBody, drawn, random_values
 
 import rammer
 from rammer.runtime import bodies
-from rammer.testing.peer_process import PeerSession
-from rammer.testing.some import some
+from rammer_testing.peer_process import PeerSession
+from rammer_testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", pytest.param("cuda", marks=pytest.mark.cuda)]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}

@@ -31,8 +31,8 @@ from rammer.schedule.ios import IOS
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 from rammer.schedule.registry import Auto
 from rammer.schedule.sequential import Sequential
-from rammer.testing.small_models import dense_layers
-from rammer.testing.some import some
+from rammer_testing.small_models import dense_layers
+from rammer_testing.some import some
 
 POLICIES = ("sequential", "wavefront", "wavefront{lean=0}", "ios")
 

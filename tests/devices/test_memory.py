@@ -20,7 +20,7 @@ from rammer.device.shared import ConstantForm, SharedConstants
 from rammer.errors import BadInput
 from rammer.ir.joined import Constants
 from rammer.runtime.executable import Executable
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 #: What a process does: open a model and run it at every extent of its open dimension, then say its most memory in bytes.
 CHILD = """

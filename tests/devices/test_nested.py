@@ -11,8 +11,8 @@ import rammer
 from rammer.compiled.segments import Compiled
 from rammer.ir.program import RProgram
 from rammer.passes.nesting import LEAST_STEPS, MOST_STEPS
-from rammer.testing.peer_process import PeerSession
-from rammer.testing.some import some
+from rammer_testing.peer_process import PeerSession
+from rammer_testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}

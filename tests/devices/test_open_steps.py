@@ -22,9 +22,9 @@ from rammer.ir.parts import Move, Repeat
 from rammer.ir.program import RProgram
 from rammer.ir.verify import VerifyError, verify
 from rammer.passes.opening import turn_for
-from rammer.testing.host_c import COMPILER
-from rammer.testing.peer_process import PeerSession
-from rammer.testing.some import some
+from rammer_testing.host_c import COMPILER
+from rammer_testing.peer_process import PeerSession
+from rammer_testing.some import some
 
 from rammer_cuda.device import source
 from rammer_cuda.repeat import BITS, RepeatedLaunch, entries

@@ -21,7 +21,7 @@ from rammer.device.manifest import Recorded, Span
 from rammer.errors import DeviceUnavailable
 from rammer.report import operators
 from rammer.report.operators import HOST, MEASURED, PREDICTED, SIMULATED, TRACED, OperatorShare, shares, table_rows
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 #: NumPy, one tile after another, takes long for what shows a difference elsewhere.
 SMALL, LARGE = 16, 192

@@ -1,6 +1,6 @@
 """Single operators at the values where C leaves open what NumPy computes: devices against the expressions in NumPy.
 
-``python -m rammer.testing.operators --device rocm --seconds 600 --seed 3`` draws more.
+``python -m rammer_testing.operators --device rocm --seconds 600 --seed 3`` draws more.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rammer.testing.operators.case import OperatorCase
-from rammer.testing.operators.voices import judge_device
+from rammer_testing.operators.case import OperatorCase
+from rammer_testing.operators.voices import judge_device
 
 F32 = np.float32
 NAN = np.array([[1, np.nan, 9, np.nan], [4, 5, 5, 0], [-np.inf, -np.inf, 3, 3]], F32)

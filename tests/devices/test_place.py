@@ -23,9 +23,9 @@ from rammer.place.measured import MeasuredDevices, seconds_of
 from rammer.place.spreading import compile_spread
 from rammer.plan.join import joined_constants
 from rammer.profile.store import KernelStore
-from rammer.testing.models import light_model
-from rammer.testing.small_models import dense_layers
-from rammer.testing.spreads import run_steps, run_whole, whole_inputs
+from rammer_testing.models import light_model
+from rammer_testing.small_models import dense_layers
+from rammer_testing.spreads import run_steps, run_whole, whole_inputs
 
 
 def compiler(tiles: int = 8) -> Compiler:

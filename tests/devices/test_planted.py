@@ -14,12 +14,12 @@ from click.testing import CliRunner
 
 from rammer.device.loader import Registry
 from rammer.ir.operator import ROperator
-from rammer.testing import search
-from rammer.testing.cases import NetCase, Sampler
-from rammer.testing.crew import Member
-from rammer.testing.search import Hunt
-from rammer.testing.single import Trial, UntiledOperator
-from rammer.testing.some import some
+from rammer_testing import search
+from rammer_testing.cases import NetCase, Sampler
+from rammer_testing.crew import Member
+from rammer_testing.search import Hunt
+from rammer_testing.single import Trial, UntiledOperator
+from rammer_testing.some import some
 
 #: Seconds of CPU that looking at the first cases may take.
 LOOKING = 25.0

@@ -7,10 +7,10 @@ import pytest
 from broken_devices import subject
 from broken_kinds import CHECKS_OF, KINDS
 
-from rammer.testing import thread_checks
-from rammer.testing.conformance import CHECKS, ConformanceError
-from rammer.testing.some import some
-from rammer.testing.subject import DISTURBED, disturbance
+from rammer_testing import thread_checks
+from rammer_testing.conformance import CHECKS, ConformanceError
+from rammer_testing.some import some
+from rammer_testing.subject import DISTURBED, disturbance
 
 PLANTED = [(kind, name) for kind, broken in KINDS.items() for name in broken]
 

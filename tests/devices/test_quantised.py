@@ -13,7 +13,7 @@ from stored_weights import KINDS, stored
 
 import rammer
 from rammer.compiled.segments import ProgramSegment
-from rammer.testing.peer_process import PeerSession
+from rammer_testing.peer_process import PeerSession
 
 #: Groups of each kind in a run.
 COUNT = 2

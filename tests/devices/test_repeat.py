@@ -19,8 +19,8 @@ from rammer.passes.pipeline import default_passes
 from rammer.passes.roll import RollRecurrences
 from rammer.runtime.executable import Executable
 from rammer.runtime.specialised import load_segments
-from rammer.testing.peer_process import PeerSession
-from rammer.testing.some import some
+from rammer_testing.peer_process import PeerSession
+from rammer_testing.some import some
 
 from rammer_ipu_sim.chip import configured
 from rammer_ipu_sim.executor import LoadedProgram

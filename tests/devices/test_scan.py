@@ -9,8 +9,8 @@ import pytest
 from onnx import parser
 
 import rammer
-from rammer.testing.net import Net
-from rammer.testing.some import some
+from rammer_testing.net import Net
+from rammer_testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
 SHAPES = [((3, 1009), 1), ((130, 5), 0), ((2, 96, 7), 1)]

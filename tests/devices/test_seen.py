@@ -14,7 +14,7 @@ from rammer.ir.port import InputPort
 from rammer.runtime.lengths import FIXED, bounds, bucket
 from rammer.runtime.seen import FEWEST, Seen, doubling
 from rammer.runtime.standing import StandingBound
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 PORTS = (InputPort("x", "float32", ("batch", "past")), InputPort("mask", "int64", ("batch", "total")))
 

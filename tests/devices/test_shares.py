@@ -16,7 +16,7 @@ from rammer.ir.spread import Link, Spread
 from rammer.ir.verify import verify
 from rammer.place.spreading import compile_spread
 from rammer.profile.store import KernelStore
-from rammer.testing.spreads import run_steps, run_whole
+from rammer_testing.spreads import run_steps, run_whole
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 #: (text, weights by name): what is read in parts and what cannot be.

@@ -32,10 +32,10 @@ from rammer.profile.store import KernelStore
 from rammer.runtime.lengths import BUCKETS, narrowed, widened
 from rammer.runtime.spread_run import Joined, SpreadRuns
 from rammer.runtime.spread_session import Joining, open_spread
-from rammer.testing.some import some
-from rammer.testing.spreads import run_whole
 from rammer.transport.local import LOCAL
 from rammer.transport.protocol import Site
+from rammer_testing.some import some
+from rammer_testing.spreads import run_whole
 
 Arrays = Mapping[str, np.ndarray]
 #: For a small simulated chip.

@@ -17,10 +17,10 @@ from spread_ranks import PATIENCE, Wanted, chain, late_chain, main
 from rammer.device.loader import Registry
 from rammer.errors import BadInput, DeviceFailure, RammerError
 from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.testing.some import some
 from rammer.transport.counters import Counters
 from rammer.transport.local import LOCAL
 from rammer.transport.protocol import Site
+from rammer_testing.some import some
 
 #: Transports that join processes.
 PROCESSES = ["mpi", "messages"]

@@ -28,9 +28,9 @@ from rammer.place.spreading import Spreading, compile_open
 from rammer.profile.store import KernelStore
 from rammer.runtime.spread_run import Joined, SpreadRuns
 from rammer.runtime.spread_session import Joining, open_spread
-from rammer.testing.some import some
 from rammer.transport.local import LOCAL
 from rammer.transport.protocol import Site
+from rammer_testing.some import some
 
 Arrays = dict[str, np.ndarray]
 #: Of a small decoder: positions of its caches, and numbers of a row.

@@ -6,9 +6,9 @@ import broken_rows
 import pytest
 from broken_devices import HARMLESS, MISTAKES, subject
 
-from rammer.testing import thread_checks
-from rammer.testing.conformance import CHECKS
-from rammer.testing.subject import DISTURBED, disturbance
+from rammer_testing import thread_checks
+from rammer_testing.conformance import CHECKS
+from rammer_testing.subject import DISTURBED, disturbance
 
 
 @pytest.mark.slow

@@ -24,9 +24,9 @@ from rammer.runtime.bound import ModelBound
 from rammer.runtime.executable import Executable
 from rammer.runtime.residents import Residents
 from rammer.runtime.specialised import Specialised
-from rammer.testing import thread_checks, threads
-from rammer.testing.conformance import CHECKS, ConformanceError, Subject, registry_of
-from rammer.testing.small_models import MODELS
+from rammer_testing import thread_checks, threads
+from rammer_testing.conformance import CHECKS, ConformanceError, Subject, registry_of
+from rammer_testing.small_models import MODELS
 
 import rammer_toy
 

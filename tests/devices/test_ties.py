@@ -16,8 +16,8 @@ import rammer
 from rammer.cli.main import cli
 from rammer.errors import Mismatch
 from rammer.frontend.reader import read_model
-from rammer.peers.oracle import run_onnxruntime
-from rammer.peers.ties import NEAR, Ties, coded, judged
+from rammer.reference.outputs import run_onnxruntime
+from rammer.reference.rounding_ties import NEAR, Ties, coded, judged
 from rammer.report.compare import differences
 
 TOLERANCE = (1e-4, 1e-5)
@@ -141,6 +141,6 @@ def test_the_command(tmp_path: Path, rng: np.random.Generator, monkeypatch: pyte
     bad = Ties(5, 100, 0, 0.0, ("3 of 'q2' (QuantizeLinear), by 2, 0.3 codes from a tie",))
     monkeypatch.setattr("rammer.cli.compare._ties", lambda *args: bad)
     other = spoiled(proto, "w3", lambda w: np.roll(w, 1, 0))
-    monkeypatch.setattr("rammer.peers.oracle.run_onnxruntime", lambda model, feeds: rammer.compile(other, "toy").run(feeds))
+    monkeypatch.setattr("rammer.reference.outputs.run_onnxruntime", lambda model, feeds: rammer.compile(other, "toy").run(feeds))
     said = CliRunner().invoke(cli, ["compare", str(file), "--device", "toy", "--range", "x:-9..9"])
     assert isinstance(said.exception, Mismatch) and "no tie: 3 of 'q2'" in said.output

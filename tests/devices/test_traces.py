@@ -21,8 +21,8 @@ from rammer.ir.program import RProgram, waves
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
 from rammer.runtime.source import open_source
-from rammer.testing.small_models import MODELS
-from rammer.testing.some import some
+from rammer_testing.small_models import MODELS
+from rammer_testing.some import some
 
 DEVICES = [("rocm", {"executor": "single"}), ("rocm", {"executor": "waves"}), ("ipu_sim", {"tiles": "24"})]
 

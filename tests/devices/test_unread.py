@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rammer.testing.graphs.case import Call, GraphCase
-from rammer.testing.graphs.judge import Judge, Setting
+from rammer_testing.graphs.case import Call, GraphCase
+from rammer_testing.graphs.judge import Judge, Setting
 
 
 def shape_alone() -> GraphCase:

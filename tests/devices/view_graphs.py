@@ -19,11 +19,11 @@ from rammer.compiled.options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.frontend.reader import read_model
-from rammer.peers.oracle import expected_outputs
 from rammer.profile.store import KernelStore
+from rammer.reference.outputs import expected_outputs
 from rammer.runtime.executable import Executable
 from rammer.runtime.source import open_source
-from rammer.testing.accuracy import TOLERANCE
+from rammer_testing.accuracy import TOLERANCE
 
 Shape = tuple[int, ...]
 

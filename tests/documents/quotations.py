@@ -31,9 +31,9 @@ from rammer.ir.verify import VerifyError, verify
 from rammer.profile.store import KernelStore
 from rammer.report.stages import STAGES
 from rammer.schedule.fold import fold
-from rammer.testing.interface import GROUPS, MEMBERS, names_of
-from rammer.testing.some import some
-from rammer.testing.walkthrough import model
+from rammer_testing.interface import GROUPS, MEMBERS, names_of
+from rammer_testing.some import some
+from rammer_testing.walkthrough import model
 
 from rammer_cuda.launches import launches
 from rammer_ipu_sim.device import SimulatorBackend

@@ -21,11 +21,11 @@ from rammer.frontend.reader import read_model
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
 from rammer.profile.store import KernelStore
-from rammer.testing.conformance import registry_of
-from rammer.testing.small_models import MODELS
-from rammer.testing.some import some
 from rammer.tile.search import candidates
 from rammer.tile.traffic import task_cost
+from rammer_testing.conformance import registry_of
+from rammer_testing.small_models import MODELS
+from rammer_testing.some import some
 
 import rammer_c
 import rammer_toy

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rammer.testing import interface
-from rammer.testing.interface import GROUPS, MEMBERS, names_of, private_uses, signatures
-from rammer.testing.some import some
+from rammer_testing import interface
+from rammer_testing.interface import GROUPS, MEMBERS, names_of, private_uses, signatures
+from rammer_testing.some import some
 
 ROOT = Path(__file__).parents[2]
 KEPT = Path(__file__).parent / "interface.txt"

@@ -20,8 +20,8 @@ from rammer.device.loader import Registry
 from rammer.ir.program import Task
 from rammer.profile.store import KernelStore
 from rammer.runtime.session import open_executable
-from rammer.testing.conformance import registry_of
-from rammer.testing.judge import relative_error
+from rammer_testing.conformance import registry_of
+from rammer_testing.judge import relative_error
 
 import rammer_c
 from rammer_ipu_sim.plugin import DEVICE

@@ -1,6 +1,6 @@
 """The kernels of ``cases.txt``: texts, launch shapes, what they read, the times predicted for an H200, and machine code.
 
-A line of ``cases.txt`` is a case of ``rammer.testing.families`` with its operator and its candidate, so that neither ranking nor
+A line of ``cases.txt`` is a case of ``rammer_testing.families`` with its operator and its candidate, so that neither ranking nor
 a cost model has a say in which kernel it is. A word before the case asks for something else than the kernel alone:
 
     traced        the same kernel as it records times
@@ -28,9 +28,9 @@ from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.frontend.reader import read_model
 from rammer.profile.store import KernelStore
-from rammer.testing.cases import NetCase, picked
-from rammer.testing.nets import model_of
-from rammer.testing.single import UntiledOperator, subjects
+from rammer_testing.cases import NetCase, picked
+from rammer_testing.nets import model_of
+from rammer_testing.single import UntiledOperator, subjects
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin

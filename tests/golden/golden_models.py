@@ -28,7 +28,7 @@ from rammer.ir.graph import Graph
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import RProgram
 from rammer.profile.store import KernelStore
-from rammer.testing.cases import pick_of
+from rammer_testing.cases import pick_of
 
 from rammer_cuda.backend import open_backend
 from rammer_ipu_sim.device import SimulatorBackend

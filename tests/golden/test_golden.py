@@ -22,9 +22,9 @@ from golden_text import normal, text_digest
 from rammer.device.manifest import OpenOptions
 from rammer.schedule import wavefront
 from rammer.schedule.policy import rows_of
-from rammer.testing.cases import NetCase
-from rammer.testing.nets import KINDS
-from rammer.testing.some import some
+from rammer_testing.cases import NetCase
+from rammer_testing.nets import KINDS
+from rammer_testing.some import some
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.chain import kernel as chain_text

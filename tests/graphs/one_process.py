@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from itertools import takewhile
 
-from rammer.testing.graphs.campaign import CampaignPlan, CampaignSearch, CampaignTally, Key
+from rammer_testing.graphs.campaign import CampaignPlan, CampaignSearch, CampaignTally, Key
 
 
 def campaign(plan: CampaignPlan) -> CampaignTally:

@@ -6,8 +6,8 @@ import pytest
 from one_process import campaign
 
 from rammer.device.loader import Registry
-from rammer.testing.graphs.campaign import CampaignPlan
-from rammer.testing.graphs.judge import Setting
+from rammer_testing.graphs.campaign import CampaignPlan
+from rammer_testing.graphs.judge import Setting
 
 
 # Other voices are asked once: what a graph means does not depend on the device.

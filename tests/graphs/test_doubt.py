@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rammer.testing.graphs.case import Call, GraphCase
-from rammer.testing.graphs.judge import Judge, Setting
+from rammer_testing.graphs.case import Call, GraphCase
+from rammer_testing.graphs.judge import Judge, Setting
 
 f32 = np.float32
 CUBES = np.array([0.76956755, 0.8129041, 0.5, 3.0], f32)

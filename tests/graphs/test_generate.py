@@ -7,10 +7,10 @@ import pytest
 
 import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
 from rammer.frontend.lowering import REGISTRY
-from rammer.testing.graphs.case import Call, GraphCase
-from rammer.testing.graphs.draw import Draw, Reject, schema_of
-from rammer.testing.graphs.generate import OPSETS, graph, merged, tidied
-from rammer.testing.graphs.operators import DESCRIBED, LEFT_OUT
+from rammer_testing.graphs.case import Call, GraphCase
+from rammer_testing.graphs.draw import Draw, Reject, schema_of
+from rammer_testing.graphs.generate import OPSETS, graph, merged, tidied
+from rammer_testing.graphs.operators import DESCRIBED, LEFT_OUT
 
 
 def test_every_lowered_operator_is_described_or_left_out_with_a_reason() -> None:

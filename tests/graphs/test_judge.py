@@ -14,12 +14,12 @@ from one_process import campaign
 
 from rammer.ir.compute import Compute
 from rammer.runtime import host_memory
-from rammer.testing.graphs.campaign import CampaignPlan
-from rammer.testing.graphs.case import Call, GraphCase
-from rammer.testing.graphs.judge import Judge, Setting
-from rammer.testing.graphs.outside import HOPELESS, Outside
-from rammer.testing.graphs.record import CASES, Record
-from rammer.testing.peer_process import PeerCrashed, PeerProcess
+from rammer_testing.graphs.campaign import CampaignPlan
+from rammer_testing.graphs.case import Call, GraphCase
+from rammer_testing.graphs.judge import Judge, Setting
+from rammer_testing.graphs.outside import HOPELESS, Outside
+from rammer_testing.graphs.record import CASES, Record
+from rammer_testing.peer_process import PeerCrashed, PeerProcess
 
 TOY = Setting("toy")
 
@@ -92,7 +92,7 @@ def test_a_difference_of_another_voice_is_told_apart(judge: Judge, monkeypatch: 
     case = _case(Call("Relu", ("x",), ("y",)), x=x)
     monkeypatch.setattr(judge, "outside", lambda *_: [x])
     assert judge(case, TOY).kind == "voice"
-    monkeypatch.setattr("rammer.testing.graphs.judge.reference_outputs", lambda _: {"y": x})
+    monkeypatch.setattr("rammer_testing.graphs.judge.reference_outputs", lambda _: {"y": x})
     assert judge(case, TOY).kind == "lowering"
 
 
@@ -100,7 +100,7 @@ def test_coarse_functions_of_another_voice_are_no_fault_but_wrong_ones_are(judge
     x = np.array([-12, -3, 1, 4], np.float32)
     right = 1 / (1 + np.exp(-x.astype(np.float64)))
     case = _case(Call("Sigmoid", ("x",), ("s",)), Call("Log", ("s",), ("y",)), x=x)
-    monkeypatch.setattr("rammer.testing.graphs.judge.reference_outputs", lambda _: None)
+    monkeypatch.setattr("rammer_testing.graphs.judge.reference_outputs", lambda _: None)
     for error, kind in ((5e-8, "ok"), (5e-5, "lowering")):
         said = np.log(right + error).astype(np.float32)
         monkeypatch.setattr(judge, "outside", lambda *_, said=said: [said])

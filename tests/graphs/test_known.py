@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from rammer.device.loader import Registry
-from rammer.testing.graphs.case import Call, GraphCase
-from rammer.testing.graphs.generate import merged
-from rammer.testing.graphs.judge import Judge, Setting
-from rammer.testing.some import some
+from rammer_testing.graphs.case import Call, GraphCase
+from rammer_testing.graphs.generate import merged
+from rammer_testing.graphs.judge import Judge, Setting
+from rammer_testing.some import some
 
 KEPT = sorted((Path(__file__).parent / "cases").glob("*.json"))
 DEVICES = ("toy", "ipu_sim", "rocm")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rammer.testing.graphs.case import Call, GraphCase
-from rammer.testing.graphs.judge import Judge, Setting, reference_outputs
+from rammer_testing.graphs.case import Call, GraphCase
+from rammer_testing.graphs.judge import Judge, Setting, reference_outputs
 
 Array = np.ndarray[Any, Any]
 f32 = np.float32

@@ -16,10 +16,10 @@ from rammer.frontend.bind import bind
 from rammer.frontend.reader import read_model
 from rammer.passes.fold import Fold
 from rammer.passes.pipeline import default_passes
-from rammer.testing.graphs.case import GraphCase
-from rammer.testing.graphs.generate import graph
-from rammer.testing.graphs.judge import Judge, Setting
-from rammer.testing.judge import relative_error
+from rammer_testing.graphs.case import GraphCase
+from rammer_testing.graphs.generate import graph
+from rammer_testing.graphs.judge import Judge, Setting
+from rammer_testing.judge import relative_error
 
 
 def lowered(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:

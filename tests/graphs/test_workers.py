@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rammer.errors import RammerError
-from rammer.testing.graphs import workers
-from rammer.testing.graphs.campaign import CampaignPlan
-from rammer.testing.graphs.case import GraphCase
-from rammer.testing.graphs.judge import Setting
-from rammer.testing.graphs.record import CASES, Record
-from rammer.testing.graphs.workers import campaign
-from rammer.testing.some import some
+from rammer_testing.graphs import workers
+from rammer_testing.graphs.campaign import CampaignPlan
+from rammer_testing.graphs.case import GraphCase
+from rammer_testing.graphs.judge import Setting
+from rammer_testing.graphs.record import CASES, Record
+from rammer_testing.graphs.workers import campaign
+from rammer_testing.some import some
 
 ONLY = ("Sin", "Cos", "Neg", "Abs", "Relu")
 BAD = CampaignPlan(

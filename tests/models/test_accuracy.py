@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rammer.testing.accuracy import LARGE, TOLERANCE, AccuracyCase, Result, cases, model_error
+from rammer_testing.accuracy import LARGE, TOLERANCE, AccuracyCase, Result, cases, model_error
 
 DEVICES = ("rocm", "ipu_sim")
 

@@ -14,12 +14,12 @@ from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.frontend.reader import read_model
-from rammer.peers.oracle import expected_outputs
 from rammer.profile.store import KernelStore
+from rammer.reference.outputs import expected_outputs
 from rammer.runtime.executable import Executable
 from rammer.runtime.source import open_source
-from rammer.testing.accuracy import TOLERANCE
-from rammer.testing.some import some
+from rammer_testing.accuracy import TOLERANCE
+from rammer_testing.some import some
 
 FILES = sorted((Path(__file__).parent / "exports").glob("*.onnx"))
 #: Dynamic axes take these sizes, one column after the other.

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rammer.testing import cage
+from rammer_testing import cage
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system ties no process to cores")
@@ -45,7 +45,7 @@ RESERVING = """
 import mmap, sys
 from pathlib import Path
 import numpy as np
-from rammer.testing import cage
+from rammer_testing import cage
 
 def room_for(size):
     try:
@@ -92,7 +92,7 @@ def test_a_run_that_cannot_begin_is_no_finding(
 @pytest.mark.parametrize("more", [[], ["--processes", "2"]])
 def test_a_campaign_that_cannot_begin_says_so(more: list[str]) -> None:
     """It is no campaign without faults."""
-    words = [sys.executable, "-m", "rammer.testing.mutants", "--kind", "model", "--device", "nowhere", "--count", "4", *more]
+    words = [sys.executable, "-m", "rammer_testing.mutants", "--kind", "model", "--device", "nowhere", "--count", "4", *more]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100)
     assert done.returncode == cage.Machinery.exit_code, done.stdout + done.stderr
     assert "nowhere" in done.stderr and "Traceback" not in done.stderr and " mutants, " not in done.stdout

@@ -19,7 +19,7 @@ def test_mutants(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     words = [
         sys.executable,
         "-m",
-        "rammer.testing.mutants",
+        "rammer_testing.mutants",
         "--option",
         "tiles=8",
         "--count",

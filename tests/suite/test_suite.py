@@ -16,10 +16,10 @@ from onnx.backend.base import Backend
 import rammer.onnx_backend as backend
 from rammer.cli.main import cli
 from rammer.errors import BadInput, DeviceUnavailable, Mismatch
-from rammer.testing.some import some
-from rammer.testing.suite.cases import SuiteCase, load, names
-from rammer.testing.suite.run import grouped, scores
-from rammer.testing.suite.score import (
+from rammer_testing.some import some
+from rammer_testing.suite.cases import SuiteCase, load, names
+from rammer_testing.suite.run import grouped, scores
+from rammer_testing.suite.score import (
     DECIDED,
     DECLINED,
     FAILED,
@@ -34,7 +34,7 @@ from rammer.testing.suite.score import (
     tally,
     without_arithmetic,
 )
-from rammer.testing.suite.wide import exactly, nearer, trusted_outputs
+from rammer_testing.suite.wide import exactly, nearer, trusted_outputs
 
 
 def test_all_kinds_load() -> None:
@@ -171,7 +171,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_the_command_fails_where_a_test_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rammer.testing.suite.run.scores", lambda *args: [Score("test_add", WRONG, "other")])
+    monkeypatch.setattr("rammer_testing.suite.run.scores", lambda *args: [Score("test_add", WRONG, "other")])
     said = CliRunner().invoke(cli, ["conformance", "--device", "toy"])
     assert isinstance(said.exception, Mismatch)
 

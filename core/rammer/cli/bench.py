@@ -11,23 +11,35 @@ from typing import Any
 import click
 
 from rammer.cli.common import collect_inputs, opened, progress
+from rammer.cli.distributions import not_installed
 from rammer.cli.files import STDOUT, InputPath, OutputPath, note_source, write_text
 from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, compile_options, parse_shapes
 from rammer.cli.several import bench_spread, joining_options, named, spread_table
 from rammer.commands import gathered
 from rammer.compiled.options import DEFAULT, Request
 from rammer.errors import BadInput
-from rammer.peers.bench import Effort, Row, Runner, bench_device, bench_framework, bench_onnxruntime
+from rammer.report.bench import Effort, Row, Runner, bench_device, bench_peer
 from rammer.report.environment import environment
 from rammer.report.operators import HEADERS as OPERATOR_HEADERS
 from rammer.report.operators import OperatorShare, shares, table_rows
+from rammer.report.peers import load_peer, peer_names
 from rammer.report.table import duration, markdown, plain
 from rammer.runtime.host_bound import WHOLE
 from rammer.runtime.spread_session import Joining
 from rammer.transport.launch import launched, world
 
 HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "compile", "kernels", "on host", "ratio"]
-PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "torch-compile-nhwc", "jax")
+
+
+def check_peers(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of peers. BadInput if a peer is unknown or none is installed."""
+    names = peer_names()
+    if value and not names:
+        raise not_installed("rammer bench --peer", "rammer-bench")
+    for name in value:
+        if name not in names:
+            raise BadInput(f"unknown peer {name!r}", "--peer", f"one of: {', '.join(names)}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,9 @@ class Measured:
     metavar="NAME[:INDEX]",
     help="Repeatable. NAME,NAME: one model over several.",
 )
-@click.option("--peer", "peers", multiple=True, type=click.Choice(PEERS), help="Repeatable.")
+@click.option(
+    "--peer", "peers", multiple=True, metavar=f"[{'|'.join(peer_names()) or 'NAME'}]", callback=check_peers, help="Repeatable."
+)
 @click.option("--warmup", type=click.IntRange(0, COUNT.max), default=3, show_default=True, help="Untimed runs.")
 @click.option("--iterations", type=COUNT, default=20, show_default=True, help="Least number of timed runs.")
 @click.option("--duration", type=Finite(SECONDS), default=1.0, show_default=True, help="And at least so many seconds.")
@@ -185,17 +199,12 @@ def _device(model: Path, device: str, request: Request, choice: InputChoice, wan
 
 def _peer(model: Path, peer: str, choice: InputChoice, effort: Effort, precision: str) -> Row:
     from rammer.device.loader import Registry
-    from rammer.peers.oracle import onnxruntime_session
     from rammer.runtime.source import open_source
 
     source = open_source(model, Registry().operators)
-    loaded = source.model
     inputs = collect_inputs(source.head, choice)
     hardware = f"{environment()['cpu']}, {environment()['cores']} cores"
-    runner = Runner(model.stem, peer, hardware)
-    if peer != "onnxruntime":
-        return bench_framework(runner, loaded.whole, inputs, effort, precision)
-    return bench_onnxruntime(runner, lambda: onnxruntime_session(loaded), inputs, effort)
+    return bench_peer(Runner(model.stem, peer, hardware), load_peer(peer)(source.model, inputs, precision), effort)
 
 
 def _cells(rows: list[Row]) -> Iterator[list[Any]]:
@@ -209,9 +218,10 @@ def _cells(rows: list[Row]) -> Iterator[list[Any]]:
 
 def _best_peer(row: Row, rows: list[Row]) -> float | None:
     """The fastest peer's median. A time without copies is never held against one with them."""
-    if row.simulated or row.runner in PEERS:
+    known = peer_names()
+    if row.simulated or row.runner in known:
         return None
-    peers = [r for r in rows if r.runner in PEERS and r.model == row.model]
+    peers = [r for r in rows if r.runner in known and r.model == row.model]
     return min((r.median for r in peers if row.timed == WHOLE or r.timed != WHOLE), default=None)
 
 

@@ -26,7 +26,7 @@ from rammer.report.table import plain
 from rammer.runtime.inputs import load_npz, with_outliers
 
 if TYPE_CHECKING:
-    from rammer.peers.ties import Ties
+    from rammer.reference.rounding_ties import Ties
     from rammer.runtime.executable import Executable
 
 
@@ -62,7 +62,7 @@ def command(
     Example: rammer compare model.onnx --device rocm --device ipu_sim --against onnxruntime
     """
     from rammer.frontend.contrib.function import departures
-    from rammer.peers.oracle import expected_outputs
+    from rammer.reference.outputs import expected_outputs
 
     table, bad, said = [], 0, list[str]()
     want = None
@@ -97,7 +97,7 @@ def _with_outliers(
     exe: Executable, choice: InputChoice, against: str, inputs: Mapping[str, Any], tolerance: Tolerance
 ) -> list[Difference]:
     """Return differences in float16 for inputs with outliers, unless files or ranges give all inputs, or a file the outputs."""
-    from rammer.peers.oracle import expected_outputs
+    from rammer.reference.outputs import expected_outputs
 
     given = {*choice.single, *choice.ranges, *(load_npz(choice.npz) if choice.npz else ())}
     drawn = {p.name for p in exe.head.inputs} - given
@@ -121,7 +121,7 @@ def _ties(
     exe: Executable, inputs: Mapping[str, Any], have: Mapping[str, Any], request: Request, tolerance: tuple[float, float]
 ) -> Ties | None:
     """What ties of a quantised model's roundings explain."""
-    from rammer.peers.ties import judged
+    from rammer.reference.rounding_ties import judged
     from rammer.runtime.session import open_executable
 
     def run(proto: Any) -> Mapping[str, Any]:

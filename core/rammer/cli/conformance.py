@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from rammer.cli.common import progress
+from rammer.cli.distributions import require_kit
 from rammer.cli.files import STDOUT, OutputPath, write_text
 from rammer.cli.options import parse_options
 from rammer.errors import Mismatch
@@ -29,10 +30,11 @@ def command(device: str, pattern: str, json_file: Path | None, processes: int | 
 
     Example: rammer conformance --device rocm -k conv
     """
+    require_kit("rammer conformance")
     import onnx
 
-    from rammer.testing.suite.run import grouped, scores
-    from rammer.testing.suite.score import FAILED, WRONG, tally, without_arithmetic
+    from rammer_testing.suite.run import grouped, scores
+    from rammer_testing.suite.score import FAILED, WRONG, tally, without_arithmetic
 
     with progress(f"ONNX's tests on {device}") as sink:
         found = scores(device, pattern, parse_options(options), processes or 0, lambda done, of: sink("tests", f"{done} of {of}"))

@@ -67,7 +67,7 @@ def _rows(registry: Registry, status: DeviceStatus, test: bool) -> list[dict[str
 
 def _try(registry: Registry, spec: str) -> tuple[str, str]:
     """(vEUs, verdict) of compiling and running a small program; a failure is a verdict, not an error."""
-    from rammer.testing.selftest import self_test
+    from rammer.runtime.self_test import self_test
 
     try:
         with closing(registry.open(spec)) as backend:

@@ -13,6 +13,7 @@ from shlex import quote
 
 import click
 
+from rammer.cli.distributions import require_kit
 from rammer.cli.files import OutputFolder, cannot_write, write_texts
 from rammer.cli.options import parse_options
 from rammer.device.hooks import Hooks
@@ -26,6 +27,8 @@ FILES = ("pyproject.toml", "README.md", f"rammer_{TOY}/__init__.py", "tests/test
 #: Where the template's name stands alone, in the distribution's name, in a word with underscores, and before a class's name.
 _PLACES = re.compile(r"rammer-toy|(?<![A-Za-z])toy(?![A-Za-z])|(?<![A-Za-z])Toy(?=[A-Z])")
 LONGEST = 40
+#: Names whose distributions, rammer-NAME, are not plugins.
+OWN = ("core", "testing", "bench")
 
 
 @click.group(invoke_without_command=False)
@@ -80,7 +83,8 @@ def test_device(device: str, checks: tuple[str, ...], as_json: bool, options: tu
 
     Example: rammer plugins test toy --check manifest
     """
-    from rammer.testing.conformance import chosen_checks, results
+    require_kit("rammer plugins test")
+    from rammer_testing.conformance import chosen_checks, results
 
     names, found = chosen_checks(checks), []
     for result in results(device, parse_options(options), names):
@@ -123,8 +127,8 @@ def check_name(name: str, registry: Registry) -> None:
         )
     if name in registry.devices:
         raise BadInput(f"there is a device {name!r} already", hint="give another name")
-    if name == "core":
-        raise BadInput("rammer-core is rammer itself", hint="give another name")
+    if name in OWN:
+        raise BadInput(f"rammer-{name} is a distribution of rammer itself", hint="give another name")
 
 
 def texts(name: str) -> Mapping[str, str]:

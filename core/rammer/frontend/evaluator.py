@@ -2,7 +2,7 @@
 
 An operator with a lowering is computed by its own Computes, as on a device; what can be lowered only when all operands are
 known (Range, Pad) is, too. The others are run by ``host_operators`` where ``onnx.reference`` departs from ONNX's words, else by
-that. Those in ``JUDGED`` were compared with ONNX Runtime over their attributes (``rammer.testing.operators``). Nothing else
+that. Those in ``JUDGED`` were compared with ONNX Runtime over their attributes (``rammer_testing.operators``). Nothing else
 folds constants, and what else runs on the host is said to be unjudged; where a decision (``voices``) finds the reference
 wrong, it is refused.
 """

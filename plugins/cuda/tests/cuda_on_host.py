@@ -13,9 +13,9 @@ import numpy as np
 
 from rammer.device.manifest import OpenOptions
 from rammer.ir.operator import ROperator
-from rammer.testing.cases import NetCase, pick_of
-from rammer.testing.search import Search
-from rammer.testing.single import Trial, UntiledOperator, images, judge, placed, subjects, trial_of
+from rammer_testing.cases import NetCase, pick_of
+from rammer_testing.search import Search
+from rammer_testing.single import Trial, UntiledOperator, images, judge, placed, subjects, trial_of
 
 from . import host_wgmma
 from .warps import WARPS

@@ -20,10 +20,10 @@ from onnx.reference import ReferenceEvaluator
 from rammer.device.manifest import Backend
 from rammer.errors import RammerError
 from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.testing.small_models import dense_layers
 from rammer.transport import launch
 from rammer.transport.measure import measured_links
 from rammer.transport.protocol import Party, Site
+from rammer_testing.small_models import dense_layers
 
 from .fake_gpus import HostBackend, HostBlocks, HostEnd, HostUnit, host_cupy, host_place
 from .fake_nvshmem import FakeNvshmem

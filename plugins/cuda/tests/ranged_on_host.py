@@ -26,8 +26,8 @@ from rammer.profile.store import KernelStore
 from rammer.runtime.host_memory import HostMemory
 from rammer.runtime.lengths import widened
 from rammer.schedule.fold import fold
-from rammer.testing.bounds import bounded_results
-from rammer.testing.some import some
+from rammer_testing.bounds import bounded_results
+from rammer_testing.some import some
 
 from .cuda_on_host import MOST_THREADS, on_host
 from rammer_cuda.backend import CudaBackend, open_backend

@@ -13,8 +13,8 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
-from rammer.testing.host_c import Array
-from rammer.testing.some import some
+from rammer_testing.host_c import Array
+from rammer_testing.some import some
 
 from rammer_cuda.emulator.launch import COMPILER
 

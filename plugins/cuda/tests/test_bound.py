@@ -14,9 +14,9 @@ from rammer.errors import BadInput, DeviceFailure
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
 from rammer.runtime.source import open_source
-from rammer.testing.conformance import Subject
-from rammer.testing.small_models import SmallModel
-from rammer.testing.some import some
+from rammer_testing.conformance import Subject
+from rammer_testing.small_models import SmallModel
+from rammer_testing.some import some
 
 pytestmark = pytest.mark.cuda
 

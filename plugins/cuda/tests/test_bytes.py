@@ -29,7 +29,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
 from rammer.plan.layouts import channels_last
 from rammer.profile.store import KernelStore
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 from .cuda_choices import choices
 from .cuda_on_host import on_host

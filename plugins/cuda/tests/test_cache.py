@@ -25,7 +25,7 @@ from rammer.frontend.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.profile.store import KernelStore
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 pytest.importorskip("cuda.bindings")
 

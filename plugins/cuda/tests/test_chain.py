@@ -15,7 +15,7 @@ from rammer.ir.expr import Load, Op, Ref, integer
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 pytest.importorskip("cuda.bindings")
 

@@ -10,8 +10,8 @@ pytest.importorskip("cuda.bindings")
 
 from families import operator
 
-from rammer.testing.cases import NetCase, pick_of
-from rammer.testing.single import subjects, trial_of
+from rammer_testing.cases import NetCase, pick_of
+from rammer_testing.single import subjects, trial_of
 
 from .cuda_on_host import HostSearch, problem_of
 from rammer_cuda.emulator.launch import COMPILER

@@ -26,7 +26,7 @@ from rammer.ir.program import RProgram, waves
 from rammer.ir.standing import states
 from rammer.profile.store import KernelStore
 from rammer.runtime.host_memory import HostMemory, view
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 from rammer_cuda import executor, select
 from rammer_cuda.backend import open_backend

@@ -15,10 +15,10 @@ from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.program import Port, RProgram
 from rammer.plan.waits import dependences
 from rammer.profile.store import KernelStore
+from rammer.runtime.self_test import tiny_graph
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import random_net
-from rammer.testing.selftest import tiny_graph
-from rammer.testing.some import some
+from rammer_testing.programs import random_net
+from rammer_testing.some import some
 
 pytest.importorskip("cuda.bindings")
 

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("cuda.bindings")
 
 from rammer.ir.operator import ROperator
-from rammer.testing.cases import NetCase
-from rammer.testing.single import UntiledOperator, subjects, trial_of
+from rammer_testing.cases import NetCase
+from rammer_testing.single import UntiledOperator, subjects, trial_of
 
 from .cuda_on_host import HostSearch, planted, problem_of
 from rammer_cuda.contraction.choose import PRODUCTS

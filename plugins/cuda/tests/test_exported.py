@@ -15,7 +15,7 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Binding
 from rammer.frontend.reader import read_model
 from rammer.profile.store import KernelStore
-from rammer.testing.single import UntiledOperator, trial_of
+from rammer_testing.single import UntiledOperator, trial_of
 
 from .cuda_on_host import planted, problem_of
 from rammer_cuda.emulator.launch import COMPILER

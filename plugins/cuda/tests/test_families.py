@@ -14,7 +14,7 @@ from rammer.device.manifest import OpenOptions
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 

@@ -26,8 +26,8 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, RProgram, dense
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import KEPT
-from rammer.testing.selftest import tiny_graph
-from rammer.testing.some import some
+from rammer.runtime.self_test import tiny_graph
+from rammer_testing.some import some
 
 from .test_attention import CASES as ATTENTIONS
 from .test_bytes import CASES as BYTES

@@ -12,7 +12,7 @@ from rammer.device.manifest import OpenOptions
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Load
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 pytest.importorskip("cuda.bindings")
 

@@ -11,8 +11,8 @@ from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.evaluate import run_graph
 from rammer.ir.program import Port
 from rammer.profile.store import KernelStore
-from rammer.testing.accuracy import AccuracyCase, cases, model_error
-from rammer.testing.selftest import tiny_graph
+from rammer.runtime.self_test import tiny_graph
+from rammer_testing.accuracy import AccuracyCase, cases, model_error
 
 pytestmark = pytest.mark.cuda
 

@@ -15,7 +15,7 @@ pytest.importorskip("cuda.bindings")
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 from rammer.runtime.host_memory import HostMemory
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 from .cuda_on_host import on_host, told
 from .ranged_on_host import MODELS, RangedSearch, Step, points, runs_here, searched

@@ -26,7 +26,7 @@ from rammer.frontend.reader import read_model
 from rammer.ir.operator import RKernel, ROperator
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import Tuner
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.family import Held

@@ -13,7 +13,7 @@ pytest.importorskip("cuda.bindings")
 from rammer.device.manifest import OpenOptions
 from rammer.ir.operator import ROperator
 from rammer.ir.shorter import PARTS, ending_axes, part_of, shorter
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 from .ranged_on_host import MODELS, RangedSearch, Step, lot_of, points, searched
 from rammer_cuda.backend import CudaBackend, open_backend

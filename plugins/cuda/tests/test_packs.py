@@ -17,7 +17,7 @@ from rammer.frontend.reader import read_model
 from rammer.ir.evaluate import run_graph
 from rammer.profile.store import KernelStore
 from rammer.report.measured import summarise
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 

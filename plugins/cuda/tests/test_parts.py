@@ -20,9 +20,9 @@ from rammer.errors import DeviceFailure, DeviceUnavailable
 from rammer.frontend.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.profile.store import KernelStore
-from rammer.testing.cases import KINDS, NetCase, Sampler
-from rammer.testing.single import Trial, subjects, trial_of
-from rammer.testing.some import some
+from rammer_testing.cases import KINDS, NetCase, Sampler
+from rammer_testing.single import Trial, subjects, trial_of
+from rammer_testing.some import some
 
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, find_race
 

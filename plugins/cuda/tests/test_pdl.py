@@ -12,8 +12,8 @@ from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.program import Port
 from rammer.profile.store import KernelStore
-from rammer.testing.selftest import tiny_graph
-from rammer.testing.some import some
+from rammer.runtime.self_test import tiny_graph
+from rammer_testing.some import some
 
 pytest.importorskip("cuda.bindings")
 

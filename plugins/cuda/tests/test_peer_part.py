@@ -24,13 +24,13 @@ from rammer.place.ranges import OpenShapes
 from rammer.place.spreading import compile_open, compile_spread
 from rammer.profile.store import KernelStore
 from rammer.runtime.spread_part import Runs
-from rammer.testing.small_models import dense_layers
-from rammer.testing.some import some
 from rammer.transport.counters import Counters
 from rammer.transport.exposed import Exposed
 from rammer.transport.find import choose
 from rammer.transport.measure import ROUNDS, WARM, measured_links
 from rammer.transport.protocol import Endpoint, RunsParts, Site, TimesItself
+from rammer_testing.small_models import dense_layers
+from rammer_testing.some import some
 
 from .fake_gpus import HostBackend, HostEnd, HostMemory, host_cupy, host_place
 from rammer_cuda.peer import exchange, fabric, symmetric

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from rammer.errors import DeviceUnavailable
-from rammer.testing.some import some
 from rammer.transport.counters import Counters
+from rammer_testing.some import some
 
 ROOT, RANKS = Path(__file__).parents[3], "plugins.cuda.tests.peer_ranks"
 needs_mpi = pytest.mark.skipif(

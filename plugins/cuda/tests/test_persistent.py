@@ -20,10 +20,10 @@ from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.reader import read_model
 from rammer.ir.program import Counter, Port, RProgram, Task, Wait
 from rammer.profile.store import KernelStore
-from rammer.testing.conformance import CHECKS, TIMED, subject
-from rammer.testing.peer_process import PeerSession
-from rammer.testing.selftest import tiny_graph
-from rammer.testing.some import some
+from rammer.runtime.self_test import tiny_graph
+from rammer_testing.conformance import CHECKS, TIMED, subject
+from rammer_testing.peer_process import PeerSession
+from rammer_testing.some import some
 
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("cuda.bindings")
 
 from rammer.ir.operator import ROperator
-from rammer.testing.cases import NetCase, Sampler
-from rammer.testing.single import Trial, subjects, trial_of
+from rammer_testing.cases import NetCase, Sampler
+from rammer_testing.single import Trial, subjects, trial_of
 
 from .cuda_on_host import HostSearch, on_host, planted, problem_of, run_cases
 from rammer_cuda.emulator.launch import COMPILER

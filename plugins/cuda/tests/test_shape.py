@@ -22,7 +22,7 @@ from rammer.schedule.ios import IOS
 from rammer.schedule.place import fastest, leanest, side_by_side
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 from rammer_cuda.backend import open_backend
 from rammer_cuda.families import family_of

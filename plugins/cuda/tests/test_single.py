@@ -12,7 +12,7 @@ from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 pytest.importorskip("cuda.bindings")
 

@@ -27,9 +27,9 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.profile.store import KernelStore
 from rammer.schedule.clock import in_waves
-from rammer.testing.cases import Sampler
-from rammer.testing.single import subjects
-from rammer.testing.some import some
+from rammer_testing.cases import Sampler
+from rammer_testing.single import subjects
+from rammer_testing.some import some
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.families import family_of

@@ -26,7 +26,7 @@ from rammer.profile.store import KernelStore
 from rammer.runtime.host_memory import HostMemory
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.gpu import TARGETS

@@ -12,9 +12,9 @@ from rammer.codegen.family import KernelFamily
 from rammer.device.manifest import OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
-from rammer.testing.cases import NetCase
-from rammer.testing.single import UntiledOperator, subjects
-from rammer.testing.some import some
+from rammer_testing.cases import NetCase
+from rammer_testing.single import UntiledOperator, subjects
+from rammer_testing.some import some
 
 pytest.importorskip("cuda.bindings")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 import rammer_cuda
 

@@ -18,8 +18,8 @@ from rammer.device.manifest import Binding, OpenOptions, Tracer
 from rammer.profile.store import KernelStore
 from rammer.report.measured import summarise
 from rammer.runtime.source import open_source
-from rammer.testing.small_models import MODELS
-from rammer.testing.some import some
+from rammer_testing.small_models import MODELS
+from rammer_testing.some import some
 
 pytest.importorskip("cuda.bindings")
 

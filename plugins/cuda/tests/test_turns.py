@@ -20,7 +20,7 @@ from rammer.ir.program import RProgram
 from rammer.passes.pipeline import default_passes
 from rammer.passes.roll import RollRecurrences
 from rammer.profile.store import KernelStore
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 from rammer_cuda import select, turns
 from rammer_cuda.backend import open_backend

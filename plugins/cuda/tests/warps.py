@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rammer.device.manifest import Binding
-from rammer.testing.host_c import Array
+from rammer_testing.host_c import Array
 
 from rammer_cuda.contraction.instruction import MMA_BF16, MMA_F16, MMA_I8, MMA_TF32, Mma
 from rammer_cuda.emulator.launch import HostKernel, find_race, run_on_host

@@ -19,9 +19,9 @@ from rammer.place.predict import StepTime, predict
 from rammer.place.spreading import compile_spread
 from rammer.plan.join import joined_constants
 from rammer.profile.store import KernelStore
-from rammer.testing.small_models import dense_layers
-from rammer.testing.some import some
-from rammer.testing.spreads import whole_inputs
+from rammer_testing.small_models import dense_layers
+from rammer_testing.some import some
+from rammer_testing.spreads import whole_inputs
 
 from rammer_ipu_sim.chip import Chip, configured
 from rammer_ipu_sim.executor import LoadedProgram

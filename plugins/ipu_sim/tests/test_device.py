@@ -17,8 +17,8 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, RProgram, dense
 from rammer.ir.types import TensorType
 from rammer.profile.store import KernelStore
-from rammer.testing.selftest import self_test, tiny_graph
-from rammer.testing.some import some
+from rammer.runtime.self_test import self_test, tiny_graph
+from rammer_testing.some import some
 
 from rammer_ipu_sim.chip import GC2, SOURCES, configured
 from rammer_ipu_sim.device import SimulatorBackend

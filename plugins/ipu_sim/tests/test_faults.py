@@ -14,8 +14,8 @@ from rammer.ir.program import Buffer, RProgram
 from rammer.ir.types import TensorType
 from rammer.ir.verify import VerifyError, verify
 from rammer.schedule.registry import parse_policy
-from rammer.testing.programs import random_net
-from rammer.testing.some import some
+from rammer_testing.programs import random_net
+from rammer_testing.some import some
 
 from rammer_ipu_sim.chip import Chip, configured
 from rammer_ipu_sim.executor import Drop, LoadedProgram

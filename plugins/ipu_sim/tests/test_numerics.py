@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Task, Wait
 from rammer.ir.types import TensorType
-from rammer.testing.cases import NetCase
-from rammer.testing.search import Search
+from rammer_testing.cases import NetCase
+from rammer_testing.search import Search
 
 from rammer_ipu_sim.chip import configured
 from rammer_ipu_sim.executor import LoadedProgram

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import rammer
-from rammer.testing.small_models import SmallModel
-from rammer.testing.weights import runner
+from rammer_testing.small_models import SmallModel
+from rammer_testing.weights import runner
 
 #: Models by name, and how far their indices go.
 CASES = {

@@ -14,7 +14,7 @@ from rammer.device.arranging import WITHIN, ProgramsBeside
 from rammer.device.manifest import Binding
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 from rammer_rocm.kernels import OpenClKernels
 

@@ -11,8 +11,8 @@ import pytest
 
 from rammer.device.manifest import OpenOptions
 from rammer.passes.stored import packed
-from rammer.testing.cases import NetCase, pick_of
-from rammer.testing.single import UntiledOperator, check, subjects, trial_of
+from rammer_testing.cases import NetCase, pick_of
+from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
 pytest.importorskip("pyopencl")
 from rammer_rocm.kernels.codes import Words

@@ -13,7 +13,7 @@ from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Buffer, Counter, Port, RProgram, Storage, Task, Wait, dense
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 pytest.importorskip("pyopencl")
 from rammer.codegen.task import Unsuited

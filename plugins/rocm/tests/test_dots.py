@@ -16,10 +16,10 @@ from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Storage
 from rammer.ir.types import TensorType, row_major
 from rammer.runtime.host_memory import view
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 pytest.importorskip("pyopencl")
-from rammer.testing.single import images, placed
+from rammer_testing.single import images, placed
 
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.plugin import DEVICE

@@ -20,8 +20,8 @@ from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port
 from rammer.profile.store import KernelStore
-from rammer.testing.selftest import tiny_graph
-from rammer.testing.some import some
+from rammer.runtime.self_test import tiny_graph
+from rammer_testing.some import some
 
 import rammer_rocm.kernels as kernels
 from rammer_rocm.kernels import OpenClKernels

@@ -13,9 +13,9 @@ from rammer.ir import expr as ex
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.expr import Cast, Expr
 from rammer.ir.operator import ROperator
-from rammer.testing.cases import NetCase, Sampler
-from rammer.testing.nets import KINDS
-from rammer.testing.single import UntiledOperator, subjects
+from rammer_testing.cases import NetCase, Sampler
+from rammer_testing.nets import KINDS
+from rammer_testing.single import UntiledOperator, subjects
 
 from rammer_rocm.kernels import OpenClKernels
 

@@ -15,8 +15,8 @@ from rammer.errors import RammerError
 from rammer.passes.pipeline import default_passes
 from rammer.passes.roll import RollRecurrences
 from rammer.runtime.executable import Executable
-from rammer.testing.graphs.generate import graph
-from rammer.testing.some import some
+from rammer_testing.graphs.generate import graph
+from rammer_testing.some import some
 
 pytest.importorskip("pyopencl")
 from rammer_rocm.backend import OpenClBackend

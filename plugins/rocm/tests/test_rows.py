@@ -17,7 +17,7 @@ from rammer.device.manifest import Array
 from rammer.frontend.reader import read_model
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.profile.store import KernelStore
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.plugin import DEVICE

@@ -7,7 +7,7 @@ import pytest
 
 import rammer
 from rammer.ir.program import waves
-from rammer.testing.net import Net
+from rammer_testing.net import Net
 
 
 def one_launch(net: Net, values: dict[str, np.ndarray]) -> tuple[int, int, dict[str, np.ndarray]]:

@@ -11,11 +11,11 @@ import pytest
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import OpenOptions
 from rammer.plan.layouts import channels_last
-from rammer.testing.cases import NetCase
-from rammer.testing.some import some
+from rammer_testing.cases import NetCase
+from rammer_testing.some import some
 
 pytest.importorskip("pyopencl")
-from rammer.testing.single import UntiledOperator, check, subjects, trial_of
+from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
 from rammer_rocm.kernels.channels import COLUMNS, VECTORS, channels_form
 from rammer_rocm.kernels.sliding import ROWS, ImageForm, image_form

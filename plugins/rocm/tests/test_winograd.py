@@ -16,11 +16,11 @@ from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Array, OpenOptions
 from rammer.errors import BadInput
 from rammer.runtime.executable import Executable
-from rammer.testing.cases import NetCase
-from rammer.testing.some import some
+from rammer_testing.cases import NetCase
+from rammer_testing.some import some
 
 pytest.importorskip("pyopencl")
-from rammer.testing.single import UntiledOperator, check, subjects, trial_of
+from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
 from rammer_rocm.kernels.winograd import WinogradForm, winograd_form
 from rammer_rocm.plugin import DEVICE

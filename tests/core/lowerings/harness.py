@@ -23,8 +23,8 @@ from rammer.frontend.reader import TARGET_OPSET, read_model
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.evaluate import run_graph
 from rammer.ir.formats import carried, readable, restored
-from rammer.testing.some import some
-from rammer.testing.suite.nodes import node_tests
+from rammer_testing.some import some
+from rammer_testing.suite.nodes import node_tests
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -12,7 +12,7 @@ from harness import check_node_case, check_random, lower_model, node_cases, node
 from rammer.frontend.lowering import CannotLower
 from rammer.ir import expr as ex
 from rammer.ir.expr import Table
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 OPS = (
     "Gather",

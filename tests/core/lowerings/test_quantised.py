@@ -17,8 +17,8 @@ from rammer.ir.evaluate import run_graph
 from rammer.ir.expr import Cast, Op
 from rammer.passes.narrow import narrowed
 from rammer.passes.pipeline import default_passes
-from rammer.testing.operators.case import OperandDraw, OperatorCase
-from rammer.testing.some import some
+from rammer_testing.operators.case import OperandDraw, OperatorCase
+from rammer_testing.some import some
 
 #: Draws of each operator.
 COUNT = 40

@@ -24,7 +24,7 @@ from harness import (
 from rammer.errors import BadInput
 from rammer.frontend.coordinates import Resampling
 from rammer.ir import expr as ex
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 

@@ -12,7 +12,7 @@ from harness import check_node_case, check_random, lower_model, node_cases, node
 from rammer.frontend.host_operators import OPERATORS
 from rammer.frontend.lowering import CannotLower
 from rammer.frontend.lowerings import scatter
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 WORDS = ["none", "add", "mul", "max", "min"]
 

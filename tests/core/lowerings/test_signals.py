@@ -10,7 +10,7 @@ from harness import STATIC_INPUTS, check_node_case, check_random, lower_model, n
 
 from rammer.frontend.lowering import CannotLower
 from rammer.frontend.lowerings import adjoint, determinant, fourier
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 OPS = ("STFT", "Col2Im", "MaxUnpool", "Det", "RoiAlign", "LinearAttention", "Adagrad", "Adam", "Momentum")
 

@@ -11,7 +11,7 @@ from harness import check_node_case, lower_model, node_cases, node_model, run_no
 
 from rammer.frontend.lowering import CannotLower
 from rammer.frontend.lowerings import topk
-from rammer.testing.some import some
+from rammer_testing.some import some
 
 
 @pytest.mark.parametrize("case", node_cases("TopK"))

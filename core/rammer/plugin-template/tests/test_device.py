@@ -9,8 +9,8 @@ import pytest
 
 from rammer.device.loader import Registry
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
-from rammer.testing.conformance import CHECKS, copying_program, subject
-from rammer.testing.interface import private_uses
+from rammer_testing.conformance import CHECKS, copying_program, subject
+from rammer_testing.interface import private_uses
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -20,11 +20,11 @@ import numpy as np
 
 from rammer.child_processes import find_program, run_program
 from rammer.codegen.dialects import helpers
+from rammer.codegen.guarded_buffer import Array, GuardedBuffer
 from rammer.codegen.task import Argument
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceUnavailable
 from rammer.ir.types import itemsize
-from rammer.testing.host_c import Array, Guarded
 
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.emulator.block import HEAD, INCLUDES, TAIL
@@ -104,7 +104,8 @@ def run_on_host(kernel: HostKernel, values: Mapping[str, Array], first: int = 0)
     library, arguments, binding = _library(kernel), kernel.arguments, kernel.binding
     rng = np.random.default_rng()
     tensors = {
-        a.tensor: Guarded(binding.storages[a.tensor], values.get(a.tensor), binding.types[a.tensor].dtype, rng) for a in arguments
+        a.tensor: GuardedBuffer(binding.storages[a.tensor], values.get(a.tensor), binding.types[a.tensor].dtype, rng)
+        for a in arguments
     }
     addresses = [ctypes.c_void_p(a.packed.ctypes.data) if a.packed is not None else tensors[a.tensor].pointer for a in arguments]
     stuck = library.rm_launch((ctypes.c_void_p * len(addresses))(*addresses), kernel.blocks, kernel.threads, first)

@@ -1,1 +1,0 @@
-"""Other runtimes on the same models: reference results, and times to compare with."""

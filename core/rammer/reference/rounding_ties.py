@@ -1,0 +1,204 @@
+"""Whether a quantised model's outputs differ because of ties alone: a sum in another order leaves another last bit, where that is
+a tie of a rounding the code is its neighbour, and what follows has other codes to begin with.
+
+So every tensor of codes is judged by itself. The device runs the model with all of them as outputs; ONNX Runtime makes each one
+anew from the codes that the device made before it. The two may differ by one code, and only where the number before rounding lies
+within ``NEAR`` codes of a tie. What each layer makes of the same codes is then the same but for ties, whatever becomes of these
+at the end. A tensor whose number cannot be told must be the same in every code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, helper
+
+from rammer.errors import BadInput, DeviceUnavailable
+from rammer.report.compare import differences
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Codes from a tie within which one may be its neighbour: float32 sums that make numbers of up to 255 codes end some 1e-5 apart.
+NEAR: Final = 1e-3
+_QUANTISES: Final = ("QuantizeLinear", "DynamicQuantizeLinear")
+#: Operators on codes -> the one on numbers, and where each operand's codes are, its scale and its zero point behind them.
+_ON_CODES: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
+    "QLinearConv": ("Conv", (0, 3)),
+    "QLinearMatMul": ("MatMul", (0, 3)),
+    "QLinearAdd": ("Add", (0, 3)),
+    "QLinearMul": ("Mul", (0, 3)),
+    "QLinearSigmoid": ("Sigmoid", (0,)),
+    "QLinearLeakyRelu": ("LeakyRelu", (0,)),
+    "QLinearGlobalAveragePool": ("GlobalAveragePool", (0,)),
+}
+_GIVEN, _NUMBER, _STEP = ":given", ":number", ":step"
+
+
+@dataclass(frozen=True)
+class Ties:
+    """What was found of ``tensors`` tensors of ``codes`` codes: how many are ``apart`` by one at a tie, how far from it at most,
+    and ``faults``, what no tie explains."""
+
+    tensors: int
+    codes: int
+    apart: int
+    farthest: float
+    faults: tuple[str, ...]
+
+    @property
+    def good(self) -> bool:
+        """Whether ties explain all."""
+        return not self.faults
+
+    def __str__(self) -> str:
+        found = (
+            f"{self.codes} codes in {self.tensors} tensors, each made from the device's own codes before it: {self.apart} are "
+            f"apart by one, at most {self.farthest:.2g} codes from a tie ({NEAR:g} is allowed)"
+        )
+        return "; ".join([found, *(f"no tie: {fault}" for fault in self.faults[:3])])
+
+
+def coded(proto: ModelProto) -> dict[str, NodeProto]:
+    """Tensors of codes that a model computes from its inputs, and what makes them."""
+    live, found = {i.name for i in proto.graph.input} - {t.name for t in proto.graph.initializer}, dict[str, NodeProto]()
+    for node in proto.graph.node:  # in topological order, as ONNX has it
+        if live.isdisjoint(node.input) and not any(a.HasField("g") for a in node.attribute):
+            continue
+        live.update(node.output)
+        if node.op_type in _QUANTISES or node.op_type.startswith("QLinear"):
+            found[node.output[0]] = node
+    return found
+
+
+def shown(proto: ModelProto) -> ModelProto:
+    """The model with its tensors of codes as outputs, too."""
+    result = ModelProto.FromString(proto.SerializeToString())
+    known = {o.name for o in proto.graph.output}
+    result.graph.output.extend(onnx.ValueInfoProto(name=n) for n in coded(proto) if n not in known)
+    return result
+
+
+def cut(proto: ModelProto, made: Mapping[str, Array]) -> ModelProto:
+    """The model where whatever reads a tensor of codes reads an input instead, with the numbers before rounding and the scales as
+    further outputs."""
+    result = ModelProto.FromString(proto.SerializeToString())
+    graph, found = result.graph, coded(proto)
+    steps = list[NodeProto]()
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            if name in found:
+                node.input[place] = name + _GIVEN
+        steps += [node, *(_numbers(node) if node.output and node.output[0] in found else ())]
+    copies = [NodeProto.FromString(s.SerializeToString()) for s in steps]
+    del graph.node[:]
+    graph.node.extend(copies)
+    for name in found:
+        kind = helper.np_dtype_to_tensor_dtype(made[name].dtype)
+        graph.input.append(helper.make_tensor_value_info(name + _GIVEN, kind, made[name].shape))
+    known = {o.name for o in graph.output} | {t.name for t in graph.initializer} | {i.name for i in graph.input}
+    wanted = [v for name, node in found.items() for v in (name, *_judged(node)) if v]
+    graph.output.extend(onnx.ValueInfoProto(name=n) for n in dict.fromkeys(wanted) if n not in known)
+    return result
+
+
+def _judged(node: NodeProto) -> tuple[str, str]:
+    """Names of the numbers that a node rounds and of what it divides them by; "" where they cannot be told."""
+    name = node.output[0]
+    if node.op_type == "QuantizeLinear":
+        return node.input[0], node.input[1]
+    if node.op_type == "DynamicQuantizeLinear":
+        return node.input[0], node.output[1]
+    if node.op_type not in _ON_CODES:
+        return "", ""
+    last = _ON_CODES[node.op_type][1][-1]
+    return name + _NUMBER, node.input[last + 3]
+
+
+def _numbers(node: NodeProto) -> list[NodeProto]:
+    """Nodes that compute on numbers what an operator computes on codes."""
+    if node.op_type not in _ON_CODES:
+        return []
+    op, places = _ON_CODES[node.op_type]
+    name, steps, operands = node.output[0], list[NodeProto](), list[str]()
+    for place in places:
+        whole = [n for n in node.input[place : place + 3] if n]
+        axis = 0 if op == "Conv" else 1
+        operands.append(f"{name}{_STEP}{place}")
+        steps.append(helper.make_node("DequantizeLinear", whole, operands[-1:], axis=axis))
+    if op == "Conv" and len(node.input) > 8 and node.input[8]:
+        scale, bias, zero = (f"{name}{_STEP}_{part}" for part in ("scale", "bias", "whole"))
+        steps.append(helper.make_node("Mul", [node.input[1], node.input[4]], [scale]))
+        steps.append(helper.make_node("Cast", [node.input[8]], [zero], to=onnx.TensorProto.FLOAT))
+        steps.append(helper.make_node("Mul", [zero, scale], [bias]))
+        operands.append(bias)
+    plain = helper.make_node(op, operands, [name + _NUMBER])
+    plain.attribute.extend(a for a in node.attribute if a.name != "channels_last")
+    return [*steps, plain]
+
+
+def judged(
+    proto: ModelProto,
+    inputs: Mapping[str, Array],
+    outputs: Mapping[str, Array],
+    run: Callable[[ModelProto], Mapping[str, Array]],
+    tolerance: tuple[float, float],
+) -> Ties | None:
+    """What ties explain of ``outputs``, the device's of ``inputs``; ``run`` runs a model on the device with the same. None for a
+    model without codes, and where ONNX Runtime does not run it in parts."""
+    found = coded(proto)
+    if not found or any(n.attribute and "channels_last" in {a.name for a in n.attribute if a.i} for n in found.values()):
+        return None
+    made = run(shown(proto))
+    faults = [f"{d.name} is another when codes are outputs, too" for d in differences(made, outputs, *tolerance) if not d.good]
+    reference = _referred(cut(proto, made), {**inputs, **{n + _GIVEN: made[n] for n in found}})
+    if reference is None:
+        return None
+    plain = {n: reference[n] for n in outputs if n in reference and n not in found}
+    faults += [f"{d.name} {d.why} from the same codes" for d in differences(made, plain, *tolerance) if not d.good]
+    apart, farthest, codes = 0, 0.0, 0
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
+    values: dict[str, Array] = {**constants, **inputs, **reference}
+    for name, node in found.items():
+        have, want = made[name].astype(np.int64), reference[name].astype(np.int64)
+        codes += have.size
+        away = _from_ties(node, values, have != want)
+        count = int((have != want).sum())
+        if count and (away is None or np.abs(have - want).max() > 1 or not away.max() <= NEAR):
+            most = "unknown" if away is None else f"{away.max():.2g}"
+            faults.append(f"{count} of {name!r} ({node.op_type}), by {np.abs(have - want).max()}, {most} codes from a tie")
+        elif count and away is not None:
+            apart, farthest = apart + count, max(farthest, float(away.max()))
+    return Ties(len(found), codes, apart, farthest, tuple(faults))
+
+
+def _from_ties(node: NodeProto, values: Mapping[str, Array], where: Array) -> Array | None:
+    """How far the numbers at ``where`` are from a tie of rounding, in codes; None where they cannot be told."""
+    number, scale = (values.get(n) if n else None for n in _judged(node))
+    if number is None or scale is None or number.shape != where.shape:
+        return None
+    attributes = {a.name: a.i for a in node.attribute}
+    if scale.size > 1:
+        axis = attributes.get("axis", 1) % number.ndim
+        if scale.ndim != 1 or attributes.get("block_size", 0) or number.shape[axis] != scale.size:
+            return None
+        scale = scale.reshape([-1 if d == axis else 1 for d in range(number.ndim)])
+    quotient = np.broadcast_to(number.astype(np.float64) / scale.astype(np.float64).reshape(scale.shape or ()), where.shape)[
+        where
+    ]
+    found: Array = np.abs(quotient - np.floor(quotient) - 0.5)
+    return found
+
+
+def _referred(proto: ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
+    """Outputs of ONNX Runtime; None where it refuses."""
+    from rammer.frontend.reader import read_model
+    from rammer.reference.outputs import run_onnxruntime
+
+    try:
+        return run_onnxruntime(read_model(proto), feeds)
+    except (BadInput, DeviceUnavailable):
+        return None

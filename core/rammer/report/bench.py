@@ -1,0 +1,134 @@
+"""Latency of models on devices and peers: warm-up, then runs until a count and a duration are reached."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.device.manifest import Bound
+from rammer.report.peers import Prepared, StreamDelay, stream_delays
+from rammer.runtime.host_bound import WHOLE
+from rammer.runtime.specialised import Specialised
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the bench table. ``timed`` says by which clock, and whether copies are in it.
+
+    Times in seconds; ``simulated`` rows are never ranked with measured ones."""
+
+    model: str
+    runner: str
+    hardware: str
+    timed: str
+    simulated: bool
+    median: float
+    p90: float
+    p99: float
+    compile: float
+    first: float
+    kernels: int
+    host_nodes: int
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Which model runs, on a device or by a peer, and its hardware."""
+
+    model: str
+    name: str
+    hardware: str
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """``warmup`` untimed runs, then at least ``iterations`` runs and ``duration`` seconds."""
+
+    warmup: int = 3
+    iterations: int = 20
+    duration: float = 1.0
+
+
+def sample(call: Callable[[], float], effort: Effort) -> tuple[float, list[float]]:
+    """(seconds of the first call, seconds of the timed calls); ``call`` returns its own seconds."""
+    first = call()
+    for _ in range(effort.warmup):
+        call()
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < effort.iterations or time.perf_counter() - begin < effort.duration:
+        times.append(call())
+    return first, times
+
+
+def percentiles(times: list[float]) -> tuple[float, float, float]:
+    """Median, 90th and 99th percentile."""
+    median, p90, p99 = np.percentile(times, [50, 90, 99])
+    return float(median), float(p90), float(p99)
+
+
+def bound_call(bound: Bound, delays: Sequence[StreamDelay] = ()) -> Callable[[], float]:
+    """Return a function that runs ``bound`` on its arrays and returns the seconds by the device's clock.
+
+    Each run is queued after ``delays``. Peers queue the same delays, so that no time includes queueing.
+    """
+
+    def call() -> float:
+        for delay in delays:
+            delay(bound.stream)
+        return bound.seconds()
+
+    return call
+
+
+def bench_device(
+    runner: Runner,
+    special: Specialised,
+    inputs: Mapping[str, Array],
+    effort: Effort,
+    *,
+    simulated: bool = False,
+    on_device: bool = False,
+) -> Row:
+    """Time whole runs, NumPy in and NumPy out, or with ``on_device`` a bound call by the device's own clock; of a
+    simulated device its simulated seconds, run once."""
+    _, timing = special.run(inputs)
+    if simulated:
+        times, first, timed = [timing.device], timing.device, "simulated cycles"
+    elif on_device:
+        bound = special.bind(inputs, {})
+        first, times = sample(bound_call(bound, stream_delays()), effort)
+        timed = bound.clock
+        bound.close()
+    else:
+        _, times = sample(lambda: special.run(inputs)[1].total, effort)
+        first, timed = timing.total, WHOLE
+    hosted = len(special.host_nodes)
+    return Row(
+        runner.model,
+        runner.name,
+        runner.hardware,
+        timed,
+        simulated,
+        *percentiles(times),
+        special.compile_seconds,
+        first,
+        special.kernels,
+        hosted,
+        len(times),
+    )
+
+
+def bench_peer(runner: Runner, prepared: Prepared, effort: Effort) -> Row:
+    """Time a model that a peer has prepared."""
+    first, times = sample(prepared.seconds, effort)
+    prepared.close()
+    place, spent = prepared.hardware or runner.hardware, prepared.prepare_seconds
+    return Row(runner.model, runner.name, place, prepared.timed, False, *percentiles(times), spent, first, 0, 0, len(times))

@@ -1,1 +1,0 @@
-"""What plugin authors and the tests import: real models and checks."""

@@ -1,0 +1,284 @@
+"""The oracle: one case on one device, against three voices. Every outcome is a Verdict."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import traceback
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from onnx import ModelProto
+
+from rammer.compiled.options import CompileOptions
+from rammer.device.loader import Registry
+from rammer.device.manifest import Backend
+from rammer.errors import BadInput, RammerError
+from rammer.frontend.nodes import attribute_value
+from rammer.frontend.reader import read_model
+from rammer.frontend.uses import Use
+from rammer.frontend.voices import Voice, distrusted
+from rammer.ir.types import SHORT, TensorType
+from rammer.profile.store import KernelStore
+from rammer.runtime.executable import Executable
+from rammer.runtime.source import open_source
+from rammer_testing.graphs.case import Array, GraphCase
+from rammer_testing.graphs.draw import schema_of
+from rammer_testing.graphs.outside import Outside
+from rammer_testing.graphs.track import Expected, tracker
+
+Outputs: TypeAlias = "Mapping[str, Array]"
+#: Outcomes that are no fault of ours.
+GOOD: Final = ("ok", "refused", "voice")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a case runs."""
+
+    device: str
+    policy: str = "wavefront"
+    layout: str = "keep"
+    precision: str = "float32"
+    options: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        parts = [self.device, self.policy, self.layout, self.precision, *(f"{k}={v}" for k, v in self.options)]
+        return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``ok``; ``refused`` (BadInput on a valid model, with the reason); or a fault: ``device`` (device and our evaluation
+    differ), ``lowering`` (our evaluation and all others that were asked), ``internal`` (an error that is none of the user's),
+    ``traceback``, ``evaluator`` (our evaluation fails). ``voice`` is no fault of ours: one of two other voices is alone."""
+
+    kind: str
+    site: str = ""
+    detail: str = ""
+    told: float = 1.0
+    voices: tuple[str, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        """Whether it is no fault."""
+        return self.kind in GOOD
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What stays the same while a fault is shrunk."""
+        return self.kind, self.site
+
+
+@dataclass(frozen=True)
+class Module:
+    """An entry point for a plugin that lies on the path but is not installed."""
+
+    name: str
+
+    def load(self) -> Any:
+        """The module."""
+        return importlib.import_module(self.name)
+
+
+def registry_of(modules: tuple[str, ...]) -> Registry:
+    """The installed plugins, or these modules alone."""
+    return Registry([Module(m) for m in modules]) if modules else Registry()
+
+
+@dataclass
+class Judge:
+    """Opens every device once. ``voices`` False compares device and our evaluation only."""
+
+    registry: Registry = field(default_factory=Registry)
+    voices: bool = True
+    outside: Outside = field(default_factory=Outside)
+    backends: dict[tuple[str, tuple[tuple[str, str], ...]], Backend] = field(default_factory=dict)
+
+    def backend(self, setting: Setting) -> Backend:
+        """The opened device."""
+        key = setting.device, setting.options
+        if key not in self.backends:
+            self.backends[key] = self.registry.open(setting.device, options=dict(setting.options))
+        return self.backends[key]
+
+    def __call__(self, case: GraphCase, setting: Setting) -> Verdict:
+        """Run and compare. Never raises for what the code under test does."""
+        model = case.model()
+        try:
+            have = self.run(model, case.inputs, setting)
+        except BadInput as error:
+            return Verdict("refused", normalised(error.what), str(error))
+        except RammerError as error:
+            return Verdict("internal", f"{type(error).__name__}: {normalised(error.what)}", str(error))
+        except Exception as error:  # whatever escapes is a fault of ours, to be shrunk
+            return Verdict("traceback", _site(error), "".join(traceback.format_exception(error)[-6:]))
+        return self.compared(case, have, setting)
+
+    def compared(self, case: GraphCase, have: Outputs, setting: Setting) -> Verdict:
+        """What the voices say of outputs that a device gave."""
+        try:
+            return self._compared(case, have, setting, 3)
+        except Exception as error:
+            return Verdict("evaluator", _site(error), "".join(traceback.format_exception(error)[-6:]))
+
+    def run(self, model: ModelProto, inputs: Mapping[str, Array], setting: Setting) -> dict[str, Array]:
+        """The device's outputs; nothing is kept in the user's cache."""
+        options = CompileOptions(setting.policy, precision=setting.precision, layout=setting.layout)
+        exe = Executable(
+            open_source(model), self.backend(setting), setting.device, options, self.registry, store=KernelStore(None)
+        )
+        try:
+            return exe.run(dict(inputs))
+        finally:
+            exe.close()
+
+    def _compared(self, case: GraphCase, have: Outputs, setting: Setting, trajectories: int) -> Verdict:
+        narrow = setting.precision == "float16"
+        rng = np.random.default_rng(len(case.nodes))
+        apart = case.unfolded()
+        ours = tracker(
+            read_model(apart.model()),
+            apart.inputs,
+            rng,
+            narrow=narrow,
+            trajectories=trajectories,
+            amplified=8.0 if trajectories == 3 else 32.0,
+        )
+        expected = ours.run(apart.inputs)
+        found = _first(have, expected)
+        if not found and self.voices and not narrow:
+            others = expected
+            if trajectories > 3:
+                others = replace(ours, rng=np.random.default_rng(1), coarse=True).run(apart.inputs)
+            verdict = self._other_voices(case, {n: e.widened() for n, e in others.items()})
+            found = "" if verdict.kind == "ok" else verdict.detail
+        else:
+            verdict = Verdict("device" if found else "ok", "", found)
+        if found and trajectories == 3:
+            # A near tie that three trajectories missed is no fault: ask again with more of them.
+            return self._compared(case, have, setting, 24)
+        told = [e.told for e in expected.values()]
+        return replace(verdict, told=sum(told) / max(len(told), 1))
+
+    def _other_voices(self, case: GraphCase, expected: Mapping[str, Expected]) -> Verdict:
+        """Our evaluation against ONNX Runtime, and against the reference where that is not there or they differ."""
+        plain = case.plain()
+        said = dict[Voice, str]()
+        made = None
+        if trusted("onnxruntime", plain):
+            made = self.outside(plain.model().SerializeToString(), plain.inputs, plain.outputs)
+        if made is not None:
+            said["onnxruntime"] = _first(dict(zip(plain.outputs, made, strict=True)), expected)
+            if not said["onnxruntime"]:
+                return Verdict("ok", voices=("onnxruntime",))
+        reference = reference_outputs(plain) if trusted("reference", plain) else None
+        if reference is not None:
+            said["reference"] = _first(reference, expected)
+        if any(said.values()):  # what is decided of some values is known once there are values
+            known = computed(plain)
+            said = {v: text for v, text in said.items() if not text or trusted(v, plain, known)}
+        if not any(said.values()):
+            return Verdict("ok", voices=tuple(said))
+        detail = "; ".join(f"{v} {'agrees' if not text else 'says: ' + text}" for v, text in said.items())
+        kind = "lowering" if all(said.values()) else "voice"
+        return Verdict(kind, "", detail, voices=tuple(said))
+
+
+def _first(have: Outputs, expected: Mapping[str, Expected]) -> str:
+    """The first output that differs, and how; "" where none does."""
+    for name, value in expected.items():
+        text = value.differs(np.asarray(have[name])) if name in have else "missing"
+        if text:
+            return f"{name}: {text}"
+    return ""
+
+
+def computed(case: GraphCase) -> dict[str, Array]:
+    """Every value of ``case`` by our own evaluation; none where that fails."""
+    every = replace(case, outputs=tuple(o for c in case.nodes for o in c.outputs if o))
+    try:
+        made = tracker(read_model(every.model()), case.inputs, np.random.default_rng(0), trajectories=1).run(case.inputs)
+    except Exception:  # it evaluates more than the outputs hang on
+        return {}
+    return {n: e.value for n, e in made.items()}
+
+
+def trusted(voice: Voice, case: GraphCase, made: Outputs | None = None) -> bool:
+    """Whether no operator of ``case`` is one about which ``voice`` is known to be wrong; ``made`` has the values between."""
+    given = {**case.inputs, **case.constants}
+    known = {**(made or {}), **given}
+    types = {n: TensorType(str(a.dtype), a.shape) for n, a in given.items()}
+    kinds = {v.name: v.type.tensor_type for v in case_types(case)}
+    for name, kind in kinds.items():
+        dtype = _name(kind.elem_type)
+        if dtype in SHORT:
+            types[name] = TensorType(dtype, tuple(d.dim_value for d in kind.shape.dim))
+    for call in case.nodes:
+        schema = schema_of(call.op, case.opset)
+        attributes = {a.name: attribute_value(a) for a in call.proto().attribute}
+        use = Use(
+            call.op,
+            schema.since_version if schema else 1,
+            attributes,
+            [types.get(n) for n in call.inputs],
+            [bool(o) for o in call.outputs],
+            [known.get(n) for n in call.inputs],
+        )
+        if distrusted(voice, use):
+            return False
+    return True
+
+
+def case_types(case: GraphCase) -> list[Any]:
+    """What ONNX infers of every value."""
+    graph = case.inferred().graph
+    return [*graph.value_info, *graph.output]
+
+
+def _name(code: int) -> str:
+    from rammer.frontend.nodes import element_type
+
+    return element_type(code)
+
+
+def reference_outputs(case: GraphCase) -> dict[str, Array] | None:
+    """``onnx.reference``'s outputs, None where it fails."""
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            values = ReferenceEvaluator(_named(case.model())).run(None, dict(case.inputs))
+        return {n: np.asarray(v) for n, v in zip(case.outputs, values, strict=True)}
+    except Exception:  # it raises whatever NumPy does
+        return None
+
+
+def _named(model: ModelProto) -> ModelProto:
+    """``model`` with a name for every output that is left out: the reference stores all of them under "", and takes what lies
+    there for the next optional input that is left out."""
+    for place, node in enumerate(model.graph.node):
+        for index, name in enumerate(node.output):
+            node.output[index] = name or f"unused_{place}_{index}"
+    return model
+
+
+def normalised(text: str) -> str:
+    """A message without what differs from model to model: names and numbers."""
+    line = text.strip().splitlines()[0] if text.strip() else ""
+    line = re.sub(r"'[^']*'", "'..'", line)
+    line = re.sub(r"\b[gvxcsk]\d+\w*\b", "N", line)
+    return re.sub(r"\d+", "#", line)[:140]
+
+
+def _site(error: BaseException) -> str:
+    """The exception and the last line of ours that it passed."""
+    passed = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in passed if "rammer" in Path(f.filename).parts or "rammer_" in f.filename]
+    where = f"{Path(frames[-1].filename).stem}.{frames[-1].name}" if frames else "?"
+    return f"{type(error).__name__} in {where}: {normalised(str(error))[:80]}"

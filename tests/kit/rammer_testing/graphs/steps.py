@@ -1,0 +1,109 @@
+"""What float arithmetic may do to one expression: the rounding of every intermediate value, not of the result alone.
+
+``x * (1 - t) + x' * t`` near 0 is as wrong as its terms are large, ``max(0, x / 6 + 0.5)`` at -3 as its summands. Every value
+that the type of the step cannot hold is moved by some roundings of itself, and what follows carries it on; weights in tables
+and literals have the one value that their type gives them. What the type holds is left alone: there IEEE arithmetic rounds
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Cast, Const, Expr, Load, Op, Table
+from rammer.ir.types import is_float
+from rammer_testing.graphs.doubt import Decisions
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: Half a unit in the last place, and the smallest number above 0.
+UNIT: Final = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+TINY: Final = {"float16": 2.0**-24, "float32": 2.0**-126, "float64": 0.0}
+#: What rounds nothing.
+EXACT: Final = frozenset(
+    {
+        "max",
+        "min",
+        "where",
+        "eq",
+        "lt",
+        "le",
+        "isnan",
+        "isinf",
+        "neg",
+        "abs",
+        "sign",
+        "floor",
+        "ceil",
+        "round",
+        "and_",
+        "or_",
+        "not_",
+        "xor",
+    }
+)
+
+
+@dataclass
+class Steps:
+    """Watches one Compute's evaluations (``rammer.ir.evaluate.Watch``): first the exact one by ``exact``, then disturbed ones by
+    ``disturbed``. ``dtypes`` are the element types of the tensors; ``amplified`` how many roundings a step may be off."""
+
+    dtypes: Mapping[str, str]
+    rng: np.random.Generator
+    amplified: float
+    kinds: dict[Expr, str] = field(default_factory=dict)
+    decisions: Decisions = field(default_factory=Decisions)
+
+    def exact(self, e: Expr, axes: tuple[Axis, ...], operands: list[Array], value: Array) -> Array:
+        """``value`` as it is; what decisions depend on is kept."""
+        self.decisions.exact(e, axes, operands)
+        return value
+
+    def disturbed(self, e: Expr, axes: tuple[Axis, ...], operands: list[Array], value: Array) -> Array:
+        """``value`` as arithmetic of the step's type may have it."""
+        self.decisions.disturbed(e, axes, operands)
+        if value.dtype.kind != "f" or isinstance(e, Load) or (isinstance(e, Op) and e.fn in EXACT):
+            return value
+        kind = self._kind(e)
+        with np.errstate(all="ignore"):
+            if isinstance(e, Const | Table):
+                return np.asarray(value.astype(kind).astype(value.dtype))
+            cost = ex.OPS[e.fn].flops if isinstance(e, Op) else 1
+            noise = np.where(_held(e, kind, operands, value), 0, cost * UNIT[kind] * np.abs(value) + TINY[kind])
+            moved = value + self.amplified * noise * self.rng.uniform(-1, 1, value.shape)
+        return np.where(np.isfinite(moved), moved, value)
+
+    def _kind(self, e: Expr) -> str:
+        """The type in which ``e`` computes: float16 is a format only."""
+        if e not in self.kinds:
+            self.kinds[e] = self._found(e)
+        return self.kinds[e]
+
+    def _found(self, e: Expr) -> str:
+        if isinstance(e, Const | Table | Cast):
+            kind = e.dtype
+        elif isinstance(e, Load):
+            kind = self.dtypes[e.tensor]
+        elif isinstance(e, Op):
+            args = e.args[1:] if e.fn == "where" else e.args
+            kind = self._kind(next((a for a in args if not isinstance(a, Const)), args[0]))
+        else:
+            kind = "int64"
+        return "float32" if kind == "float16" else kind
+
+
+def _held(e: Expr, kind: str, operands: list[Array], value: Array) -> Array:
+    """Where the type of the step holds the value, so that nothing was rounded."""
+    if not is_float(kind) or (kind == "float64" and isinstance(e, Cast)):
+        return np.ones(value.shape, bool)
+    if kind == "float64":  # what float64 rounds away is seen of whole numbers only
+        whole = np.logical_and.reduce(np.broadcast_arrays(*(a == np.rint(a) for a in (value, *operands))))
+        return np.broadcast_to(whole, value.shape)
+    normal = (value == 0) | (np.abs(value) >= TINY[kind])
+    return np.asarray(normal & (value == value.astype(kind)))

@@ -1,0 +1,69 @@
+"""A campaign in processes of its own: one that hangs or dies costs the graph it was at, which is counted and named."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from rammer_testing.crew import UNFINISHED, Crew, Line, Member, Work
+from rammer_testing.graphs.campaign import CampaignPlan, CampaignSearch, CampaignTally, Key
+from rammer_testing.graphs.record import Record
+
+#: Seconds after the end of a campaign for the graphs that are being run.
+GRACE: Final = 5.0
+#: Bytes of address space that a process may take beyond what its device reserves: no graph is that large.
+MEMORY: Final = 16 << 30
+
+
+def campaign(plan: CampaignPlan, processes: int = 1, record: Record | None = None, patience: float = 120.0) -> CampaignTally:
+    """Run ``plan`` in so many processes. A graph about which nothing is heard for ``patience`` seconds counts as one that
+    hangs. SIGTERM and Control-C end it with what there is. RammerError where the device cannot be opened."""
+    total, counts, known = CampaignTally(), [0] * processes, set[Key]()
+    record = record or Record(plan)
+
+    def heard(member: Member, part: CampaignTally) -> None:
+        counts[member.number] += part.graphs
+        for key in {f.key for f in part.faults.values()} - known if not part.graphs else ():  # shrunk
+            known.add(key)
+            crew.spread(key)
+        total.add(part)
+        record.note(total, part, counts)
+
+    def lost(member: Member, start: int, kind: str, why: str, answered: bool) -> None:
+        """A graph, unless it was only being shrunk."""
+        if not answered and kind == UNFINISHED:
+            total.unfinished.append(start)
+        elif not answered:
+            which = f"graph {start}" if plan.batch == 1 else f"a graph of {start} to {start + plan.batch - 1}"
+            total.lost.append(f"{kind} | {which} | {why}")
+
+    starts = plan.starts()
+    crew = Crew(
+        partial(begin, plan),
+        starts,
+        min(processes, len(starts)),
+        plan.end,
+        heard,
+        lost,
+        grace=GRACE,
+        patience=patience,
+        memory=MEMORY,
+        pinned=True,
+    )
+    try:
+        crew.run()
+    finally:
+        record.close(total, counts)
+    return total
+
+
+def begin(plan: CampaignPlan, member: Member) -> Work:
+    """What judges batches in one process."""
+    search, known = CampaignSearch(plan), set[Key]()
+
+    def work(start: int, line: Line) -> None:
+        known.update(line.news())
+        for part in search.batch(start, known):
+            line.tell(part, plan.shrink if part.faults else 0.0)
+
+    return work

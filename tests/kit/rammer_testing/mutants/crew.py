@@ -1,0 +1,85 @@
+"""A campaign of mutants shared by processes, each with seeds of its own, that ends in time and leaves a report."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from rammer.compiled.files import write_whole
+from rammer_testing.cage import Machinery
+from rammer_testing.crew import UNFINISHED, Crew, Line, Member, Work
+from rammer_testing.mutants.tally import Tally
+
+#: Seconds for mutants that run when the time is up; of silence: right files are made, and a fault is shrunk, in many runs.
+GRACE, PATIENCE = 3.0, 1200.0
+#: Runs one after another that cannot begin before the search ends.
+MOST: Final = 3
+#: A fault that a process which ends by itself counts as.
+DIED: Final = "a process of the campaign ended"
+
+
+@dataclass(frozen=True)
+class MutantPlan:
+    """Kinds of mutants for the device that words of a command line name; those that fail go to ``keep``."""
+
+    kinds: Sequence[str]
+    device: Sequence[str]
+    seed: int
+    keep: Path | None = None
+
+
+def search(asked: MutantPlan, count: int, processes: int, seconds: float, report: Path | None) -> Tally:
+    """``count`` mutants, or as many as ``seconds`` allow; ``report`` has what was counted so far every few seconds. RammerError
+    where none can be run."""
+    total, end = Tally(), time.monotonic() + seconds
+
+    def heard(member: Member, part: Tally) -> None:
+        total.add(part)
+
+    def lost(member: Member, number: int, kind: str, why: str, answered: bool) -> None:
+        if kind != UNFINISHED:
+            total.faults.append((f"{DIED}: {why}", f"mutant {number}"))
+
+    def kept() -> None:
+        if report is not None:
+            left = max(0.0, end - time.monotonic())
+            entry = {"mutants": total.mutants, "running": crew.running, "seconds_left": round(left, 1), **total.data()}
+            text = f"{total}\n\n{json.dumps(entry)}\n"
+            write_whole(report, lambda file: file.write(text.encode()))
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        drawing = partial(begin, asked, Path(folder))
+        crew = Crew(drawing, range(count), min(processes, count), end, heard, lost, kept, GRACE, PATIENCE)
+        crew.run()
+    return total
+
+
+def begin(asked: MutantPlan, folder: Path, member: Member) -> Work:
+    """What draws mutants in one process. Rounds over the kinds, so that an early end leaves some of each."""
+    from rammer_testing.mutants.campaign import Campaign
+
+    unbegun = 0
+    own = f"{asked.seed} {member.seed}" if member.number or member.turn else f"{asked.seed}"
+    made = [Campaign(kind, asked.device, own, folder / member.seed / kind, asked.keep) for kind in asked.kinds]
+
+    def work(number: int, line: Line) -> None:
+        nonlocal unbegun
+        campaign = made[number % len(made)]
+        campaign.tally = Tally()
+        try:
+            campaign.one(campaign.drawn())
+            unbegun = 0
+        except Machinery as error:
+            unbegun += 1
+            if unbegun > MOST:
+                raise
+            campaign.tally.unbegun[f"{error.what} {error.hint[-200:]}".strip()] += 1
+        line.tell(campaign.tally)
+
+    return work

@@ -1,0 +1,231 @@
+"""What is changed, and how the changed thing is used: one class for each kind of file."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from onnx import ModelProto
+
+from rammer.profile.store import key_of
+from rammer_testing.cage import Machinery, caged
+from rammer_testing.graphs.generate import graph
+from rammer_testing.mutants import change
+from rammer_testing.small_models import MODELS
+
+Words = list[str]
+#: Files beside a mutant: what its run was given and gave. Where right files are made.
+INPUTS, OUTPUTS, SEED = "in.npz", "out.npz", "seed"
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A right file: its bytes, the model that it belongs to, the other files of the cache, and the outputs of a run."""
+
+    data: bytes
+    model: bytes = b""
+    cache: tuple[tuple[str, bytes], ...] = ()
+    outputs: bytes = b""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to change a file: ``share`` of the mutants are made so. ``free`` ones are files that somebody could have meant, which
+    may compute whatever they like, but safely; any other mutant that runs must compute what the right file does."""
+
+    name: str
+    change: Callable[[random.Random, bytes], bytes]
+    share: int = 1
+    free: bool = False
+
+
+class Kind(ABC):
+    """One kind of file. ``ways`` change its bytes; ``place`` puts them into a folder and says what to run."""
+
+    name: ClassVar[str]
+    #: Whether a damaged file must be put aside (exit code 0 and the right outputs) rather than refused.
+    forgiving: ClassVar[bool] = False
+    #: Whether other voices judge the outputs of what runs, rather than the outputs of the right file.
+    voiced: ClassVar[bool] = False
+    ways: ClassVar[Sequence[Way]]
+
+    def __init__(self, device: Sequence[str]) -> None:
+        self.device = list(device)
+
+    @abstractmethod
+    def seeds(self, folder: Path, rng: random.Random) -> list[Seed]:
+        """Right files, made in ``folder``."""
+
+    @abstractmethod
+    def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
+        """The words of a command that uses ``data``."""
+
+    def made(self, folder: Path, words: Sequence[object], model: bytes, compiled: bytes = b"") -> bytes:
+        """The outputs of a right run in ``folder/seed``, where the model (and the compiled file) lies and the cache stays."""
+        place = folder / SEED
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        (place / "m.onnx").write_bytes(model)
+        if compiled:
+            (place / "m.rammer").write_bytes(compiled)
+        end = caged(words, place, self.device)
+        if end.code or end.fault:
+            raise Machinery(f"a right file fails: {end.fault or f'exit code {end.code}'}", hint=end.err.strip())
+        return (place / OUTPUTS).read_bytes() if (place / OUTPUTS).exists() else b""
+
+
+class Models(Kind):
+    """ONNX files: the small models and random graphs of all operators."""
+
+    name = "model"
+    voiced = True
+    ways = (Way("bytes", change.bytes_changed), Way("fields", change.proto_changed, 4))
+
+    def seeds(self, folder: Path, rng: random.Random) -> list[Seed]:
+        number = rng.randrange(1 << 20)
+        drawn = [case.model() for i in range(60) if (case := graph(number, i)) is not None]
+        return [Seed(m.SerializeToString()) for m in (*_small(rng), *drawn)]
+
+    def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
+        path = folder / "m.onnx"
+        path.write_bytes(data)
+        if rng.random() < 0.1:
+            return ["inspect", str(path), *self.device, "--stage", rng.choice(("program", "source"))]
+        return ["run", str(path), *self.device, "--save-inputs", str(folder / INPUTS), "--save-outputs", str(folder / OUTPUTS)]
+
+
+class CompiledFiles(Kind):
+    """What ``rammer compile -o`` writes."""
+
+    name = "compiled"
+    ways = (
+        Way("bytes", change.bytes_changed),
+        Way("members", change.zip_changed),
+        Way("members, new digest", change.sealed_changed, 3, free=True),
+    )
+
+    def seeds(self, folder: Path, rng: random.Random) -> list[Seed]:
+        return [self._seed(folder, m.SerializeToString()) for m in _small(rng)]
+
+    def _seed(self, folder: Path, model: bytes) -> Seed:
+        place = folder / SEED
+        self.made(folder, ["compile", place / "m.onnx", *self.device, "-o", place / "m.rammer"], model)
+        data = (place / "m.rammer").read_bytes()
+        return Seed(data, outputs=self.made(folder, self.place(place, Seed(data), data, random.Random(0)), model, data))
+
+    def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
+        path = folder / "m.rammer"
+        path.write_bytes(data)
+        return ["run", str(path), "--save-outputs", str(folder / OUTPUTS)]
+
+
+class Kept(Kind):
+    """Programs that the cache keeps."""
+
+    name = "kept"
+    forgiving = True
+    ways: ClassVar[Sequence[Way]] = (
+        Way("bytes", change.bytes_changed),
+        Way("members", change.zip_changed),
+        Way("members, new digest", change.sealed_changed, 2, free=True),
+    )
+    pattern: ClassVar[str] = "programs/*"
+    tune: ClassVar[Words] = []
+
+    def seeds(self, folder: Path, rng: random.Random) -> list[Seed]:
+        return [self._seed(folder, m.SerializeToString()) for m in _small(rng)]
+
+    def _seed(self, folder: Path, model: bytes) -> Seed:
+        words = ["run", folder / SEED / "m.onnx", *self.device, *self.tune, "--save-outputs", folder / SEED / OUTPUTS]
+        outputs, cache = self.made(folder, words, model), folder / SEED / "cache"
+        (own,) = [p for p in cache.glob(self.pattern) if p.is_file()]
+        others = [p for p in cache.rglob("*") if p.is_file() and p != own] if self.pattern != Stores.pattern else []
+        named = [(str(p.relative_to(cache)), p.read_bytes()) for p in (own, *others)]
+        return Seed(own.read_bytes(), model, tuple(named), outputs)
+
+    def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
+        (folder / "m.onnx").write_bytes(seed.model)
+        for number, (name, content) in enumerate(seed.cache):
+            path = folder / "cache" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content if number else data)
+        return ["run", str(folder / "m.onnx"), *self.device, *self.tune, "--save-outputs", str(folder / OUTPUTS)]
+
+
+def _row_changed(rng: random.Random, data: bytes, folder: Path = Path("/tmp")) -> bytes:
+    """A kernel store with a row, a value under a right checksum, or the table changed."""
+    path = folder / f"mutant-{rng.randrange(1 << 62)}.sqlite"
+    path.write_bytes(data)
+    try:
+        with sqlite3.connect(path) as db:
+            rows = db.execute("select key, value from kernels").fetchall()
+            key, value = rng.choice(rows) if rows else ("", "")
+            text = change.json_changed(rng, str(value).partition(" ")[2])
+            text = rng.choice((f"{key_of(key, text)} {text}", change.text_changed(rng, str(value))))
+            new = rng.choice((text, text, text, text.encode("utf-8", "replace"), None, 7, 1.5, b"\xff\xfe"))
+            _statement(rng, db, key, new)
+        db.close()
+        return path.read_bytes()
+    except sqlite3.Error:
+        return change.bytes_changed(rng, data)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _statement(rng: random.Random, db: sqlite3.Connection, key: str, new: object) -> None:
+    kind = rng.randrange(8)
+    if kind == 0:
+        db.execute("drop table kernels")
+    elif kind == 1:
+        db.executescript("drop table kernels; create table kernels (key int, worth blob)")
+    elif kind == 2:
+        db.executescript("alter table kernels rename to others; create view kernels as select key, value from others")
+    elif kind == 3:
+        db.execute("delete from kernels where key = ?", (key,))
+    else:
+        db.execute("pragma ignore_check_constraints = 1")
+        db.execute("update kernels set value = coalesce(?, '') where key = ?", (new, key))
+
+
+class Stores(Kept):
+    """The sqlite file of tuned kernels."""
+
+    name = "store"
+    # A row says which of the device's own kernels is best: whatever it says, the numbers stay.
+    ways = (Way("bytes", change.bytes_changed), Way("rows", _row_changed, 3))
+    pattern = "kernels.sqlite"
+    tune: ClassVar[Words] = ["--tune", "quick"]
+
+
+class Heads(Kept):
+    """What the cache keeps of models' ports."""
+
+    name = "head"
+    ways = (Way("bytes", change.bytes_changed), Way("text", lambda rng, data: change.text_changed(rng, data.decode()).encode()))
+    pattern = "heads/*"
+
+
+KINDS: dict[str, type[Kind]] = {k.name: k for k in (Models, CompiledFiles, Stores, Kept, Heads)}
+
+
+def same_outputs(folder: Path, seed: Seed) -> bool:
+    """Whether the run in ``folder`` wrote the outputs of the unchanged file, up to another kernel's rounding."""
+    path = folder / "want.npz"
+    path.write_bytes(seed.outputs)
+    with np.load(path) as want, np.load(folder / OUTPUTS) as have:
+        return set(want.files) == set(have.files) and all(
+            np.allclose(have[n], want[n], rtol=1e-4, atol=1e-5, equal_nan=True) for n in want.files
+        )
+
+
+def _small(rng: random.Random) -> list[ModelProto]:
+    """The small models of static shapes, with random weights."""
+    numbers = np.random.default_rng(rng.randrange(1 << 30))
+    return [m.build(numbers) for m in MODELS.values() if m.shapes == ({},)]

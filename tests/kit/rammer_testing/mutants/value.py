@@ -1,0 +1,99 @@
+"""Whether a changed model that still runs gave the right numbers: asked of the voices that judge random graphs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from onnx import AttributeProto, ModelProto, helper, numpy_helper
+
+from rammer.frontend.sparse import dense
+from rammer_testing.cage import forked
+from rammer_testing.graphs.case import Array, Call, GraphCase
+from rammer_testing.graphs.judge import Judge, Setting
+from rammer_testing.graphs.outside import Outside
+from rammer_testing.mutants.kinds import INPUTS, OUTPUTS
+
+#: Seconds for a judgement.
+PATIENCE: Final = 30.0
+#: Kinds of attributes that a ``Case`` can hold.
+_PLAIN: Final = frozenset(
+    {
+        AttributeProto.FLOAT,
+        AttributeProto.INT,
+        AttributeProto.STRING,
+        AttributeProto.TENSOR,
+        AttributeProto.FLOATS,
+        AttributeProto.INTS,
+        AttributeProto.STRINGS,
+    }
+)
+
+
+@dataclass
+class _Told(Outside):
+    """What ONNX Runtime has said already."""
+
+    said: list[Array] | None = None
+
+    def __call__(self, model: bytes, inputs: object, outputs: object) -> list[Array] | None:
+        return self.said
+
+
+@dataclass
+class Voices:
+    """Asks ONNX Runtime first, in its own process: what it or ONNX's checker refuses is not judged. The rest happens in a
+    child: nobody has checked ONNX's code against such models."""
+
+    outside: Outside = field(default_factory=Outside)
+
+    def __call__(self, model: bytes, folder: Path) -> str:
+        """What is wrong with the outputs in ``folder``; "" where they are right, and "not judged" where nobody can say."""
+        with np.load(folder / INPUTS) as given, np.load(folder / OUTPUTS) as made:
+            inputs, have = {n: given[n] for n in given.files}, {n: made[n] for n in made.files}
+        said = self.outside(model, inputs, list(have))
+        if said is None:
+            return NOT_JUDGED
+        verdict = folder / "verdict"
+        forked(lambda: _judge(model, inputs, have, said, verdict), folder / "judge.out", folder / "judge.err", PATIENCE)
+        return json.loads(verdict.read_text()) if verdict.exists() else NOT_JUDGED
+
+
+#: Where the model is none that ONNX allows, or the judges themselves fail on it.
+NOT_JUDGED: Final = "not judged"
+
+
+def _judge(model: bytes, inputs: dict[str, Array], have: dict[str, Array], said: list[Array], verdict: Path) -> int:
+    case = as_case(ModelProto.FromString(model), inputs)
+    if case is None:
+        return 0
+    case.typed()  # raises where the checker does not accept it
+    told = Judge(outside=_Told(said=said)).compared(case, have, Setting(""))
+    if told.kind != "evaluator":
+        verdict.write_text(json.dumps("" if told.good else f"{told.kind}: {told.detail}"))
+    return 0
+
+
+def as_case(model: ModelProto, inputs: dict[str, Array]) -> GraphCase | None:
+    """The model as a Case; None where it has functions, bodies, operators of other domains or other things that a Case lacks."""
+    graph = model.graph
+    opsets = {i.domain: i.version for i in model.opset_import}
+    attributes = [a for n in graph.node for a in n.attribute]
+    if model.functions or set(opsets) - {"", "ai.onnx"} or any(a.type not in _PLAIN or a.ref_attr_name for a in attributes):
+        return None
+    constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    constants |= {s.values.name: dense(s) for s in graph.sparse_initializer}
+    nodes = tuple(Call(n.op_type, tuple(n.input), tuple(n.output), {a.name: _value(a) for a in n.attribute}) for n in graph.node)
+    return GraphCase(opsets.get("", opsets.get("ai.onnx", 1)), inputs, constants, nodes, tuple(o.name for o in graph.output))
+
+
+def _value(attribute: AttributeProto) -> object:
+    if attribute.type == AttributeProto.TENSOR:
+        return numpy_helper.to_array(attribute.t)
+    value = helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode()
+    return [v.decode() if isinstance(v, bytes) else v for v in value] if not isinstance(value, (int, float)) else value

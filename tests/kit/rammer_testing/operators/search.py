@@ -1,0 +1,68 @@
+"""Draws cases of every family and has the voices judge them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from rammer_testing.operators import (
+    attention,
+    classical,
+    contrib,
+    contrib_models,
+    contrib_quantised,
+    contrib_tensors,
+    elementwise,
+    hosted,
+    places,
+    recurrent,
+    rows,
+    windows,
+)
+from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.operators.voices import VoicesVerdict, judge, judge_device
+
+MODULES = (
+    attention,
+    classical,
+    contrib,
+    contrib_models,
+    contrib_quantised,
+    contrib_tensors,
+    elementwise,
+    hosted,
+    places,
+    recurrent,
+    rows,
+    windows,
+)
+
+
+def verdicts(
+    ops: Sequence[str], seed: int, count: int, fold: bool = False, device: str = ""
+) -> Iterator[tuple[int, VoicesVerdict]]:
+    """Judge ``count`` cases of each operator, on a ``device`` if one is given; numbers are those of ``drawn``."""
+    for number in range(count):
+        for op in ops:
+            case = drawn(op, seed, number)
+            case = case.folded() if fold else case
+            yield number, judge_device(case, device) if device else judge(case)
+
+
+Found: TypeAlias = "tuple[Counter[tuple[str, str]], list[tuple[int, VoicesVerdict]]]"
+
+
+def search(ops: Sequence[str], seed: int, seconds: float, fold: bool = False, device: str = "") -> Found:
+    """Search for ``seconds``; counts by (operator, kind), and what is not ok."""
+    counts: Counter[tuple[str, str]] = Counter()
+    found: list[tuple[int, VoicesVerdict]] = []
+    end = time.monotonic() + seconds
+    for number, verdict in verdicts(ops or sorted(FAMILIES), seed, 1_000_000, fold, device):
+        counts[verdict.case.op, verdict.kind] += 1
+        if verdict.kind != "ok":
+            found.append((number, verdict))
+        if time.monotonic() > end:
+            break
+    return counts, found

@@ -1,0 +1,164 @@
+"""ONNX Runtime in a process of its own, since some valid models end the process that runs them.
+
+``PeerSession`` has the methods of ``onnxruntime.InferenceSession`` that tests use. If the process dies of a model, the test has
+no reference and is skipped with the signal as its reason.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import onnx
+
+from rammer.child_processes import spawn_process
+from rammer_testing.cage import end_with_parent
+
+__all__ = ["SHARED", "PeerCrashed", "PeerPort", "PeerProcess", "PeerRefused", "PeerSession"]
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class PeerCrashed(Exception):
+    """ONNX Runtime's process ended, or did not answer in time. ``rammer_testing.machine`` skips the test that raises it."""
+
+
+class PeerRefused(Exception):
+    """ONNX Runtime raised an exception, whose text this is."""
+
+
+class PeerPort(NamedTuple):
+    """An input or output as ONNX Runtime describes it; unknown extents are names or None."""
+
+    name: str
+    shape: list[int | str | None]
+    type: str
+
+
+@dataclass
+class PeerProcess:
+    """The process, started by the first request and again after it has died; its sessions die with it (``generation``)."""
+
+    generation: int = 0
+    process: Any = None
+    pipe: Connection | None = field(default=None, repr=False)
+
+    def ask(self, request: tuple[Any, ...], seconds: float | None = None) -> Any:
+        """The answer. PeerRefused with the text of ONNX Runtime's exception; PeerCrashed if the process ends or takes longer than
+        ``seconds``."""
+        pipe = self.start()
+        try:
+            pipe.send(request)
+            if pipe.poll(seconds):
+                good, answer = pipe.recv()
+                if not good:
+                    raise PeerRefused(answer)
+                return answer
+            why = f"gave no answer in {seconds:.0f} s"
+        except (EOFError, OSError):
+            self.process.join()
+            code = self.process.exitcode
+            why = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        self.close()
+        raise PeerCrashed(f"ONNX Runtime's process {why}: there is no reference")
+
+    def start(self) -> Connection:
+        """Start the process unless it runs; the pipe to it."""
+        if self.pipe is None:
+            self.pipe, theirs = Pipe()
+            self.process = spawn_process(_serve, (theirs,), daemon=True)
+            self.generation += 1
+            theirs.close()
+        return self.pipe
+
+    def close(self) -> None:
+        """End the process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+        if self.pipe is not None:
+            self.pipe.close()
+        self.process = self.pipe = None
+
+
+#: The process of all sessions of this process.
+SHARED = PeerProcess()
+_KEYS = count()
+#: Keys of sessions that are gone, to be closed before the next request: a finalizer may run in the middle of one.
+_GONE: list[int] = []
+
+
+class PeerSession:
+    """A CPU session of ONNX Runtime for a model (its bytes or path) in this process's one peer process, with ONNX Runtime's own
+    graph rewrites only if ``optimised``; ``threads`` as ``intra_op_num_threads`` (0: ONNX Runtime's default)."""
+
+    def __init__(self, model: bytes | str | os.PathLike[str] | onnx.ModelProto, optimised: bool = True, threads: int = 0) -> None:
+        self.key = next(_KEYS)
+        source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+        source = source if isinstance(source, bytes) else os.path.abspath(source)
+        self._opening = ("open", self.key, source, optimised, threads)
+        self._generation, self._inputs, self._outputs = 0, list[PeerPort](), list[PeerPort]()
+        self._open()
+
+    def _open(self) -> None:
+        while _GONE and SHARED.pipe is not None:
+            SHARED.ask(("close", _GONE.pop()))
+        SHARED.start()
+        if self._generation != SHARED.generation:
+            self._generation = SHARED.generation
+            inputs, outputs = SHARED.ask(self._opening)
+            self._inputs, self._outputs = ([PeerPort(*port) for port in ports] for ports in (inputs, outputs))
+
+    def get_inputs(self) -> list[PeerPort]:
+        """The model's inputs."""
+        return self._inputs
+
+    def get_outputs(self) -> list[PeerPort]:
+        """The model's outputs."""
+        return self._outputs
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
+        """The outputs ``names`` (None: all of them)."""
+        self._open()
+        answer: list[Any] = SHARED.ask(("run", self.key, names and list(names), dict(feeds)))
+        return answer
+
+    def __del__(self) -> None:
+        _GONE.append(self.key)
+
+
+def _serve(pipe: Connection) -> None:
+    """Answer requests until the other end closes."""
+    end_with_parent()
+    sessions: dict[int, Any] = {}
+    while True:
+        try:
+            request = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((True, _answer(sessions, *request)))
+        except Exception as problem:  # ONNX Runtime's exceptions derive from Exception only
+            pipe.send((False, f"{type(problem).__name__}: {problem}"))
+
+
+def _answer(sessions: dict[int, Any], what: str, key: int, *given: Any) -> Any:
+    import onnxruntime
+
+    if what == "open":
+        source, optimised, threads = given
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level, options.intra_op_num_threads = 4, threads
+        if not optimised:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = sessions[key] = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return [[(p.name, p.shape, p.type) for p in ports] for ports in (session.get_inputs(), session.get_outputs())]
+    if what == "run":
+        return sessions[key].run(*given)
+    return sessions.pop(key, None) and None

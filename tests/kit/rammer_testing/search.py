@@ -1,0 +1,237 @@
+"""The search over kernels in one process: which candidates of which cases, one after another, until the time is over.
+
+First come cases with one thing each, and of their candidates those that cover what nobody has covered yet (this process or
+another that it hears of); then random ones. ``rammer_testing.families`` runs it in a crew of processes.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, islice
+from random import Random
+from typing import Any
+
+from rammer.device.loader import Registry
+from rammer.device.manifest import Backend, Exhaustive, Families
+from rammer.errors import DeviceFailure, RammerError
+from rammer.ir.operator import ROperator
+from rammer_testing.cases import NetCase, Sampler, pick_of, picked, smaller
+from rammer_testing.coverage import Coverage, features, ways
+from rammer_testing.crew import BROKEN, Line, Member, leave
+from rammer_testing.single import Trial, UntiledOperator, check, subjects, trial_of
+
+#: Seconds that shrinking one failure may take.
+SHRINKING = 20.0
+#: Operators of one case that are tried, and candidates of a family that are looked at for something new.
+OPERATORS, LOOKED = 5, 40
+#: The share of candidates of families that were run more often than most.
+SELDOM = 0.25
+#: A process ends after so many seconds, or with so many bytes, for the next to begin afresh: whatever grows stays bounded.
+LIFE, LARGE = 300.0, 6 << 30
+
+
+class Search:
+    """Runs cases on one opened device."""
+
+    def __init__(self, device: str, options: dict[str, str], each: int) -> None:
+        self.backend: Backend = Registry().open(device, options=options)
+        self.each = each
+
+    def offered(self, subject: UntiledOperator, random: Random) -> dict[str, list[ROperator]]:
+        """All candidates by family, in random order."""
+        backend, families = self.backend, dict[str, list[ROperator]]()
+        offered = backend.offered if isinstance(backend, Exhaustive) else backend.candidates
+        for tiled in dict.fromkeys(offered(subject.operator, subject.binding)):
+            families.setdefault(tiled.family, []).append(tiled)
+        return {n: random.sample(f, len(f)) for n, f in families.items()}
+
+    def candidates(self, subject: UntiledOperator, random: Random) -> list[ROperator]:
+        """Up to ``each`` of every family, at random."""
+        # Maps and copies are in every model, and their kernels the core's: contractions are worth more of the time.
+        each = self.each if any(c.kind == "contraction" for c in subject.operator.computes) else -(-self.each // 3)
+        return [o for f in self.offered(subject, random).values() for o in f[:each]]
+
+    def fresh(self, subject: UntiledOperator, precision: str, random: Random, coverage: Coverage) -> Iterator[ROperator]:
+        """Candidates with something that ``coverage`` lacks when they are asked for, be it a way of being late."""
+        later = ways(subject)
+        for family, listed in self.offered(subject, random).items():
+            name = family or "generic"
+            for tiled in listed[:LOOKED]:
+                cells = ((name, precision, f) for f in (*features(tiled, subject), *later))
+                if not all(coverage.cells[c] for c in cells):
+                    yield tiled
+
+    def possible(self, tiled: ROperator, subject: UntiledOperator) -> bool:
+        """Whether the device makes this kernel at all."""
+        capacity = self.backend.vdevice.layer("veu").capacity
+        try:
+            needs = self.backend.kernel(tiled, subject.binding).resources
+        except DeviceFailure:
+            return False
+        return not capacity or needs.local_bytes <= capacity
+
+    def problem(self, case: NetCase) -> str:
+        """What is wrong with the candidate that ``case`` names, of any of its operators; "" if nothing or there is none."""
+        for subject in subjects(replace(case, operator=-1), self.backend):
+            try:
+                tiled = picked(subject.operator, case.pick)
+            except ValueError:
+                continue
+            if self.possible(tiled, subject) and (found := check(self.backend, tiled, trial_of(subject, case.seed, case.late))):
+                return found
+        return ""
+
+    def shrunk(self, case: NetCase, end: float) -> NetCase:
+        """A smaller case that fails, too, as found by ``end``."""
+        again = True
+        while again and time.monotonic() < end:
+            again = False
+            for option in smaller(case):
+                if time.monotonic() > end:
+                    break
+                try:
+                    failed = bool(self.problem(option))
+                except RammerError:
+                    failed = False
+                if failed:
+                    case, again = option, True
+                    break
+        return case
+
+
+def partial_tiles(search: Search, sampler: Sampler, each: int, tries: int) -> Iterator[NetCase]:
+    """Up to ``each`` cases of every family and precision whose last tiles are partial, from ``tries`` sampled ones."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for _ in range(tries):
+        case = sampler.next()
+        for number, subject in enumerate(subjects(case, search.backend)):
+            for tiled in search.candidates(subject, sampler.random):
+                key = tiled.family, case.precision
+                if seen[key] < each and "partial" in features(tiled, subject) and search.possible(tiled, subject):
+                    seen[key] += 1
+                    yield replace(case, operator=number, pick=pick_of(tiled))
+
+
+class Hunt:
+    """One process' part of a search."""
+
+    def __init__(self, search: Search, sampler: Sampler, member: Member) -> None:
+        self.search, self.sampler, self.member = search, sampler, member
+        self.line: Line | None = None
+        self.coverage = Coverage()
+        self.begin, self.end = time.monotonic(), math.inf
+        self.shrunk = set[tuple[str, ...]]()
+
+    def __call__(self, end: float, line: Line) -> None:
+        """Cases until ``end``, or until it is time for a fresh process; leaves as ``BROKEN`` where the device failed: what a
+        kernel did wrong can spoil all that follows."""
+        self.end, self.line = end, line
+        backend = self.search.backend
+        families = sorted(f or "generic" for f in backend.families) if isinstance(backend, Families) else []
+        self.emit({"families": families, "ready": True})
+        directed = islice(self.sampler.first(), self.member.number, None, self.member.size)
+        cases = ((c, True) for c in directed)
+        for case, first in chain(cases, ((self.sampler.next(), False) for _ in iter(int, 1))):
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+            if self.over or time.monotonic() > self.begin + LIFE or peak > LARGE:
+                leave()
+            self.emit({"start": str(case), "peak": peak})
+            self.case(case, first)
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is."""
+        return time.monotonic() > self.end
+
+    def case(self, case: NetCase, first: bool) -> None:
+        """Candidates of the case's operators: those with something new if it is one of the ``first``, else random ones."""
+        self.hear()
+        random = self.sampler.random
+        numbered = list(enumerate(subjects(case, self.search.backend)))
+        for number, subject in random.sample(numbered, min(OPERATORS, len(numbered))):
+            trial = None
+            fresh = self.search.fresh(subject, case.precision, random, self.coverage)
+            for tiled in fresh if first else self.balanced(subject, case.precision):
+                if self.over:
+                    return
+                late = self.coverage.late(tiled.family or "generic", case.precision, ways(subject))
+                one = replace(case, operator=number, pick=pick_of(tiled), late=late)
+                if not self.search.possible(tiled, subject):
+                    self.count(tiled, case.precision, ("refused",), ())
+                    continue
+                trial = trial or trial_of(subject, case.seed)
+                self.emit({"start": str(one)})
+                self.candidate(one, tiled, subject, replace(trial, late=late))
+
+    def balanced(self, subject: UntiledOperator, precision: str) -> list[ROperator]:
+        """Random candidates: fewer of families that were run more often than most."""
+        random, runs = self.sampler.random, self.coverage.runs()
+        usual = sum(runs.values()) / max(len(runs), 1)
+        often = {f for (f, p), n in runs.items() if p == precision and n > usual}
+        found = self.search.candidates(subject, random)
+        return [o for o in found if (o.family or "generic") not in often or random.random() < SELDOM]
+
+    def candidate(self, one: NetCase, tiled: ROperator, subject: UntiledOperator, trial: Trial) -> None:
+        """Run one, count it, and say what is wrong with it."""
+        later = ways(subject)
+        found = (*features(tiled, subject), *(f for f, late in later.items() if late == trial.late))
+        try:
+            problem, broken = check(self.search.backend, tiled, trial), False
+        except DeviceFailure as failure:
+            problem, broken = f"{failure}".replace("\n", " ")[:300], True
+        self.offer(tiled, one.precision, later)
+        self.count(tiled, one.precision, ("run", "failed") if problem else ("run",), found)
+        if not problem:
+            return
+        kind = f"{tiled.family or 'generic'} {one.precision} {one.kind}"
+        self.emit({"kind": kind, "failure": f"{one}\n    {problem}"})
+        if broken:
+            leave(BROKEN)
+        if (key := (tiled.family, one.precision, one.kind)) not in self.shrunk:
+            self.shrunk.add(key)
+            self.emit({"start": str(one)})
+            least = self.search.shrunk(replace(one, operator=-1), min(self.end, time.monotonic() + SHRINKING))
+            self.emit({"kind": f"{kind} (shrunk)", "failure": f"{least}\n    {self.search.problem(least)}"})
+
+    def offer(self, tiled: ROperator, precision: str, later: Iterable[str]) -> None:
+        """Remember, and tell, in which ways this candidate's family could have been late."""
+        cells = {(tiled.family or "generic", precision, w) for w in later} - self.coverage.offered
+        if cells:
+            self.coverage.offered |= cells
+            self.emit({"offered": sorted(cells)})
+
+    def count(self, tiled: ROperator, precision: str, fates: Iterable[str], found: Iterable[str]) -> None:
+        """Count one candidate here, and tell."""
+        family = tiled.family or "generic"
+        event = {"fates": [(family, precision, f, 1) for f in fates], "cells": [(family, precision, f, 1) for f in found]}
+        self.coverage.add(event)
+        self.emit(event)
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Tell what happened."""
+        if self.line is not None:
+            self.line.tell(event)
+
+    def hear(self) -> None:
+        """Count the cells that other processes have covered."""
+        for cell in (c for cells in self.line.news() for c in cells) if self.line is not None else ():
+            self.coverage.cells[cell] = max(1, self.coverage.cells[cell])
+
+
+def again(search: Search, case: NetCase) -> str:
+    """Run one case, all candidates or the one that it names; what is wrong."""
+    found = list[str]()
+    if case.pick and case.operator < 0:
+        return search.problem(case)
+    for subject in subjects(case, search.backend):
+        options = [picked(subject.operator, case.pick)] if case.pick else search.candidates(subject, Random(case.seed))
+        for tiled in options:
+            if search.possible(tiled, subject):
+                problem = check(search.backend, tiled, trial_of(subject, case.seed, case.late))
+                found += [f"{tiled.name} {pick_of(tiled)}: {problem}"] if problem else []
+    return "\n".join(found)

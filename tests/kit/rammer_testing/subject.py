@@ -1,0 +1,97 @@
+"""The device that the conformance kit looks at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rammer.compiled.options import RESIDENT, CompileOptions
+from rammer.device.loader import Registry
+from rammer.device.manifest import Backend
+from rammer.profile.store import KernelStore
+from rammer.runtime.executable import Executable
+from rammer.runtime.source import open_source
+from rammer_testing.small_models import SmallModel
+
+__all__ = ["ConformanceError", "Subject"]
+
+
+#: Loops of about a millisecond that say whether there is other work, and from how much more than the least of them all take.
+LOOPS, DISTURBED = 40, 1.7
+
+
+def disturbance() -> float:
+    """How many times as long as without other work this machine takes for a short computation."""
+    times = list[float]()
+    for _ in range(LOOPS):
+        start = time.perf_counter()
+        sum(range(30_000))
+        times.append(time.perf_counter() - start)
+    return sum(times) / len(times) / min(times)
+
+
+class ConformanceError(AssertionError):
+    """A device breaks the contract; the text says which part, with the seed to repeat it."""
+
+
+@dataclass
+class Subject:
+    """The device under test. ``seed`` is fresh unless given, so that no device can know the answers."""
+
+    spec: str
+    registry: Registry = field(default_factory=Registry)
+    options: Mapping[str, str] = field(default_factory=dict)
+    seed: int = field(default_factory=lambda: int(np.random.SeedSequence().generate_state(1)[0]))
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.backend: Backend = self.registry.open(self.spec, options=dict(self.options))
+        #: Reasons why a check, or a part of it, does not apply to this device.
+        self.skipped = list[str]()
+        #: True if nothing was left of the check.
+        self.whole = False
+
+    def skip(self, reason: str) -> None:
+        """Record that a part of a check does not apply, because of ``reason``."""
+        self.skipped.append(reason)
+
+    def skip_whole(self, reason: str) -> None:
+        """Record that a check does not apply, because of ``reason``."""
+        self.skip(reason)
+        self.whole = True
+
+    def expect(self, good: bool, what: str) -> None:
+        """Raise ConformanceError unless ``good`` (NaN compares false, and so fails)."""
+        if not good:
+            raise ConformanceError(f"{self.spec} (seed {self.seed}): {what}")
+
+    def timed(self, work: Callable[[], Any]) -> tuple[Any, float]:
+        """What ``work`` gives, and the seconds that the caller waits for it."""
+        start = time.perf_counter()
+        result = work()
+        return result, time.perf_counter() - start
+
+    def expect_time(self, good: bool, what: str) -> None:
+        """Expect a time to be ``good``. On a machine that is busy with other work a wrong one that was measured is skipped: it
+        says nothing of the device."""
+        if not good and not self.backend.vdevice.simulated and (share := disturbance()) > DISTURBED:
+            return self.skip(f"the machine is busy with other work, and takes {share:.1f} times as long: {what}")
+        self.expect(good, what)
+
+    def executable(
+        self,
+        model: SmallModel,
+        policy: str = "wavefront",
+        layout: str = "keep",
+        batching: str = "auto",
+        resident: int = RESIDENT,
+        precision: str = "float32",
+    ) -> Executable:
+        """``model`` with fresh weights on this device; nothing is kept in the user's cache."""
+        source = open_source(model.build(self.rng))
+        options, store = CompileOptions(policy, precision=precision, layout=layout, batching=batching), KernelStore(None)
+        return Executable(source, self.backend, self.spec, options, self.registry, store=store, resident=resident)

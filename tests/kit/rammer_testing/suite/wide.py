@@ -1,0 +1,87 @@
+"""Judges of a result that differs from a test's: the model in float64 by ``onnx.reference``, or ONNX Runtime where a decision
+distrusts the reference, which made the test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from onnx import ModelProto, TensorProto, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from rammer.errors import RammerError
+from rammer.frontend.checks import all_graphs
+from rammer.frontend.evaluator import use_of
+from rammer.frontend.nodes import plain_node
+from rammer.frontend.reader import read_model
+from rammer.frontend.voices import distrusted
+from rammer.reference.outputs import run_onnxruntime
+
+#: Units in the last place of the largest element that a test's own number may be off.
+ROUNDINGS: Final = 4
+_NARROW: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
+
+
+def widened(model: ModelProto) -> ModelProto:
+    """``model`` with float64 for float32 and float16: ports, constants, and what it casts to."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    for graph in all_graphs(result):
+        for port in (*graph.input, *graph.output, *graph.value_info):
+            if port.type.tensor_type.elem_type in _NARROW:
+                port.type.tensor_type.elem_type = TensorProto.DOUBLE
+        for tensor in graph.initializer:
+            _widen(tensor)
+        for attribute in (a for node in graph.node for a in node.attribute):
+            if attribute.HasField("t"):
+                _widen(attribute.t)
+            elif attribute.name == "to" and attribute.i in _NARROW:
+                attribute.i = TensorProto.DOUBLE
+    return result
+
+
+def _widen(tensor: TensorProto) -> None:
+    if tensor.data_type in _NARROW:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+
+
+def exactly(model: ModelProto, inputs: Sequence[Any]) -> list[Any] | None:
+    """The outputs of ``model`` in float64, in order; None where the reference does not run it so."""
+    names = [v.name for v in model.graph.input]
+    given = [a.astype(np.float64) if isinstance(a, np.ndarray) and a.dtype in (np.float16, np.float32) else a for a in inputs]
+    try:
+        return list(ReferenceEvaluator(widened(model)).run(None, dict(zip(names, given, strict=False))))
+    except Exception:  # whatever an operator of the reference raises: there is no judge then
+        return None
+
+
+def nearer(have: Any, want: Any, exact: Any, rtol: float, atol: float) -> bool:
+    """Whether each element of ``have`` that is farther from that of ``want`` than the tolerances is at least as near to ``exact``
+    as that is, which must be ``exact`` but for roundings, a few in the largest element's last place. NaN is near to nothing."""
+    arrays = (have, want, exact)
+    if not all(isinstance(v, np.ndarray) and v.dtype.kind == "f" and v.shape == want.shape for v in arrays):
+        return False
+    ours, theirs, exactly_so = (v.astype(np.float64) for v in arrays)
+    apart = ~np.isclose(ours, theirs, rtol=rtol, atol=atol)
+    rounding = ROUNDINGS * float(np.finfo(want.dtype).eps) * float(np.abs(exactly_so).max(initial=0))
+    with np.errstate(invalid="ignore"):
+        off = np.abs(theirs - exactly_so)[apart]
+        return bool(np.all((off <= rounding) & (np.abs(ours - exactly_so)[apart] <= off)))
+
+
+def trusted_outputs(model: ModelProto, inputs: Sequence[Any]) -> list[Any] | None:
+    """Return ONNX Runtime's outputs where a decision distrusts the reference alone in a model of one node; None elsewhere."""
+    given = {v.name: a for v, a in zip(model.graph.input, inputs, strict=False)}
+    if len(model.graph.node) != 1 or not all(isinstance(a, np.ndarray) for a in given.values()):
+        return None
+    proto, opset = model.graph.node[0], model.opset_import[0].version
+    if proto.domain or not {n for n in proto.input if n} <= given.keys():
+        return None
+    use = use_of(plain_node(proto, opset), given)
+    if distrusted("reference", use) is None or distrusted("onnxruntime", use) is not None:
+        return None
+    try:
+        return list(run_onnxruntime(read_model(model), given).values())
+    except RammerError:
+        return None

@@ -22,6 +22,7 @@ import pytest
 from rammer.frontend.reader import read_model
 from rammer.reference.outputs import run_onnxruntime
 from rammer_testing.conformance import CHECKS
+from rammer_testing.models import fetch
 from rammer_testing.small_models import MODELS
 
 ROOT = Path(__file__).parents[1]
@@ -174,3 +175,11 @@ def test_a_new_plugin(wheels: dict[str, Path], home: Path, checks: int, rng: np.
     assert " passed" in said and (not left or f"{len(left)} deselected" in said), said
     rows = {r["device"]: r for r in json.loads(run(home / "env" / "bin" / "rammer", "devices", "--json", cwd=home))}
     assert rows["my_chip:0"]["self_test"].startswith("ok")
+
+
+def test_the_demo_runs_without_the_checkout(wheels: dict[str, Path], home: Path) -> None:
+    fetch("ppocr_cls")  # or the test is skipped
+    install(home, *(wheels[name] for name in ("rammer_core", "rammer_rocm", "rammer_ipu_sim", "rammer_testing", "rammer_bench")))
+    shutil.copy(ROOT / "benchmarks" / "demo.py", home)
+    said = run(home / "env" / "bin" / "python", "demo.py", cwd=home)
+    assert "ipu_sim: " in said and "ONNX Runtime on the CPU" in said

@@ -28,8 +28,8 @@ from rammer_testing.cage import MEMORY, forked, limit_memory
 from rammer_testing.operators.case import drawn
 from rammer_testing.operators.misuse import Misuse, misuses
 
-#: The folder of the package rammer.
-PACKAGE: Final = Path(str(rammer.__file__)).parent
+#: The folders of the packages rammer and rammer_testing.
+PACKAGES: Final = (Path(str(rammer.__file__)).parent, Path(__file__).parents[1])
 
 #: Seconds that the misuses of one case may take.
 PATIENCE: Final = 120.0
@@ -98,7 +98,7 @@ def outcome(misuse: Misuse) -> tuple[str, str]:
     except BadInput:
         return "refused", ""
     except Exception as error:  # whatever else escapes is what is looked for
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(PACKAGE)]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if any(map(Path(f.filename).is_relative_to, PACKAGES))]
         said = re.sub(r"\d+", "#", (str(error).splitlines() or [""])[0])
         where = f"{Path(frames[-1].filename).stem}.{frames[-1].name}" if frames else "?"
         return "faults", f"{type(error).__name__} in {where}: {said[:100]}"

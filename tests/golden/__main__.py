@@ -24,7 +24,7 @@ from golden_run import PARTS, Made, compiled, cubins, incomparable, texts
 @click.option("--bless", is_flag=True, help="Freeze what is made now.")
 @click.option("--model", "models", multiple=True, type=click.Choice(tuple(ZOO)), help="These models; else all that are frozen.")
 @click.option("--device", "devices", multiple=True, type=click.Choice(tuple(DEVICES)), help="These devices; else all.")
-@click.option("--dump", type=click.Path(path_type=Path), help="Where to write texts, programs and whole rankings.")
+@click.option("--dump", type=click.Path(path_type=Path), help="Where to write texts, programs and all candidates.")
 @click.option("--workers", default=os.cpu_count() or 1, show_default="cores", type=click.IntRange(1), help="Side by side.")
 def main(
     parts: tuple[str, ...], bless: bool, models: tuple[str, ...], devices: tuple[str, ...], dump: Path | None, workers: int

@@ -71,23 +71,15 @@ def _changed(old: Any, new: Any) -> list[tuple[str, str]]:
     return [("", f"{old} -> {new}")]
 
 
-def _ranked(old: Sequence[str] | None, new: Sequence[str] | None) -> list[tuple[str, str]]:
-    """Of two rankings: candidates that moved, came or went, and seconds of those that are in both."""
-    lists = [[line.rpartition(" ")[::2] for line in side or ()] for side in (old, new)]
-    before, after = ({pick: (place, seconds) for place, (pick, seconds) in enumerate(side, 1)} for side in lists)
-    found = []
-    for place, ((pick, _), (other, _)) in enumerate(zip(*lists, strict=False), 1):
-        if pick != other:
-            where = f"now at position {after[pick][0]}" if pick in after else "now further behind or gone"
-            found.append(("ranking", f"position {place} is {other}, was {pick} ({where})"))
-    if len(lists[0]) != len(lists[1]):
-        found.append(("ranking", f"{len(lists[0])} -> {len(lists[1])} candidates"))
-    same = [p for p in before if p in after and before[p][1] != after[p][1]]
-    return found + [("seconds", f"{p}: {before[p][1]} -> {after[p][1]} us") for p in same]
+def _chosen(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    """Return the operators of which the chosen kernel differs, came or went."""
+    before, after = ({n: pick for pick, names in (side or {}).items() for n in names.split()} for side in (old, new))
+    names = sorted(before.keys() | after.keys())
+    return [("kernel", f"{n}: {before.get(n)} -> {after.get(n)}") for n in names if before.get(n) != after.get(n)]
 
 
 #: How to tell what changed in a field that is not one word.
-HOW: Mapping[str, Callable[[Any, Any], list[tuple[str, str]]]] = {"candidates": _ranked}
+HOW: Mapping[str, Callable[[Any, Any], list[tuple[str, str]]]] = {"kernels": _chosen}
 
 
 def report(found: Sequence[Difference]) -> str:

@@ -1,4 +1,4 @@
-"""The zoo's models compiled for devices that are descriptions: what each search ranks, and the programs.
+"""The zoo's models compiled for described devices: the chosen kernel of each operator, and the programs.
 
 Nothing is measured, opened, or read from a cache, and no figure is this machine's: cuda and ipu_sim are targets, toy gets
 its memory as an option, and rocm's backend a VDevice instead of an OpenCL unit.
@@ -7,7 +7,7 @@ its memory as an option, and rocm's backend a VDevice instead of an OpenCL unit.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,12 +20,12 @@ from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.manifest import Backend, Binding, Hardware, OpenOptions
-from rammer.errors import DeviceFailure, RammerError
+from rammer.errors import RammerError
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import read_model
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.graph import Graph
-from rammer.ir.operator import RKernel, ROperator
+from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.profile.store import KernelStore
 from rammer_testing.cases import pick_of
@@ -66,7 +66,7 @@ class Described(OpenClBackend):
         self.hardware = Hardware(0, vdevice.description, "described", 0, {"platform_version": "", "driver": ""})
 
 
-#: Devices by name, and in which precisions their rankings and programs are frozen.
+#: Devices by name, and the precisions in which their kernels and programs are frozen.
 DEVICES: Mapping[str, tuple[Callable[[], Backend], tuple[str, ...]]] = {
     "cuda sm_90a": (lambda: open_backend(OpenOptions(target="sm_90a")), ("float32", "tf32", "float16")),
     "cuda sm_80": (lambda: open_backend(OpenOptions(target="sm_80")), ("float32",)),
@@ -79,10 +79,7 @@ DEVICES: Mapping[str, tuple[Callable[[], Backend], tuple[str, ...]]] = {
 MODELS = FROZEN
 #: Models that are others with another batch size.
 BATCHED = ("lstm_tc_bs4",)
-#: Candidates of a ranking that are frozen with their seconds, as many as a quick tuning measures; of those behind them the
-#: number and one hash of all names.
-SHOWN = 4
-#: Devices that rank by more than the core's search.
+#: Devices whose chosen kernels are frozen: those that have kernel families of their own.
 RANKED = tuple(name for name in DEVICES if name.split()[0] in ("cuda", "rocm"))
 
 
@@ -97,11 +94,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What of one compilation is frozen: a line for each distinct operator's ranking, and one for the programs. Their text, and
-    all of each ranking, are for reading."""
+    """The frozen facts of one compilation: a record of its programs, and the operators of each chosen kernel.
 
-    rankings: tuple[dict[str, Any], ...]
+    ``text`` is the text of the programs, and ``ranked`` lists all candidates of each operator. Both are for reading."""
+
     program: dict[str, Any]
+    kernels: dict[str, str]
     text: str = ""
     ranked: tuple[str, ...] = ()
 
@@ -138,16 +136,15 @@ def outcome(job: Job) -> Outcome:
         compiled = compiler.compile(_graph(job.model))
         programs = compiled.programs
     except RammerError as problem:
-        return Outcome((), {**vars(job), "refused": str(problem).splitlines()[0]})
-    ranks, lines = list[dict[str, Any]](), list[str]()
+        return Outcome({**vars(job), "refused": str(problem).splitlines()[0]}, {})
+    chosen, lines = defaultdict[str, list[str]](list), list[str]()
     used = _keys(compiled)  # alternatives that were priced and not taken are asked for, too
-    for operator, binding, found in [a for k, a in asked.items() if k in used] if job.device in RANKED else ():
-        first = ranking(backend, operator, binding, found[:SHOWN])
-        others = [pick_of(o) for o in found[SHOWN:]]
-        behind = f"{len(others)} {digest(' '.join(others))}" if others else ""
-        ranks.append({"model": job.model, "operator": operator.name, "candidates": first, "behind": behind})
-        lines += [operator.name, *(f"  {line}" for line in (*first, *others))]
-    return Outcome(tuple(ranks), {**vars(job), **program_record(programs)}, "".join(map(str, programs)), tuple(lines))
+    for operator, _, found in [a for k, a in asked.items() if k in used] if job.device in RANKED else ():
+        picks = [pick_of(o) for o in found]
+        chosen[picks[0]].append(operator.name)
+        lines += [operator.name, *(f"  {pick}" for pick in picks)]
+    kernels = {pick: " ".join(sorted(names)) for pick, names in sorted(chosen.items())}
+    return Outcome({**vars(job), **program_record(programs)}, kernels, "".join(map(str, programs)), tuple(lines))
 
 
 def _keys(compiled: Compiled) -> set[str]:
@@ -155,22 +152,6 @@ def _keys(compiled: Compiled) -> set[str]:
     segments = [s for s in compiled.segments if isinstance(s, ProgramSegment)]
     found = ((Binding.of(s.program, s.constants), o) for s in segments for o in s.program.operators)
     return {binding.key(replace(o, tile=(), family="", config=())) for binding, o in found}
-
-
-def ranking(backend: Backend, operator: ROperator, binding: Binding, found: Sequence[ROperator]) -> list[str]:
-    """An operator's first candidates in order, each with the microseconds of all its tasks, by which schedules are made."""
-    return [f"{pick_of(o)} {_microseconds(_kernel(backend, o, binding), backend)}" for o in found]
-
-
-def _kernel(backend: Backend, tiled: ROperator, binding: Binding) -> RKernel | None:
-    try:
-        return backend.kernel(tiled, binding)
-    except DeviceFailure:
-        return None
-
-
-def _microseconds(kernel: RKernel | None, backend: Backend) -> str:
-    return digits(kernel.operator_time(backend.vdevice.veus)) if kernel else "refused"
 
 
 #: Parts of a program's text by the first word of their lines.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -72,14 +72,14 @@ def incomparable() -> str:
 
 
 def compiled(jobs: Sequence[Job], workers: int, dump: Path | None = None) -> list[Made]:
-    """Rankings and programs of the jobs, by as many processes as there are workers, each with a model and a device at a time."""
+    """Chosen kernels and programs of the jobs. Each of ``workers`` processes takes one model and device at a time."""
     groups = [list(group) for _, group in groupby(jobs, key=lambda j: (j.model, j.device))]
     if workers == 1:
         pairs = [pair for group in groups for pair in _made(group, dump)]
     else:
         with ProcessPoolExecutor(workers) as pool:
             pairs = [pair for found in pool.map(_made, groups, [dump] * len(groups)) for pair in found]
-    return [*_rankings(pairs), _programs(pairs)]
+    return [*_kernels(pairs), _programs(pairs)]
 
 
 def _made(jobs: Sequence[Job], dump: Path | None) -> list[tuple[Job, Outcome]]:
@@ -90,34 +90,28 @@ def _made(jobs: Sequence[Job], dump: Path | None) -> list[tuple[Job, Outcome]]:
     for job, found in pairs:
         if dump is None:
             break
-        write_text(dump / file_of(job) / f"{job.model}.program", found.text)
-        write_text(dump / file_of(job) / f"{job.model}.rankings", "\n".join(found.ranked))
+        folder = dump / f"{job.device.replace(' ', '-')}-{job.precision}"
+        write_text(folder / f"{job.model}.program", found.text)
+        write_text(folder / f"{job.model}.rankings", "\n".join(found.ranked))
     return pairs
 
 
-def file_of(job: Job) -> str:
-    """The file of a job's rankings."""
-    return f"rankings-{job.device.replace(' ', '-')}-{job.precision}"
-
-
-def _rankings(pairs: Sequence[tuple[Job, Outcome]]) -> Iterator[Made]:
+def _kernels(pairs: Sequence[tuple[Job, Outcome]]) -> list[Made]:
+    """Return the chosen kernels of the jobs' devices, or nothing if none of the devices has kernels of its own."""
     ranked = [(job, found) for job, found in pairs if job.device in RANKED]
-    for file in dict.fromkeys(file_of(job) for job, _ in ranked):
-        here = [(job, found) for job, found in ranked if file_of(job) == file]
-        models = {job.model for job, _ in here}
-        about = "microseconds of a device as it is described, nothing measured (golden_models.ranking)"
-        head = {"golden": "rankings", "device": here[0][0].device, "precision": here[0][0].precision, "about": about}
-        yield Made(file, [r for _, found in here for r in found.rankings], _of(models), head)
-
-
-def _of(models: Collection[str]) -> Callable[[Record], bool]:
-    return lambda record: record["model"] in models
+    head = {"golden": "choices", "about": "operators by the kernel that is predicted to be fastest; nothing is measured"}
+    records = [{**vars(job), "kernels": found.kernels} for job, found in ranked]
+    return [Made("choices", records, _of(job for job, _ in ranked), head)] if ranked else []
 
 
 def _programs(pairs: Sequence[tuple[Job, Outcome]]) -> Made:
-    names = {(job.device, job.precision, job.model) for job, _ in pairs}
     head = {"golden": "programs", "about": "hashes of the parts of program texts (golden_models.program_record)"}
-    return Made("programs", [found.program for _, found in pairs], lambda record: name_of(record) in names, head)
+    return Made("programs", [found.program for _, found in pairs], _of(job for job, _ in pairs), head)
+
+
+def _of(jobs: Iterable[Job]) -> Callable[[Record], bool]:
+    names = {(job.device, job.precision, job.model) for job in jobs}
+    return lambda record: name_of(record) in names
 
 
 def write_text(path: Path, text: str) -> None:

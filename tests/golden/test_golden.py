@@ -15,11 +15,12 @@ import pytest
 from golden_cubin import code_digest
 from golden_file import Difference, differences, read, report
 from golden_kernels import ARCHITECTURES, FRAME, listed, written
-from golden_models import MODELS, Job, jobs
+from golden_models import MODELS, RANKED, Described, Job, jobs
 from golden_run import Made, compiled, cubins, incomparable, texts
 from golden_text import normal, text_digest
 
-from rammer.device.manifest import OpenOptions
+from rammer.device.manifest import Binding, OpenOptions
+from rammer.ir.operator import ROperator
 from rammer.schedule import wavefront
 from rammer.schedule.policy import rows_of
 from rammer_testing.cases import NetCase
@@ -61,9 +62,10 @@ def test_kernels_have_the_frozen_texts() -> None:
 
 
 @pytest.mark.slow
-def test_small_models_have_the_frozen_rankings_and_programs() -> None:
+def test_small_models_have_the_frozen_choices_and_programs() -> None:
     made = compiled(SAMPLE, 1)
-    assert sum(len(m.records) for m in made) > 2 * len(SAMPLE)
+    assert [len(m.records) for m in made] == [len([j for j in SAMPLE if j.device in RANKED]), len(SAMPLE)]
+    assert all(r["kernels"] for r in made[0].records)
     assert not (found := changed(made)), report(found)
 
 
@@ -76,7 +78,7 @@ def test_machine_code_is_the_frozen_one() -> None:
 
 @pytest.mark.large
 @pytest.mark.parametrize("model", MODELS)
-def test_every_model_has_the_frozen_rankings_and_programs(model: str) -> None:
+def test_every_model_has_the_frozen_choices_and_programs(model: str) -> None:
     assert not (found := changed(compiled(jobs([model]), 1))), report(found)
 
 
@@ -125,23 +127,33 @@ def test_one_character_of_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_one_constant_of_a_cost_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """rocm's panels: what the search ranks and what schedules are made by, which are one; no text."""
+    """A cost of rocm's panels changes the predicted time and no chosen kernel."""
     monkeypatch.setattr(panels, "TILE_OVERHEAD", panels.TILE_OVERHEAD * 1.01)
-    found = changed(compiled([SMALL], 1))
-    ranks = {("rankings-rocm-cpu-float32", f) for f in ("seconds", "behind", "ranking")}
-    assert {(d.file, d.field) for d in found} <= ranks | {("programs", "microseconds")}
-    assert any(d.file == "programs" for d in found)
-    (first,) = [d for d in found if d.field == "seconds" and d.name[1] == "relu_2" and "16384x32" in d.how]
-    before, after = re.findall(r" ([\d.]+)(?= ->| us)", first.how)
+    (found,) = changed(compiled([SMALL], 1))
+    assert (found.file, found.field) == ("programs", "microseconds")
+    before, after = found.how.split(" -> ")
     assert 0 < float(after) - float(before) < 0.01 * float(before)
 
 
+def test_another_chosen_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that takes the second candidate changes every choice, and the program's operators with it."""
+    honest = Described.candidates
+
+    def second_first(self: Described, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        return list(honest(self, operator, binding))[1:]
+
+    monkeypatch.setattr(Described, "candidates", second_first)
+    found = changed(compiled([SMALL], 1))
+    assert {("choices", "kernel"), ("programs", "operators")} <= {(d.file, d.field) for d in found}
+    (first,) = [d for d in found if d.how.startswith("relu_2: ")]
+    assert first.name == (*vars(SMALL).values(),) and re.fullmatch(r"relu_2: panel:\S+ -> panel:\S+", first.how)
+
+
 def test_a_fitted_constant_of_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator, its candidates, and the model's predicted time, which is all that depends on it."""
+    """The model's predicted time depends on it, and nothing else does."""
     monkeypatch.setattr(chain_text, "MATRIX", chain_text.MATRIX * 1.01)
     found = changed(compiled([Job("cuda sm_90a", "float32", "nerf_mlp")], 1))
-    assert {(d.file, d.field) for d in found} == {("rankings-cuda-sm_90a-float32", "seconds"), ("programs", "microseconds")}
-    assert {d.name[-1] for d in found if d.field == "seconds"} == {"add_25"}
+    assert {(d.file, d.field) for d in found} == {("programs", "microseconds")}
     (case,) = [line for line in listed() if "pick=gemm_chain:129x5:groups=4" in line and "traced" not in line]
     monkeypatch.setattr(chain_text, "LAYER", chain_text.LAYER * 1.01)  # too small a part of the zoo's chain to be seen there
     frozen = [r for r in read("texts")[1] if r["case"] == case]
@@ -196,19 +208,16 @@ def test_texts_are_words() -> None:
 
 
 def test_differences_are_told_in_words() -> None:
-    old = [
-        {"model": "m", "operator": "o", "candidates": ["a:1: 1.5", "b:2: 2.5", "c:3: 3"], "behind": ""},
-        {"model": "m", "operator": "p", "candidates": ["a:1: 1.5"], "behind": "2 aa"},
+    old = [{"model": "m", "kernels": {"a:1:": "o p", "b:2:": "q"}}, {"model": "n", "kernels": {}}]
+    new = [{"model": "m", "kernels": {"a:1:": "p", "b:2:": "o", "c:3:": "r"}}, {"model": "k", "kernels": {}}]
+    assert report(differences("choices", old, new)).splitlines() == [
+        "choices k: all: is new",
+        "choices n: all: is no longer made",
+        "choices m: kernel: o: a:1: -> b:2:",
+        "choices m: kernel: q: b:2: -> None",
+        "choices m: kernel: r: None -> c:3:",
+        "changed: 2 all of choices, 3 kernel of choices",
     ]
-    new = [
-        {"model": "m", "operator": "o", "candidates": ["b:2: 2.5", "a:1: 1.6", "c:3: 3"], "behind": ""},
-        {"model": "m", "operator": "q", "candidates": [], "behind": ""},
-    ]
-    lines = report(differences("ranks", old, new)).splitlines()
-    assert lines[:2] == ["ranks m p: all: is no longer made", "ranks m q: all: is new"]
-    assert "ranks m o: ranking: position 1 is b:2:, was a:1: (now at position 2)" in lines
-    assert "ranks m o: seconds: a:1:: 1.5 -> 1.6 us" in lines
-    assert lines[-1] == "changed: 2 all of ranks, 2 ranking of ranks, 1 seconds of ranks"
     assert report([]) == "as frozen"
 
 

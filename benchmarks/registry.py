@@ -155,9 +155,6 @@ _TABLES: Final = (
     Table("operators", "models of one operator beside ONNX Runtime", "operators", spelled=_MARKED),
     Table("exports", "torch's exports beside the zoo's models", "exports", spelled=_MARKED, devices=("cuda",)),
     Table("half-models", "errors of float16 against torch's", "half_models", spelled=_MARKED, devices=("cuda",)),
-    Table("planted", "faults planted into kernels and found", "planted", spelled={"device": "--device"}),
-    Table("sanitizer", "compute-sanitizer over whole models", "sanitize", spelled=_MARKED, devices=("cuda",)),
-    Table("oclgrind", "rocm's GPU kernels under Oclgrind", "oclgrind", spelled={"seed": "--seed"}),
     Table("memory", "peak memory of a process that compiles and runs", "memory"),
     Table(
         "ranges",

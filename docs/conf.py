@@ -18,6 +18,7 @@ include_patterns = [
     "benchmarks/README.md",
     "benchmarks/results/*.md",
     "plugins/**/*.md",
+    "tests/kit/**/*.md",
 ]
 exclude_patterns = [".*", "**/.*", "**/build", "**/dist", "**/*.egg-info", "docs/_build"]
 myst_heading_anchors = 4

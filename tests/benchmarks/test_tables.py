@@ -129,8 +129,8 @@ def test_the_command_is_a_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("oclgrind", "--precision", "float32"), "table oclgrind takes no --precision"),
-        (("oclgrind", "--keep"), "table oclgrind takes no --keep"),
+        (("loops", "--precision", "float32"), "table loops takes no --precision"),
+        (("loops", "--keep"), "table loops takes no --keep"),
         (("ios-batch", *TINY, "--models", "nerf_mlp:small"), "nerf_mlp:small has no form for a batch of 1"),
         (("policies", "more"), "table policies takes no 'more'"),
         (("cross-device", "--ahead", "2"), "table cross-device takes no --ahead"),

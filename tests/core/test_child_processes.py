@@ -98,7 +98,7 @@ def test_only_one_module_starts_processes() -> None:
 def test_benchmarks_start_python_in_safe_path_mode() -> None:
     """A list of words that has -m or -c after an interpreter has -P before."""
     found = list[str]()
-    for path in sorted((ROOT / "benchmarks").rglob("*.py")):
+    for path in (f for folder in ("benchmarks", "tests/kit/tools") for f in sorted((ROOT / folder).rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.List) and len(node.elts) > 1 and isinstance(node.elts[1], ast.Constant):
                 found += [f"{path.name}:{node.lineno}"] * (node.elts[1].value in ("-m", "-c"))

@@ -1,6 +1,6 @@
 """Faults planted into a device's kernels, one after another, for the search over kernels to find.
 
-python benchmarks/planted.py --device cuda --seconds 30 --processes 5 --side 3
+python tests/kit/tools/planted.py --device cuda --seconds 30 --processes 5 --side 3
 
 Each fault changes what the plugin writes (texts of kernels, or what a generator believes), and the search
 (``rammer_testing.families``) runs with it until its first failure. One line a fault: the candidate and the second at which it was

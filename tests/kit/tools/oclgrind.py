@@ -1,6 +1,6 @@
 """rocm's kernels for GPUs under Oclgrind, a simulated OpenCL GPU: races, bounds, barriers, calls, and values nobody wrote.
 
-python benchmarks/oclgrind.py --seconds 300 --seed 1
+python tests/kit/tools/oclgrind.py --seconds 300 --seed 1
 
 First each planted fault must be found. Then random operators with random candidates (``rammer_testing.families``) and small
 models with random tiles, most of them partial, in every precision and layout; values are compared with float64. The tools
@@ -31,6 +31,7 @@ from typing import Any
 import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from entry import run
 

@@ -1,7 +1,7 @@
 """NVIDIA's compute-sanitizer over whole models: memcheck (addresses), racecheck (shared memory) and
 initcheck (memory that nobody wrote); also over kernels of every family.
 
-python benchmarks/sanitize.py --models squeezenet,lstm_tc,families --markdown sanitizer.md
+python tests/kit/tools/sanitize.py --models squeezenet,lstm_tc,families --markdown sanitizer.md
 
 First a kernel with a planted fault must be found by each tool. Each check is a process of its own that runs the model
 twice through ``run`` and twice through a bound call on fresh inputs, and compares with a process that was not checked.
@@ -30,6 +30,7 @@ import click
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from entry import run
 from facts import environment_of, section

@@ -56,7 +56,6 @@ def main() -> int:
         command += [word for s in wanted for word in ("--shape", s)]
         command += [word for p in options.peer or ["onnxruntime"] for word in ("--peer", p)]
         command += ["--tune", options.tune, "--iterations", "50", "--duration", options.duration]
-        command += ["--json", str(RESULTS / f"{options.name}.json")]
         command += ["--markdown", str(RESULTS / f"{options.name}.md")]
         return subprocess.run(command, check=False).returncode
 

@@ -122,12 +122,6 @@ _TABLES: Final = (
     ),
     Table("planning", "100,000 tasks scheduled, given waits and memory, and verified", "planning", spelled=_MARKED),
     Table(
-        "layouts",
-        "whole models and convolutions by layout",
-        "layouts",
-        spelled={"device": "--device", "models": "--models", "tune": "--tune", "precision": "--precision", **_MARKED},
-    ),
-    Table(
         "peers",
         "rammer and its peers on the zoo",
         "peers",
@@ -149,12 +143,8 @@ _TABLES: Final = (
     Table(
         "transfers", "tensors between processes beside remote calls", "transfers_table", spelled={**_MARKED, "rounds": "--rounds"}
     ),
-    Table("apart", "models over hosts that are apart", "apart", spelled=_MARKED),
-    Table("four-bits", "weights of 4 bits beside ONNX Runtime", "four_bits", spelled=_MARKED),
     Table("loops", "loops, branches and recurrent layers beside a peer", "loops", spelled={"device": "--device", **_MARKED}),
     Table("operators", "models of one operator beside ONNX Runtime", "operators", spelled=_MARKED),
-    Table("exports", "torch's exports beside the zoo's models", "exports", spelled=_MARKED, devices=("cuda",)),
-    Table("half-models", "errors of float16 against torch's", "half_models", spelled=_MARKED, devices=("cuda",)),
     Table("memory", "peak memory of a process that compiles and runs", "memory"),
     Table(
         "ranges",
@@ -163,23 +153,6 @@ _TABLES: Final = (
         spelled={**_COMMON, **_MARKED, "rounds": "--rounds", "budget": "--budget", "keep": "--keep", "ahead": "--ahead"},
         among="zoo.ranged:RANGED",
     ),
-    Table("scaling", "many simulated chips: predicted and simulated", "scaling", spelled=_MARKED, devices=("ipu_sim",)),
-    Table("peers-transfers", "two GPUs: a hop by ours, NCCL and torch", "peer_transfers", spelled=_MARKED, devices=("cuda",)),
-    Table(
-        "peers-programs",
-        "whole models on two GPUs and on one",
-        "peer_programs",
-        spelled={**_MARKED, "tune": "--tune"},
-        devices=("cuda",),
-    ),
-    Table(
-        "stitched-graphs",
-        "random memory-bound graphs, stitched and apart",
-        "stitched_cuda",
-        spelled={"seed": "--seed", **_MARKED},
-        devices=("cuda",),
-    ),
-    Table("families", "operator by operator: predicted, floor, measured", "families_cuda", devices=("cuda",)),
     Table("demo", "a trained model on every device that works here", "demo"),
 )
 #: Every table by name.

@@ -1,4 +1,4 @@
-"""A table as a file, and the one page with all of them."""
+"""A table as a Markdown file."""
 
 from __future__ import annotations
 
@@ -7,25 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
 from facts import section, stamp
 
 from rammer.errors import BadInput
 from rammer.report.table import markdown
-
-#: The page that shows every table of a folder.
-PAGE = "tables.md"
-#: What whoever reads the page has to know, a paragraph each.
-READING: Final = (
-    "A file is `HARDWARE_TABLE.md`: `cpu` is device rocm (OpenCL) on a CPU, `h200` device cuda on an NVIDIA H200, `ipu_sim` a "
-    "simulated IPU, whose times are simulated ones. The day and the build (a commit) stand behind the command that made rows; "
-    "where they do not, a table is of an earlier build. The machine and its software are at the end of each file.",
-    "A time is the median of many runs of a model at batch 1 in float32, unless its table says otherwise: from the first launch "
-    "to the end of the last, inputs and outputs on the device, without compiling. Programs of a model took turns in one process. "
-    "`predicted` is the cost model's time for the same program; `rel. L2` the distance of the outputs to the reference over its "
-    "length, the worst output's; `tasks` are pieces of operators, `waits` what they wait for, `launches` kernels of one run.",
-)
 
 
 @dataclass(frozen=True)
@@ -97,22 +83,3 @@ def write(path: Path, text: str) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(text)
     os.replace(partial, path)
-
-
-def page(folder: Path, order: Sequence[str]) -> str:
-    """Every Markdown file of ``folder`` on one page, one heading level lower; those named in ``order`` first."""
-    known = {name: i for i, name in enumerate(order)}
-    files = [p for p in folder.glob("*.md") if p.name != PAGE]
-    files.sort(key=lambda p: (known.get(p.stem.partition("_")[2], len(known)), p.name))
-    head = ["# All tables", "Written by `python -m benchmarks page`; each section is a file of this folder.", *READING]
-    head.append("\n".join(f"- [{p.stem}]({p.name})" for p in files))
-    return "\n\n".join((*head, *(lowered(p.read_text(), p.stem) for p in files))) + "\n"
-
-
-def lowered(text: str, title: str) -> str:
-    """Headings one level lower, but in fenced code; a text without a title gets ``title``."""
-    lines, fenced = [], False
-    for line in text.strip().splitlines():
-        fenced ^= line.startswith("```")
-        lines.append(f"#{line}" if not fenced and re.match(r"#{1,5} ", line) else line)
-    return "\n".join(lines if lines and lines[0].startswith("## ") else [f"## {title}", "", *lines])

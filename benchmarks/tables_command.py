@@ -16,7 +16,7 @@ import click
 from facts import environment_of
 from measuring import ROUNDS, Settings
 from registry import TABLES, Table, table
-from result import PAGE, Result, both, check_kept, joined, page, said, write
+from result import Result, both, check_kept, joined, said, write
 from zoo import SEED, SMALL
 
 import rammer
@@ -44,7 +44,6 @@ def short(device: str) -> str:
 def listing() -> str:
     """All tables."""
     rows = [[t.name, t.what, ", ".join(t.devices), t.models or ("its own" if t.script else "")] for t in TABLES.values()]
-    rows.append(["page", f"writes {PAGE}: every table of a folder on one page", "", ""])
     return plain(rows, ["table", "what it shows", "devices", "models"])
 
 
@@ -96,9 +95,7 @@ def _say(begin: float) -> Any:
 @click.option("--device", "devices", multiple=True, metavar="NAME[:INDEX]", help="Repeatable where a table compares devices.")
 @click.option("--models", default="", help=f"Keys of the zoo, with commas; '*' for all, KEY{SMALL} for a small form.")
 @click.option("--small", is_flag=True, help="Small forms of all models.")
-@click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the result and the page of all results."
-)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the result.")
 @click.option("--tune", default="", type=click.Choice(["", "off", "quick", "full"]), show_choices=True)
 @click.option("--precision", default="", type=click.Choice(["", *PRECISIONS]))
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="For the device. Repeatable.")
@@ -132,19 +129,13 @@ def main(
     if show or not name:
         click.echo(listing())
         return
-    if name == "page":
-        _page(out or HERE / "results")
-        return
     chosen = table(name)
     if chosen.script:
         keys = ",".join(_keys(chosen, models, small)) if models or small else ""
         named = devices or (chosen.devices if "device" in chosen.spelled else ())
         asked: dict[str, Any] = {"device": ",".join(named), "models": keys, "tune": tune, "precision": precision}
         asked |= {"rounds": rounds, "seed": seed, "budget": budget, "keep": keep or None, "ahead": ahead}
-        code = _script(chosen, out, asked, (*(w for o in options for w in ("--option", o)), *rest))
-        if out is not None:
-            _page(out)
-        sys.exit(code)
+        sys.exit(_script(chosen, out, asked, (*(w for o in options for w in ("--option", o)), *rest)))
     if rest:
         raise BadInput(f"table {name} takes no {' '.join(rest)!r}", hint="only scripts take options of their own")
     if ahead and not chosen.aside:
@@ -191,8 +182,6 @@ def _measure(chosen: Table, settings: Settings, out: Path | None, keep: bool) ->
     click.echo(markdown(result.rows, result.headers))
     for note in result.notes:
         click.echo(f"\n{note}")
-    if out is not None:
-        _page(out)
 
 
 def _told(result: Result, settings: Settings) -> Result:
@@ -209,8 +198,3 @@ def _command(chosen: Table, settings: Settings, result: Result) -> str:
     words += [f"--precision {settings.precision}", f"--seed {settings.seed}"]
     words += [f"--option {k}={v}" for k, v in settings.options.items()]
     return " ".join(words)
-
-
-def _page(folder: Path) -> None:
-    write(folder / PAGE, page(folder, [n.replace("-", "_") for n in TABLES]))
-    click.echo(f"wrote {folder / PAGE}", err=True)

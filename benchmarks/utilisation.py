@@ -28,7 +28,7 @@ from timelines import Kernel, Timeline, bound, by_name, gap, idle, measured, rep
 from zoo import SEED
 
 from rammer.device.manifest import Tracer
-from rammer.errors import DeviceUnavailable, MissingDependency, RammerError
+from rammer.errors import DeviceUnavailable, RammerError
 from rammer.report.measured import Summary, measured_trace, summarise
 from rammer.report.table import duration, markdown
 from rammer_bench.graph import Array
@@ -161,33 +161,7 @@ def rammer_results(
         program.close()
 
 
-def plot(path: Path, results: Mapping[str, Sequence[Result]]) -> None:
-    """Share of busy SMs over time: a row of panels a model, one for each runner, with one time axis. MissingDependency without
-    matplotlib."""
-    try:
-        import matplotlib
-    except ImportError as problem:
-        raise MissingDependency("matplotlib, for the plot", "pip install matplotlib; the table is there") from problem
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    most = max(len(r) for r in results.values())
-    figure, axes = pyplot.subplots(len(results) * most, 1, figsize=(11, 1.7 * len(results) * most), squeeze=False)
-    for i, (model, found) in enumerate(results.items()):
-        longest = max(r.timeline.times[-1] for r in found) * 1e6
-        for k, r in enumerate(found):
-            axis = axes[i * most + k][0]
-            axis.fill_between([t * 1e6 for t in r.timeline.times], [*r.timeline.busy, 0], step="post", linewidth=0)
-            axis.set(xlim=(0, longest), ylim=(0, 1), ylabel="SMs busy")
-            axis.set_title(f"{model}: {r.runner}, {r.method}, {r.timeline.utilisation:.0%}", fontsize=9, loc="left")
-        axes[i * most + len(found) - 1][0].set_xlabel("us")
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
-
-
-def document(results: Mapping[str, Sequence[Result]], settings: Settings, units: int, name: str, failures: Sequence[str]) -> str:
+def document(results: Mapping[str, Sequence[Result]], settings: Settings, units: int, failures: Sequence[str]) -> str:
     """The Markdown file."""
     gpu = any(r.method == "kernel bound" for found in results.values() for r in found)
     rows = [r.cells(model) for model, found in results.items() for r in found]
@@ -206,10 +180,7 @@ def document(results: Mapping[str, Sequence[Result]], settings: Settings, units:
     head += f"Batch 1, float32, {units} units, --tune {settings.tune}.\n\n"
     method = (BY_CLOCK + BOUND if gpu else BY_DEVICE) + REST
     missing = "\nWithout a row:\n\n" + "\n".join(failures) + "\n" if failures else ""
-    picture = f"\n![share of busy units over time]({name}.png)\n\n"
-    return (
-        head + markdown(rows, HEADERS) + "\n\n" + method + missing + picture + "\n\n".join((*parts, section(environment_of(gpu))))
-    )
+    return head + markdown(rows, HEADERS) + "\n\n" + method + missing + "\n" + "\n\n".join((*parts, section(environment_of(gpu))))
 
 
 @click.command()
@@ -222,7 +193,7 @@ def document(results: Mapping[str, Sequence[Result]], settings: Settings, units:
 @click.option("--seed", default=SEED, show_default=True, help="Of weights and inputs.")
 @click.option("--ahead", default=0, metavar="N", help="N processes compile before anything is measured.")
 def main(device: str, models: str, folder: Path, name: str, tune: str, rounds: int, seed: int, ahead: int) -> None:
-    """Measure and write table, plot and traces, model by model."""
+    """Measure and write the table and the traces, model by model."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = Settings((device,), tuple(models.split(",")), tune, seed=seed, rounds=rounds, ahead=ahead)
     compile_ahead(settings, WAYS)
@@ -245,10 +216,9 @@ def main(device: str, models: str, folder: Path, name: str, tune: str, rounds: i
             results[key].append(torch_result(onnx.load(str(model.path)), model.feeds, units))
         there = {key: found for key, found in results.items() if found}
         if there:
-            (folder / f"{name}.md").write_text(document(there, settings, units, name, failures))
+            (folder / f"{name}.md").write_text(document(there, settings, units, failures))
     if not there:
         raise DeviceUnavailable("nothing was traced", hint="\n".join(failures))
-    plot(folder / f"{name}.png", there)
     click.echo(markdown([r.cells(m) for m, found in results.items() for r in found], HEADERS))
 
 

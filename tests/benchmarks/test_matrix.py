@@ -39,8 +39,7 @@ def test_cases_are_processes_and_those_that_are_kept_are_not_done_again(tmp_path
         said.append(done.stderr.count("CPU s"))
     assert said == [2, 2, 0]
     text = (tmp_path / "out" / "ipu_sim_matrix.md").read_text()
-    assert "4 of 4 cases are right" in text and "| ios{r=1,s=2}" in text
-    assert "# Every model by every policy" in (tmp_path / "out" / "tables.md").read_text()
+    assert text.startswith("# Every model by every policy") and "4 of 4 cases are right" in text and "| ios{r=1,s=2}" in text
 
 
 def test_what_is_near_either_reference_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

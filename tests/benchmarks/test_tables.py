@@ -21,7 +21,7 @@ from measuring import Settings, Subject, Way, measured, opened, subject
 from registry import TABLES
 from replay import Found, Replay, graphs_of, searched
 from result import Result as Table
-from result import both, page
+from result import both
 from tables import scheduling
 from tables.stitching import Kernels, launched, traced, xla_kernels
 from zoo import ZOO
@@ -67,13 +67,12 @@ def test_every_script_has_the_options_that_it_is_given() -> None:
 @pytest.mark.parametrize(
     "name", ["policies", "rammer-ablation", "ios-five-bars", "ios-pruning", "ios-batch", "stitching-kernels"]
 )
-def test_a_table_is_measured_written_and_on_the_page(name: str, tmp_path: Path) -> None:
+def test_a_table_is_measured_and_written(name: str, tmp_path: Path) -> None:
     done = called(name, *TINY, "--models", "alexnet", "--small", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     text = (tmp_path / f"ipu_sim_{name.replace('-', '_')}.md").read_text()
     assert f"`python -m benchmarks {name} --device ipu_sim --models alexnet:small" in text
     assert "alexnet:small" in text and "## Environment" in text and "numpy" in text
-    assert text.partition("\n")[0] in (tmp_path / "tables.md").read_text().replace("## ", "# ")
 
 
 def test_a_table_grows_model_by_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,17 +322,3 @@ def test_kernels_of_xla_are_counted_where_it_is_there(small: Subject) -> None:
 
     found = xla(onnx.load(str(small.path)), small.feeds)
     assert found.kernels >= found.memory_bound > 0
-
-
-def test_the_page_has_every_table_one_level_lower(tmp_path: Path) -> None:
-    (tmp_path / "cpu_b.md").write_text("# B\n\n## Part\n\n```\n# no heading\n```\n")
-    (tmp_path / "cpu_a.md").write_text("| x |\n")
-    text = page(tmp_path, ["b"])
-    assert text.index("## B") < text.index("## cpu_a") and "### Part" in text and "\n# no heading" in text
-    assert "- [cpu_b](cpu_b.md)" in text
-
-
-def test_the_page_of_all_results_is_what_is_in_their_folder() -> None:
-    folder = ROOT / "benchmarks" / "results"
-    said = (folder / "tables.md").read_text()
-    assert said == page(folder, [n.replace("-", "_") for n in TABLES]), "python -m benchmarks page"

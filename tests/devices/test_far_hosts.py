@@ -12,11 +12,11 @@ import time
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from apart import counted
 from delayed import __file__ as delayed_file
 from delayed import far_apart, lacking
 from spread_launch import RANKS
@@ -58,6 +58,11 @@ def output(line: list[str]) -> str:
     done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def counted(report: dict[str, Any]) -> dict[str, float]:
+    """Return the counters of one run, summed over all processes."""
+    return {name: sum(c[name] for c in report["counters"]) for name in report["counters"][0]}
 
 
 def test_tensors_cross_between_hosts(rng: np.random.Generator) -> None:

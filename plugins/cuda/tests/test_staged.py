@@ -69,7 +69,7 @@ def step() -> onnx.ModelProto:
 
 
 #: Models, the tile of their last operator, and the microseconds that its generic kernel took on an H200, 128 threads a block and
-#: no launch (``h200_families.jsonl``; the cell: an eighth of a program of eight).
+#: no launch (2026-11-21; the cell: an eighth of a program of eight).
 MEASURED: dict[str, tuple[Callable[[], onnx.ModelProto], tuple[int, ...], float]] = {
     "softmax": (softmax, (1, 1, 2, 128), 3.01),
     "normalisation": (normalisation, (1, 1, 768), 3.91),

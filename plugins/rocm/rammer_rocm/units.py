@@ -33,7 +33,7 @@ CPU_LAUNCH, GPU_LAUNCH = 3e-6, 5e-6
 #: On one core, which waits for no other: the next operator's first task (0.5 us measured on Zen 4).
 ONE_CORE = 5e-7
 #: By how much the share of time that a stitched operator is predicted to save is off (standard deviation): 420 random graphs on
-#: a core of a Zen 4 CPU (``benchmarks/stitching.py``).
+#: a core of a Zen 4 CPU.
 CPU_DOUBT = 0.066
 #: Work-items that cooperate on one task on a GPU: four wavefronts of 64.
 GPU_THREADS = 256

@@ -1,19 +1,12 @@
-"""Many lengths of one model: right at each, few programs, memory that stays, one copy of the weights on disk.
+"""Many lengths of one model: right results, few programs, bounded memory, one copy of the weights on disk.
 
-    python benchmarks/lengths.py --device rocm
-    python benchmarks/lengths.py --device ipu_sim --option tiles=64 --most 64
-    python benchmarks/lengths.py --device rocm --runs 10000 --hidden 32 --most 64
-
-An encoder runs at ``--lengths`` lengths from 1 to ``--most``, twice in random order; a decoder generates ``--tokens`` tokens
-from no past on, by runs and by a bound call whose caches stay. Each result is compared with ONNX Runtime's. With ``--runs`` the
-encoder runs so many times at random lengths from ``--threads`` threads. The models are BERT and GPT-2
-(``zoo/ranged.py``) in this size. It ends with 1 where something is not as it says.
+An encoder runs at ``lengths`` lengths from 1 to ``most``, twice in random order. A decoder generates ``tokens`` tokens from an
+empty past, first by runs and then by a bound call that keeps its caches. With ``runs``, the encoder runs at random lengths from
+``threads`` threads instead. Every result is compared with ONNX Runtime's. The models are BERT and GPT-2 (``zoo/ranged.py``).
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -36,6 +29,24 @@ Array = np.ndarray
 TOLERANCE = 2e-5
 #: Bytes that a process may grow by while nothing new is compiled: allocators keep what threads freed.
 GROWTH = 8 << 20
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A measurement: a device with its options (``KEY=VALUE``), and the sizes of its models and loops."""
+
+    device: str
+    seed: int
+    options: tuple[str, ...] = ()
+    hidden: int = 128
+    layers: int = 2
+    heads: int = 4
+    vocabulary: int = 1000
+    most: int = 512
+    lengths: int = 100
+    tokens: int = 64
+    runs: int = 0
+    threads: int = 4
 
 
 @dataclass
@@ -85,14 +96,14 @@ class Judge:
         return self.known[length]
 
 
-def many_lengths(model: Open, lengths: Sequence[int], args: argparse.Namespace) -> Found:
+def many_lengths(model: Open, lengths: Sequence[int], asked: Asked) -> Found:
     """All lengths in random order, and again."""
-    proto = model.build(args.seed)
-    judge, rng = Judge(model, proto, args.seed), np.random.default_rng(args.seed)
+    proto = model.build(asked.seed)
+    judge, rng = Judge(model, proto, asked.seed), np.random.default_rng(asked.seed)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         onnx.save(proto, file)
-        exe = opened(file, model, args)
+        exe = opened(file, model, asked)
         exe.programs = Path(folder) / "programs"
         worst, before = 0.0, 0
         for again in (False, True):
@@ -107,18 +118,18 @@ def many_lengths(model: Open, lengths: Sequence[int], args: argparse.Namespace) 
     return Found(f"encoder, {len(lengths)} lengths", 2 * len(lengths), programs, worst, growth, kept / max(weights, 1))
 
 
-def opened(proto: onnx.ModelProto | Path, model: Open, args: argparse.Namespace) -> Executable:
+def opened(proto: onnx.ModelProto | Path, model: Open, asked: Asked) -> Executable:
     """The model for its range."""
-    options = dict(o.split("=", 1) for o in args.option)
-    return rammer.compile(proto, args.device, shapes={model.symbol: model.span}, options=options)
+    options = dict(o.split("=", 1) for o in asked.options)
+    return rammer.compile(proto, asked.device, shapes={model.symbol: model.span}, options=options)
 
 
-def tokens(model: Open, args: argparse.Namespace) -> list[Found]:
+def tokens(model: Open, asked: Asked) -> list[Found]:
     """A sequence by runs, and one by a bound call: keys and values of the past stay in its memory."""
-    proto, count = model.build(args.seed), model.span[1] + 1
-    judge, exe, kept = Judge(model, proto, args.seed), opened(proto, model, args), model.caches(proto)
+    proto, count = model.build(asked.seed), model.span[1] + 1
+    judge, exe, kept = Judge(model, proto, asked.seed), opened(proto, model, asked), model.caches(proto)
     bound = exe.bind({"ids": np.array([[3]])}, kept)
-    first = model.inputs_at(proto, 0, np.random.default_rng(args.seed))
+    first = model.inputs_at(proto, 0, np.random.default_rng(asked.seed))
     worst, grown, start = [0.0, 0.0], [0, 0], list[int]()
     for way in range(2):
         state, token = {n: first[n] for n in kept.values()}, 3
@@ -142,70 +153,38 @@ def tokens(model: Open, args: argparse.Namespace) -> list[Found]:
     return made
 
 
-def from_threads(model: Open, args: argparse.Namespace) -> Found:
+def from_threads(model: Open, asked: Asked) -> Found:
     """Runs at random lengths from several threads, the memory measured after a tenth of them."""
-    proto, span = model.build(args.seed), model.span
-    judge, exe, lock = Judge(model, proto, args.seed), opened(proto, model, args), threading.Lock()
+    proto, span = model.build(asked.seed), model.span
+    judge, exe, lock = Judge(model, proto, asked.seed), opened(proto, model, asked), threading.Lock()
     for length in range(span[0], span[1] + 1):
         exe.run(judge.at(length)[0])
 
     def work(number: int, runs: int) -> float:
-        rng, worst = np.random.default_rng([args.seed, number, runs]), 0.0
+        rng, worst = np.random.default_rng([asked.seed, number, runs]), 0.0
         for length in rng.integers(span[0], span[1] + 1, runs):
             with lock:
                 inputs, expected = judge.at(int(length))
             worst = max(worst, error_of(exe.run(inputs), expected))
         return worst
 
-    each, worst, before = args.runs // args.threads, 0.0, 0
+    each, worst, before = asked.runs // asked.threads, 0.0, 0
     for runs in (max(each // 10, 1), each - max(each // 10, 1)):
-        with ThreadPoolExecutor(args.threads) as pool:
-            worst = max(worst, *pool.map(work, range(args.threads), [runs] * args.threads))
+        with ThreadPoolExecutor(asked.threads) as pool:
+            worst = max(worst, *pool.map(work, range(asked.threads), [runs] * asked.threads))
         before = before or resident()
-    made = Found(f"encoder, {args.threads} threads", each * args.threads, len(exe.cache), worst, resident() - before)
+    made = Found(f"encoder, {asked.threads} threads", each * asked.threads, len(exe.cache), worst, resident() - before)
     exe.close()
     return made
 
 
-def measured(args: argparse.Namespace) -> list[Found]:
-    """What ``args`` ask for."""
-    size = {"width": args.hidden, "layers": args.layers, "heads": args.heads, "vocabulary": args.words}
-    model = RANGED["bert_base"].sized(args.most, **size)
-    if args.runs:
-        return [from_threads(model, args)]
-    rng, inner = np.random.default_rng(args.seed), np.arange(2, args.most)
-    lengths = sorted({1, args.most, *(int(n) for n in rng.choice(inner, min(args.lengths - 2, len(inner)), replace=False))})
-    found = [many_lengths(model, lengths, args)]
-    return found + tokens(RANGED["gpt2"].sized(args.tokens - 1, **size), args)
-
-
-def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--device", default="rocm")
-    made.add_argument("--option", action="append", default=[], metavar="KEY=VALUE")
-    defaults = {
-        "hidden": 128,
-        "layers": 2,
-        "heads": 4,
-        "most": 512,
-        "lengths": 100,
-        "tokens": 64,
-        "runs": 0,
-        "threads": 4,
-        "words": 1000,
-    }
-    for name, value in {**defaults, "seed": 0}.items():
-        made.add_argument(f"--{name}", type=int, default=value)
-    return made
-
-
-def main() -> int:
-    """Entry point."""
-    found = measured(parser().parse_args())
-    print("\n".join(map(str, found)))
-    return 0 if all(f.fine for f in found) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def measured(asked: Asked) -> list[Found]:
+    """Run the measurements that ``asked`` describes."""
+    size = {"width": asked.hidden, "layers": asked.layers, "heads": asked.heads, "vocabulary": asked.vocabulary}
+    model = RANGED["bert_base"].sized(asked.most, **size)
+    if asked.runs:
+        return [from_threads(model, asked)]
+    rng, inner = np.random.default_rng(asked.seed), np.arange(2, asked.most)
+    lengths = sorted({1, asked.most, *(int(n) for n in rng.choice(inner, min(asked.lengths - 2, len(inner)), replace=False))})
+    found = [many_lengths(model, lengths, asked)]
+    return found + tokens(RANGED["gpt2"].sized(asked.tokens - 1, **size), asked)

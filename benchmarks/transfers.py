@@ -272,9 +272,5 @@ def output(line: list[str]) -> dict[str, Any]:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["ours"]:
         ours(sys.argv[2])
-    elif len(sys.argv) == 4 and sys.argv[1] in KINDS:
-        {"socket": plain, "pickled": pickled, "gRPC": grpc_bytes}[sys.argv[1]](sys.argv[2], sys.argv[3] == "serve")
     else:
-        from transfers_table import main
-
-        main()
+        {"socket": plain, "pickled": pickled, "gRPC": grpc_bytes}[sys.argv[1]](sys.argv[2], sys.argv[3] == "serve")

@@ -114,7 +114,7 @@ def test_no_opencl_runtime(none: str, path: Path, monkeypatch: pytest.MonkeyPatc
         return [SimpleNamespace(get_devices=list)] if none == "no device" else []
 
     fake = SimpleNamespace(Error=DriverError, get_platforms=platforms)
-    monkeypatch.setattr("rammer_rocm.units.opencl", lambda: fake)
+    monkeypatch.setattr("rammer_rocm.opencl_runtime.opencl", lambda: fake)
     done = rammers("run", path, "--device", "rocm")
     told(done, 3, "missing-dependency", "needs an OpenCL runtime that has a unit: pip install intel-opencl-rt")
 
@@ -241,7 +241,7 @@ def test_home_that_nobody_can_write(path: Path, tmp_path: Path, monkeypatch: pyt
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, str(blocked / "home"))
     monkeypatch.delenv("PYOPENCL_CACHE_FAILURE_FATAL", raising=False)
-    monkeypatch.setattr("rammer_rocm.units._READY", [])  # as in a process that starts
+    monkeypatch.setattr("rammer_rocm.opencl_runtime._READY", [])  # as in a process that starts
     if Registry().status("rocm").state != "ok":
         pytest.skip("no OpenCL here")
     for words in (f"run {path} --device rocm", f"compile {path} --device toy", "cache status", "cache clear"):

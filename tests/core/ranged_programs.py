@@ -8,11 +8,11 @@ import numpy as np
 from ranged_models import RangedModel
 
 from rammer.frontend.bind import bind_until
+from rammer.frontend.bind_state import MetLoops
 from rammer.frontend.generalise import Generalised, generalised
 from rammer.frontend.lower import lower
 from rammer.frontend.ranges import probes
 from rammer.frontend.reader import read_model
-from rammer.frontend.unroll import MetLoops
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.evaluate import run_graph
 from rammer.passes.pipeline import OF_EXTENTS, Pipeline, default_passes

@@ -10,8 +10,7 @@ from random import Random
 
 import pytest
 
-from rammer.plan.placing import Placing
-from rammer.plan.waits import Order, plan_waits
+from rammer.plan.waits import Order, Placing, plan_waits
 from rammer.schedule.policy import Schedule
 from rammer.schedule.registry import parse_policy
 from rammer_testing.growth.measure import growth

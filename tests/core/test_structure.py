@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +83,91 @@ def test_no_import_runs_back_up() -> None:
 )
 def test_the_search_finds_imports(code: str) -> None:
     assert [*upwards("rammer.ir.compute", ast.walk(ast.parse(code)))]
+
+
+#: Folders whose modules import each other by names that begin there.
+IMPORT_ROOTS = tuple(
+    ROOT / folder for folder in ("core", "plugins/cuda", "plugins/rocm", "plugins/ipu_sim", "tests/kit", "benchmarks")
+)
+PACKAGES = ("core/rammer", *(f"plugins/{n}/rammer_{n}" for n in ("cuda", "rocm", "ipu_sim")), "tests/kit", "benchmarks")
+MODULES = {
+    ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if "plugin-template" not in path.parts
+    for root in IMPORT_ROOTS
+    if path.is_relative_to(root)
+}
+
+
+def imported_modules(module: str, is_package: bool, nodes: Iterable[ast.AST], known: Container[str]) -> set[str]:
+    """Return the ``known`` modules that a module imports anywhere: at its head, in functions and for types only."""
+    found = set[str]()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found.update(a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = module.split(".")[: None if is_package else -1]
+            before = parents[: len(parents) - node.level + 1] if node.level else []
+            base = ".".join([*before, *([node.module] if node.module else [])])
+            found.update(full if (full := f"{base}.{a.name}") in known else base for a in node.names)
+    return {name for name in found if name in known and name != module}
+
+
+def import_cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Return the strongly connected components of several modules, each sorted (Tarjan's algorithm)."""
+    number, low = dict[str, int](), dict[str, int]()
+    stack, cycles = list[str](), list[list[str]]()
+
+    def visit(module: str) -> None:
+        number[module] = low[module] = len(number)
+        stack.append(module)
+        for target in graph[module]:
+            if target not in number:
+                visit(target)
+                low[module] = min(low[module], low[target])
+            elif target in stack:
+                low[module] = min(low[module], number[target])
+        if low[module] == number[module]:
+            at = stack.index(module)
+            cycles.extend([sorted(stack[at:])] if len(stack) - at > 1 else [])
+            del stack[at:]
+
+    for module in graph:
+        if module not in number:
+            visit(module)
+    return cycles
+
+
+NAMES = {path: module for module, path in MODULES.items()}
+IMPORTS = Search(
+    __file__, NAMES, lambda file: imported_modules(NAMES[file.path], file.path.name == "__init__.py", file.nodes, MODULES)
+)
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {NAMES[path]: sorted(targets) for path, targets in IMPORTS.found().items()}
+    assert len(graph) > 600 and sum(map(len, graph.values())) > 3000
+    cycles = import_cycles(graph)
+    assert not cycles, "\n".join(" <-> ".join(cycle) for cycle in cycles)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from a.two import f",
+        "from a import two",
+        "import a.two",
+        "from .two import f",
+        "from . import two",
+        "def f():\n    from a.two import g",
+        "if TYPE_CHECKING:\n    from a.two import T",
+    ],
+)
+def test_import_cycles_are_found(code: str) -> None:
+    texts = {"a": "", "a.one": code, "a.two": "import a.three", "a.three": "from a.one import f"}
+    graph = {name: imported_modules(name, name == "a", ast.walk(ast.parse(text)), texts) for name, text in texts.items()}
+    assert import_cycles(graph) == [["a.one", "a.three", "a.two"]]
 
 
 def private(name: str) -> bool:

@@ -17,8 +17,8 @@ import rammer
 from rammer.errors import BadInput
 from rammer.frontend import control
 from rammer.frontend import turns as made
+from rammer.frontend.bind_state import MOST_UNROLLED
 from rammer.frontend.limits import HOST_SECONDS_VARIABLE
-from rammer.frontend.unroll import MOST_UNROLLED
 from rammer.runtime import bodies
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.executable import Executable

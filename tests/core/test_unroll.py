@@ -15,7 +15,8 @@ from test_later import agree, fed
 import rammer
 from rammer.errors import BadInput
 from rammer.frontend import unroll
-from rammer.frontend.bind import Binder, Scope, bind, bind_until
+from rammer.frontend.bind import Binder, bind, bind_until
+from rammer.frontend.bind_state import Scope
 from rammer.frontend.reader import read_model
 
 

@@ -26,8 +26,8 @@ from rammer_testing.host_c import COMPILER
 from rammer_testing.peer_process import PeerSession
 from rammer_testing.some import some
 
+from rammer_cuda.bound import BITS, RepeatedLaunch, entries
 from rammer_cuda.device import source
-from rammer_cuda.repeat import BITS, RepeatedLaunch, entries
 
 DEVICES = ["ipu_sim", "rocm", pytest.param("cuda", marks=pytest.mark.cuda)]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}

@@ -20,7 +20,7 @@ from quotations import QUOTED, ROOT, program, walked
 from rammer import errors
 from rammer.cli.lazy import LazyGroup
 from rammer.frontend import limits
-from rammer.frontend.unroll import MOST_UNROLLED
+from rammer.frontend.bind_state import MOST_UNROLLED
 from rammer.ir.program import RProgram
 from rammer.report.stages import STAGES
 from rammer_testing.some import some
@@ -30,8 +30,14 @@ from rammer_ipu_sim.chip import GC2
 
 QUOTATION = re.compile(r"(<!-- generated: ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 PAGES = tuple(sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")))
-#: A page for each kernel family of cuda, in its folder.
-FAMILY_PAGES = tuple(sorted(str(p.relative_to(ROOT)) for p in (ROOT / "plugins/cuda/rammer_cuda").glob("*/README.md")))
+#: A page for each kernel family of cuda, and for those of rocm that have a folder.
+FAMILY_PAGES = tuple(
+    sorted(
+        str(page.relative_to(ROOT))
+        for folder in ("cuda/rammer_cuda", "rocm/rammer_rocm/kernels")
+        for page in (ROOT / "plugins" / folder).glob("*/README.md")
+    )
+)
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES, *FAMILY_PAGES)
 PLUGINS = sorted(p.name for p in (ROOT / "plugins").iterdir() if (p / "pyproject.toml").exists())
 #: From where documents name files.

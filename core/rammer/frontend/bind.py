@@ -22,6 +22,7 @@ from rammer.errors import BadInput
 from rammer.frontend import attributes, checks, custom, functions, limits, schemas
 from rammer.frontend import nodes as nd
 from rammer.frontend.apart import NOTHING
+from rammer.frontend.bind_state import MetLoops, Scope, UnrollBudget
 from rammer.frontend.carriers import carry
 from rammer.frontend.contrib import FUNCTIONS, expand_use
 from rammer.frontend.evaluator import Unjudged, evaluate, host_node
@@ -34,7 +35,7 @@ from rammer.frontend.ml.internal import INTERNAL
 from rammer.frontend.reader import Model
 from rammer.frontend.select import selected
 from rammer.frontend.shapes import bound_shapes
-from rammer.frontend.unroll import MetLoops, UnrollBudget, branch_taken, unrolled
+from rammer.frontend.unroll import branch_taken, unrolled
 from rammer.ir.graph import Graph, Node, Value, verify_graph
 from rammer.ir.names import Names, identifier, shortened
 from rammer.ir.types import KNOWN, TensorType, is_float
@@ -44,24 +45,6 @@ _MADE_FLOAT: Final[Mapping[str, tuple[int, ...]]] = {"Clip": (1, 2), "Pad": (2,)
 Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 #: Operators whose result follows from the type of their input alone.
 _TYPE_ONLY: Final = frozenset({"Shape", "Size"})
-
-
-@dataclass
-class Scope:
-    """Where operators are walked: what their names mean, at which opsets, and how results like to be called."""
-
-    values: MutableMapping[str, str]
-    opsets: Mapping[str, int]
-    #: ONNX name -> the ONNX name after which the result is named instead (a function's body has names of its own).
-    titles: Mapping[str, str] = field(default_factory=dict)
-
-    def opset(self, proto: NodeProto) -> int:
-        """The version of the operator's domain."""
-        return self.opsets[_domain(proto)]
-
-    def inner(self) -> Scope:
-        """For a body, which may read what is known here."""
-        return Scope(ChainMap({}, self.values), self.opsets)
 
 
 def bind(model: Model, shapes: Shapes, lowered: Container[tuple[str, str]] = REGISTRY) -> Graph:

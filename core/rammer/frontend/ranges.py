@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rammer.frontend.bind import bind_until
+from rammer.frontend.bind_state import MetLoops
 from rammer.frontend.lower import Lowerings
-from rammer.frontend.unroll import MetLoops
 from rammer.ir.extent import LEAST, NONE, AffineExtent, NoRange, Point
 from rammer.ir.graph import Graph
 from rammer.ir.port import InputPort

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto, helper
 
 from rammer.errors import BadInput
 from rammer.frontend import checks
+from rammer.frontend.bind_state import BindState, Scope
 from rammer.ir.graph import Node
 from rammer.ir.types import TensorType, is_float
-
-if TYPE_CHECKING:
-    from rammer.frontend.bind import Binder, Scope
 
 #: Elements that the operators of both branches may read and write, a product's terms counted as an eighth of one.
 MOST_WORK: Final = 1 << 16
@@ -44,7 +42,7 @@ TOTAL_OF_FLOATS: Final = frozenset({"Div", "Mod", "Pow", "Reciprocal"})
 PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
 
 
-def selected(walk: Binder, proto: NodeProto, scope: Scope) -> bool:
+def selected(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
     """Put both branches of an If in its place, and a Where behind them; False where it has to stay. What it adds to ``walk`` is
     then taken back."""
     if proto.op_type != "If" or proto.domain not in ("", "ai.onnx"):
@@ -76,7 +74,7 @@ def selected(walk: Binder, proto: NodeProto, scope: Scope) -> bool:
     return True
 
 
-def _walked(walk: Binder, proto: NodeProto, which: str, scope: Scope) -> list[str]:
+def _walked(walk: BindState, proto: NodeProto, which: str, scope: Scope) -> list[str]:
     """Walk over a branch; names of its results."""
     branch = next(a.g for a in proto.attribute if a.name == which)
     inner = scope.inner()
@@ -86,17 +84,17 @@ def _walked(walk: Binder, proto: NodeProto, which: str, scope: Scope) -> list[st
     return [inner.values[o.name] for o in branch.output]
 
 
-def _alike(walk: Binder, one: str, other: str) -> bool:
+def _alike(walk: BindState, one: str, other: str) -> bool:
     """Whether two results have one type and shape."""
     return _type(walk, one) == _type(walk, other)
 
 
-def _type(walk: Binder, name: str) -> TensorType:
+def _type(walk: BindState, name: str) -> TensorType:
     known = walk.known.get(name)
     return walk.types[name] if known is None else TensorType(str(known.dtype), known.shape)
 
 
-def _cheap(walk: Binder, nodes: Sequence[Node]) -> bool:
+def _cheap(walk: BindState, nodes: Sequence[Node]) -> bool:
     """Whether all operators end well, and are few and little work together."""
     work = 0 if len(nodes) <= MOST_OPERATORS else MOST_WORK + 1
     for node in nodes:
@@ -110,7 +108,7 @@ def _cheap(walk: Binder, nodes: Sequence[Node]) -> bool:
     return work <= MOST_WORK
 
 
-def _total(walk: Binder, node: Node) -> bool:
+def _total(walk: BindState, node: Node) -> bool:
     """Whether an operator has a result for all values that it may read."""
     if node.op in TOTAL or node.op in PRODUCTS:
         return True

@@ -6,77 +6,22 @@ Others stay operators, whose bodies ``runtime.bodies`` compiles.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from onnx import GraphProto, NodeProto, helper
 
 from rammer.errors import BadInput
 from rammer.frontend import checks, functions, schemas
+from rammer.frontend.bind_state import MOST_UNROLLED, BindState, Scope, TooManyOperators
 from rammer.frontend.contrib import FUNCTIONS
 from rammer.frontend.control import CONTROL
 from rammer.frontend.trips import always_goes, unrolled_size
 
-if TYPE_CHECKING:
-    from rammer.frontend.bind import Binder, Scope
 
-#: Most operators that all steps of a loop may be, those of the loops in it included.
-MOST_UNROLLED: Final = 1024
-
-
-class TooManyOperators(Exception):
-    """An outermost loop whose steps are more than ``MOST_UNROLLED`` operators."""
-
-
-@dataclass
-class UnrollBudget:
-    """Operators that the outermost loop may still be unrolled into; None outside of loops."""
-
-    left: int | None = None
-
-    @contextmanager
-    def of_loop(self) -> Iterator[None]:
-        """Unroll one loop meanwhile. Raises TooManyOperators from the outermost one."""
-        outermost = self.left is None
-        self.left = MOST_UNROLLED if self.left is None else self.left
-        try:
-            yield
-        finally:
-            self.left = None if outermost else self.left
-
-    def spend(self, operators: int) -> None:
-        """Raise TooManyOperators if the loop has no room for these."""
-        if self.left is not None:
-            self.left -= operators
-            if self.left < 0:
-                raise TooManyOperators
-
-
-@dataclass
-class MetLoops:
-    """The Loops and Scans of a model for a range of lengths, but for those in others, in the order in which they are met: those
-    of these numbers ``stay`` operators. ``steps`` are those of each, None where nobody knows."""
-
-    stay: Collection[int] = ()
-    steps: list[int | None] = field(default_factory=list)
-    _depth: int = 0
-
-    @contextmanager
-    def met(self, steps: int | None) -> Iterator[bool]:
-        """One is walked over meanwhile; whether it stays."""
-        number = len(self.steps)
-        self.steps += [] if self._depth else [steps]
-        self._depth += 1
-        try:
-            yield self._depth == 1 and number in self.stay
-        finally:
-            self._depth -= 1
-
-
-def unrolled(walk: Binder, proto: NodeProto, scope: Scope) -> bool:
+def unrolled(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
     """Put the steps of a Loop or Scan that ONNX's inference takes in its place; False where it has to stay. What it adds to
     ``walk`` is then taken back."""
     if proto.op_type not in ("Loop", "Scan") or proto.domain not in ("", "ai.onnx"):
@@ -87,7 +32,7 @@ def unrolled(walk: Binder, proto: NodeProto, scope: Scope) -> bool:
         return not stays and _unrolled(walk, proto, scope)
 
 
-def _steps_of(walk: Binder, proto: NodeProto, scope: Scope) -> int | None:
+def _steps_of(walk: BindState, proto: NodeProto, scope: Scope) -> int | None:
     """How many steps a Loop or Scan takes; None where that is not known."""
     attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
     names = [scope.values[n] if n else "" for n in proto.input]
@@ -102,7 +47,7 @@ def _steps_of(walk: Binder, proto: NodeProto, scope: Scope) -> int | None:
     return shape[axis] if -len(shape) <= axis < len(shape) else None
 
 
-def _unrolled(walk: Binder, proto: NodeProto, scope: Scope) -> bool:
+def _unrolled(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
     made, inside = len(walk.nodes), walk.budget.left is not None
     try:
         with walk.budget.of_loop():
@@ -119,7 +64,7 @@ def _unrolled(walk: Binder, proto: NodeProto, scope: Scope) -> bool:
     return done
 
 
-def branch_taken(walk: Binder, proto: NodeProto, scope: Scope) -> bool:
+def branch_taken(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
     """Put the branch of an If whose condition is known in its place."""
     if proto.op_type != "If" or proto.domain not in ("", "ai.onnx"):
         return False
@@ -141,7 +86,7 @@ def branch_taken(walk: Binder, proto: NodeProto, scope: Scope) -> bool:
 class _Steps:
     """One loop on its way: its body, whose constants are in ``base``, and what each step gave."""
 
-    walk: Binder
+    walk: BindState
     proto: NodeProto
     scope: Scope
     body: GraphProto
@@ -150,7 +95,7 @@ class _Steps:
     most: int
 
     @staticmethod
-    def of(walk: Binder, proto: NodeProto, scope: Scope) -> _Steps | None:
+    def of(walk: BindState, proto: NodeProto, scope: Scope) -> _Steps | None:
         """None for a body with operators that are no expressions."""
         body = next(a.g for a in proto.attribute if a.name == "body")
         # Scan 8 has its lengths first, which may be left out; ONNX's converter makes it 9 and leaves them there.
@@ -263,7 +208,7 @@ class _Steps:
         return True
 
 
-def _expressed(walk: Binder, node: NodeProto, scope: Scope) -> bool:
+def _expressed(walk: BindState, node: NodeProto, scope: Scope) -> bool:
     """Whether an operator becomes tensor expressions, as far as its name tells."""
     domain = "" if node.domain == "ai.onnx" else node.domain
     if (domain, node.op_type) in walk.lowered or (domain, node.op_type) in FUNCTIONS or (not domain and node.op_type in CONTROL):

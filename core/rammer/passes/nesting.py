@@ -15,11 +15,11 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rammer.errors import BadInput
 from rammer.frontend import checks
+from rammer.frontend.bind_state import MOST_UNROLLED
 from rammer.frontend.control import graph_of
 from rammer.frontend.nodes import captures
 from rammer.frontend.rolled import RolledTurn, rolled_turn
 from rammer.frontend.trips import always_goes
-from rammer.frontend.unroll import MOST_UNROLLED
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.names import Names, identifier
 from rammer.ir.types import TensorType

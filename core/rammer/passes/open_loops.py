@@ -15,11 +15,11 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rammer.frontend import checks
+from rammer.frontend.bind_state import MOST_UNROLLED
 from rammer.frontend.control import graph_of
 from rammer.frontend.nodes import SubGraph, captures, formats
 from rammer.frontend.rolled import DOMAIN, TURNS, RolledTurn
 from rammer.frontend.trips import always_goes
-from rammer.frontend.unroll import MOST_UNROLLED
 from rammer.ir.graph import Graph, Node
 from rammer.ir.names import Names
 from rammer.ir.types import TensorType

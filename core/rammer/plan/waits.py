@@ -2,20 +2,27 @@
 
 A task waits on counters, and a counter counts the finished tasks of one operator. A wait is left out where the task's
 row already knows: from what it ran and waited for, and from what those whom it waited for had run and waited for.
+Rows that stand before the same operator are handled together, so that the time grows with operators, not with tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from heapq import heappop, heappush
+from itertools import groupby, pairwise, repeat
+from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rammer.ir.clocks import Ints
 from rammer.ir.collector import collector_paused
 from rammer.ir.operator import ROperator
 from rammer.ir.past import Past
-from rammer.ir.program import Counter, Storage, Task
+from rammer.ir.program import Counter, Storage, Task, Wait
+from rammer.ir.tasks import Longs
 from rammer.plan.overlap import Shared, overlap
-from rammer.plan.placing import Placing
 from rammer.schedule.policy import Schedule
 
 
@@ -128,3 +135,182 @@ def _fences(stages: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
     """The whole previous stage, for every operator of a later one. A stage without tasks fences nothing."""
     filled = [stage for stage in stages if stage]
     return {name: earlier for earlier, later in pairwise(filled) for name in later}
+
+
+Flags: TypeAlias = "NDArray[np.bool_]"
+Rows: TypeAlias = "Sequence[Sequence[tuple[str, int]]]"
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Where operators end. ``done[o, v]`` is the position after operator o's last task on row v; ``rows[o]`` are the first and
+    the last row that have any, and ``places[o]`` their positions: mostly these tell, without a look at all rows."""
+
+    done: Ints
+    rows: Longs
+    places: Ints
+
+    @staticmethod
+    def of(done: Ints) -> _Ends:
+        here = done > 0
+        rows = np.stack([here.argmax(axis=1), done.shape[1] - 1 - here[:, ::-1].argmax(axis=1)], axis=1)
+        return _Ends(done, rows, np.take_along_axis(done, rows, axis=1))
+
+    def implied(self, ps: Longs, known: Ints, told: Ints, beyond: Ints) -> Flags:
+        """For rows that know ``known`` whether each operator of ``ps`` has surely ended, asked one after the other: what the
+        ones before it tell that have not (``told``, by operator) is known as well, and ``beyond[i]``."""
+        most = beyond.copy()
+        np.maximum(most[1:], np.maximum.accumulate(told[:-1], axis=0), out=most[1:])
+        found = np.ones((len(known), len(ps)), bool)
+        for rows, places in zip(self.rows[ps].T, self.places[ps].T, strict=True):
+            found &= np.maximum(known[:, rows], most[np.arange(len(ps)), rows]) >= places
+        asked = np.flatnonzero(found.any(axis=0))
+        if not len(asked):
+            return found
+        known, begin = known.copy(), 0
+        for i in asked.tolist():
+            if i > begin:
+                np.maximum(known, told[begin:i].max(axis=0), out=known)
+            rows = np.flatnonzero(found[:, i])
+            found[rows, i] = (np.maximum(known[rows], beyond[i]) >= self.done[ps[i]]).all(axis=1)
+            lacking = ~found[:, i]
+            known[lacking] = np.maximum(known[lacking], told[i])
+            begin = i + 1
+        return found
+
+
+class Placing:
+    """Rows advance as far as the operators that their next run of tasks needs have been placed whole; of those that may, the
+    ones before the first operator go on together. What a row waits for does not depend on the order in which this is found.
+
+    ``now[v]`` is row v's vector clock (see ``ir.clocks``): of each row, the tasks that have certainly finished.
+    ``finished[o]`` is what whoever waits for all of operator o knows then: what each of its rows knew when it ran its last
+    task of o. ``knows[o, v]`` says of operators that row v had to ask for that it knows them to be finished.
+    """
+
+    def __init__(self, rows: Rows, order: Order, tasks: Mapping[str, int]) -> None:
+        number = {name: i for i, name in enumerate(order.names)}
+        self.order = order
+        self.runs = [[(number[name], indices) for name, indices in _runs(row)] for row in rows]
+        self.left = [tasks[name] for name in order.names]
+        self.wait = [Wait(name, total) for name, total in zip(order.names, self.left, strict=True)]
+        shape = (len(order.names), len(rows))
+        done = np.zeros(shape, np.int32)
+        for veu, row in enumerate(self.runs):
+            place = 0
+            for me, indices in row:
+                place += len(indices)
+                done[me, veu] = place
+        self.ends = _Ends.of(done) if done.size else _Ends(done, *np.zeros((2, 0, 2), np.int32))
+        self.finished, self.knows = np.zeros(shape, np.int32), np.zeros(shape, bool)
+        self.now = np.zeros((len(rows), len(rows)), np.int32)
+        self.needs = [np.array(needs, np.int64) for needs in order.needs]
+        self.lacking = list(map(len, order.needs))
+        self.feeds: list[list[int]] = [[] for _ in order.names]
+        for me, needs in enumerate(order.needs):
+            for p in needs:
+                self.feeds[p].append(me)
+        self.placed = [list[Task]() for _ in rows]
+        self.cursor = [0] * len(rows)
+        self.at: list[list[int]] = [[] for _ in order.names]  # the rows that stand before each operator
+        self.ready: list[int] = []  # a heap: in order, rows meet before operators
+        self.used: set[int] = set()
+
+    def place(self) -> tuple[tuple[Task, ...], ...]:
+        """All rows with their waits. Where rows can never meet, whatever they need is waited for: ``verify`` tells."""
+        for veu in range(len(self.runs)):
+            self._arrive(veu)
+        while self.ready:
+            me = heappop(self.ready)
+            veus, self.at[me] = self.at[me], []
+            self.together(me, veus)
+            if not self.left[me]:
+                for reader in self.feeds[me]:
+                    self.lacking[reader] -= 1
+                    if not self.lacking[reader] and self.at[reader]:
+                        heappush(self.ready, reader)
+            for veu in veus:
+                self.cursor[veu] += 1
+                self._arrive(veu)
+        for veu, row in enumerate(self.runs):
+            for me, indices in row[self.cursor[veu] :]:
+                self._append(veu, me, indices, self._said(self.needs[me]))
+        return tuple(map(tuple, self.placed))
+
+    def _arrive(self, veu: int) -> None:
+        """Row ``veu`` stands before its next run."""
+        if self.cursor[veu] < len(self.runs[veu]):
+            me = self.runs[veu][self.cursor[veu]][0]
+            if not self.lacking[me] and not self.at[me]:
+                heappush(self.ready, me)
+            self.at[me].append(veu)
+
+    def together(self, me: int, veus: Sequence[int]) -> None:
+        """These rows run their tasks of ``me``, the first of each after its waits."""
+        rows = np.array(veus)
+        now = self.now[rows]
+        waits = self._waits(me, rows, now)
+        for veu, wait in zip(veus, waits, strict=True):
+            self._append(veu, me, self.runs[veu][self.cursor[veu]][1], wait)
+        now[np.arange(len(veus)), rows] = [len(self.placed[veu]) for veu in veus]
+        self.now[rows] = now
+        np.maximum(self.finished[me], now.max(axis=0), out=self.finished[me])
+        self.left[me] -= sum([len(self.runs[veu][self.cursor[veu]][1]) for veu in veus])
+
+    def _waits(self, me: int, rows: Longs, now: Ints) -> Sequence[tuple[Wait, ...]]:
+        """What each of ``rows`` waits for before it runs ``me``; ``now`` becomes what they know afterwards."""
+        result: list[tuple[Wait, ...]] = [()] * len(rows)
+        needs = self.needs[me]
+        for asked, group in _alike(~self.knows[needs][:, rows].T):
+            ps, before = needs[asked], now[group]
+            told = self.finished[ps]
+            missing = ~self.ends.implied(ps, before, told, np.zeros_like(told))  # latest first: it may imply the others
+            for chosen, members in _alike(missing):
+                mine, said, tell = group[members], ps[chosen], told[chosen]
+                now[mine] = np.maximum(now[mine], tell.max(axis=0))
+                for kept, few in _alike(self._not_spared(said, before[members], tell)):
+                    waits = self._said(said[kept])
+                    for i in mine[few].tolist():
+                        result[i] = waits
+            self.knows[ps[:, None], rows[group]] = True
+        return result
+
+    def _not_spared(self, ps: Longs, before: Ints, told: Ints) -> Flags:
+        """By row and operator of ``ps``: those that are waited for, though later ones of the list might imply them after all."""
+        later = np.zeros_like(told)
+        later[:-1] = np.maximum.accumulate(told[:0:-1], axis=0)[::-1]
+        return ~self.ends.implied(ps, before, told, later)
+
+    def _said(self, ps: Longs) -> tuple[Wait, ...]:
+        """The waits for operators."""
+        numbers = sorted(ps.tolist())
+        self.used.update(numbers)
+        return tuple([self.wait[p] for p in numbers])
+
+    def _append(self, veu: int, me: int, indices: Sequence[int], waits: tuple[Wait, ...]) -> None:
+        """Place a run, of which the first task waits."""
+        name, row = self.order.names[me], self.placed[veu]
+        row.append(Task(name, indices[0], waits))
+        if len(indices) > 1:
+            row += map(Task, repeat(name), indices[1:])
+
+
+def _alike(flags: Flags) -> Iterator[tuple[Longs, Longs]]:
+    """Rows that are equal, by the columns that are set in them; none where no column is."""
+    if not flags.any():
+        return
+    if (flags == flags[0]).all():
+        yield np.flatnonzero(flags[0]), np.arange(len(flags))
+        return
+    groups: dict[bytes, list[int]] = {}
+    for i, row in enumerate(flags):
+        groups.setdefault(row.tobytes(), []).append(i)
+    for members in groups.values():
+        columns = np.flatnonzero(flags[members[0]])
+        if len(columns):
+            yield columns, np.array(members)
+
+
+def _runs(row: Sequence[tuple[str, int]]) -> Iterator[tuple[str, list[int]]]:
+    for name, group in groupby(row, key=lambda item: item[0]):
+        yield name, [index for _, index in group]

@@ -257,7 +257,7 @@ class BodyPrograms:
 
     def _most(self, turns: Turns) -> int:
         """Turns of a program, by how long one is predicted to take and how many operators it is."""
-        from rammer.frontend.unroll import MOST_UNROLLED
+        from rammer.frontend.bind_state import MOST_UNROLLED
 
         special = self._single(turns.body)
         if special is None or special.compiled.host_nodes:

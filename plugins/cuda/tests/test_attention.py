@@ -221,7 +221,7 @@ def test_its_rate_is_far_above_the_generic_kernels() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_attention_agrees_with_float64(case: str, rng: np.random.Generator) -> None:
-    from rammer_cuda.profiler import whole_program
+    from rammer_cuda.backend import whole_program
 
     operator, binding = CASES[case]
     backend = open_backend(OpenOptions())

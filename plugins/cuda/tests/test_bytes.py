@@ -249,7 +249,7 @@ def test_no_two_threads_race() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_every_family_agrees_with_integers(case: str, rng: np.random.Generator) -> None:
-    from rammer_cuda.profiler import whole_program
+    from rammer_cuda.backend import whole_program
 
     own = open_backend(OpenOptions())
     assert isinstance(own, CudaBackend)

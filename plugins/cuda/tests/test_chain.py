@@ -176,7 +176,7 @@ def test_what_is_no_chain() -> None:
 
 
 def agrees(rng: np.random.Generator, operator: ROperator, binding: Binding, tolerance: float) -> None:
-    from rammer_cuda.profiler import whole_program
+    from rammer_cuda.backend import whole_program
 
     backend = open_backend(OpenOptions())
     program, constants = whole_program(operator, binding)

@@ -16,9 +16,9 @@ from rammer.ir.program import Buffer, RProgram
 from rammer_testing.some import some
 
 from rammer_cuda import executor, hardware, resident
+from rammer_cuda.backend import whole_program
 from rammer_cuda.executor import CapturedGraph
 from rammer_cuda.gpu import TARGETS
-from rammer_cuda.profiler import whole_program
 from rammer_cuda.resident import Resident
 
 

@@ -190,7 +190,7 @@ def test_a_task_writes_its_own_part_alone(case: str, tile: tuple[int, ...], conf
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_every_family_agrees_with_float64(case: str, rng: np.random.Generator) -> None:
-    from rammer_cuda.profiler import whole_program
+    from rammer_cuda.backend import whole_program
 
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)
@@ -213,7 +213,7 @@ def test_every_family_agrees_with_float64(case: str, rng: np.random.Generator) -
 @pytest.mark.parametrize("case", ["softmax", "odd layer norm", "odd", "strided"])
 def test_a_nan_stays_in_its_row(case: str) -> None:
     """NaN reaches exactly the results that depend on it."""
-    from rammer_cuda.profiler import whole_program
+    from rammer_cuda.backend import whole_program
 
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)

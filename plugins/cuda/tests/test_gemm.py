@@ -107,7 +107,7 @@ def test_one_order_serves_all_tiles(order: Arrangement, case: str, rng: np.rando
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_every_family_agrees_with_float64(case: str, rng: np.random.Generator) -> None:
-    from rammer_cuda.profiler import whole_program
+    from rammer_cuda.backend import whole_program
 
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)

@@ -153,7 +153,7 @@ def _reference(operator: ROperator, values: dict[str, Array], precision: str) ->
 @pytest.mark.parametrize("case", sorted(ALL))
 def test_every_family_agrees_with_float64(case: str, precision: str, tolerance: float, rng: np.random.Generator) -> None:
     """tf32: products of rounded operands are exact in float32 sums; float16: half a unit of the result's last place."""
-    from rammer_cuda.profiler import whole_program
+    from rammer_cuda.backend import whole_program
 
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)

@@ -230,7 +230,7 @@ def test_maps_cost_something(families: tuple[Family, ...]) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
 def test_every_family_agrees_with_float64(case: str, rng: np.random.Generator) -> None:
-    from rammer_cuda.profiler import whole_program
+    from rammer_cuda.backend import whole_program
 
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)
@@ -259,7 +259,7 @@ def test_every_family_agrees_with_float64(case: str, rng: np.random.Generator) -
 @pytest.mark.cuda
 def test_a_nan_stays_in_its_pixel(rng: np.random.Generator) -> None:
     """NaN passes the maps, and reaches the results that read it alone: padding and the ring's unused words stay 0."""
-    from rammer_cuda.profiler import whole_program
+    from rammer_cuda.backend import whole_program
 
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)

@@ -27,9 +27,8 @@ from .cuda_choices import WARPGROUPS, choices
 from .host_wgmma import run_warpgroups
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
-from rammer_cuda.contraction.kernel import Contraction, contraction
+from rammer_cuda.contraction.kernel import Contraction, Producers, contraction
 from rammer_cuda.contraction.packing import cores, rounded_to_tf32
-from rammer_cuda.contraction.pipeline import Producers
 from rammer_cuda.contraction.staging import HALF_CORES
 from rammer_cuda.contraction.warpgroup import WGMMA_F16
 from rammer_cuda.emulator.launch import COMPILER
@@ -259,7 +258,7 @@ RUNS = 20
 @pytest.mark.cuda
 @pytest.mark.parametrize("precision, case", sorted(ALL))
 def test_single_products_agree_with_float64(precision: str, case: str, rng: np.random.Generator) -> None:
-    from rammer_cuda.profiler import whole_program
+    from rammer_cuda.backend import whole_program
 
     tolerance = {"tf32": 5e-6, "float16": 3.5e-4}[precision]
     operator, binding = ALL[precision, case]

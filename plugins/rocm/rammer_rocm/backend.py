@@ -18,11 +18,12 @@ from rammer_rocm.build import Builder, standard, version
 from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.opencl_runtime import kind_of, opencl, units
 from rammer_rocm.placement import ROOM
 from rammer_rocm.profiler import OpenClProfiler
 from rammer_rocm.resources import resources
 from rammer_rocm.trace import TracedProgram, trace
-from rammer_rocm.units import hardware, kind_of, opencl, units, virtual_device
+from rammer_rocm.units import hardware, virtual_device
 
 #: ``--option executor=...``: one launch a wave, or one launch a program (CPUs only).
 EXECUTORS = ("single", "waves")

@@ -15,8 +15,8 @@ from rammer.ir.program import Port, RProgram
 from rammer.ir.standing import state_ports
 from rammer.runtime.host_bound import WHOLE, check_apart, check_values
 
+from rammer_rocm.opencl_runtime import opencl
 from rammer_rocm.placement import ROOM, Placement
-from rammer_rocm.units import opencl
 
 
 class Queued(Protocol):

@@ -14,7 +14,7 @@ import platformdirs
 from rammer.errors import DeviceFailure, warn
 from rammer.profile.folder import why_shared
 
-from rammer_rocm.units import opencl
+from rammer_rocm.opencl_runtime import opencl
 
 #: What makes a unit that can divide right do so, and tells the text (``dialect.ROUNDED``).
 ROUNDED: Final = ("-cl-fp32-correctly-rounded-divide-sqrt", "-DRM_ROUNDED")

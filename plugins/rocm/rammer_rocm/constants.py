@@ -25,8 +25,8 @@ from rammer.ir.program import Buffer, Storage
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import fills, image
 
+from rammer_rocm.opencl_runtime import opencl
 from rammer_rocm.pages import host_bytes
-from rammer_rocm.units import opencl
 
 #: Bytes between parts of a buffer: a page, so that parts share no cache line or TLB entry by accident; between constants.
 PART: Final = 4096

@@ -28,10 +28,10 @@ from rammer_rocm.kernels.generic import dialect_of
 from rammer_rocm.kernels.resting import rested
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.memory import lay_out, shared_memory, system_wide
+from rammer_rocm.opencl_runtime import opencl
 from rammer_rocm.placement import Placement, distance, table, usable
 from rammer_rocm.source import LINE_WORDS, WalkShape, program_text
 from rammer_rocm.table import make_table
-from rammer_rocm.units import opencl
 
 #: What is cached of functions: not of those that call another. Operators from which on they are: fewer are quickly written, and
 #: whoever measures kernels loads thousands of programs of one.

@@ -16,8 +16,8 @@ from rammer.device.manifest import Array
 from rammer.ir.program import RProgram
 
 from rammer_rocm.constants import PART, SLACK, rounded
+from rammer_rocm.opencl_runtime import opencl
 from rammer_rocm.pages import host_bytes
-from rammer_rocm.units import opencl
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from rammer.ir.program import RProgram
 from rammer.runtime.host_memory import fills
 
 from rammer_rocm.constants import LINE, SLACK
+from rammer_rocm.opencl_runtime import opencl
 from rammer_rocm.repeat import Seam, move_table
-from rammer_rocm.units import opencl
 
 #: What kernels take for granted of every tensor of a program.
 ROOM: Final = HostRoom(LINE, SLACK)

@@ -10,7 +10,8 @@ from rammer.device.manifest import Backend, Device, Hardware, OpenOptions
 
 def probe() -> Sequence[Hardware]:
     """OpenCL units, AMD GPUs first; raises MissingDependency without pyopencl."""
-    from rammer_rocm.units import hardware, units
+    from rammer_rocm.opencl_runtime import units
+    from rammer_rocm.units import hardware
 
     return [hardware(i, unit) for i, unit in enumerate(units())]
 

@@ -17,8 +17,8 @@ from rammer.ir.operator import Resources, ROperator
 
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.kernels.generic import dialect_of
+from rammer_rocm.opencl_runtime import opencl
 from rammer_rocm.source import WalkShape, program_text
-from rammer_rocm.units import opencl
 
 #: Asks NVIDIA's compiler for its report; the extension that has it.
 _VERBOSE: Final = ("-cl-nv-verbose", "cl_nv_compiler_options")

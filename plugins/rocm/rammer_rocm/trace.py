@@ -17,7 +17,7 @@ from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, waves
 
 from rammer_rocm.executor import OpenClProgram
-from rammer_rocm.units import opencl
+from rammer_rocm.opencl_runtime import opencl
 
 #: Seconds between the two readings: a reading comes some 10 us late, which is 0.02% of it.
 APART: Final = 0.05

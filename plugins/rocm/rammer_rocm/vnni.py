@@ -20,6 +20,8 @@ from rammer.child_processes import python_command, run_program
 from rammer.compiled.files import cache_text, cached_text
 from rammer.profile.folder import cache_folder
 
+from rammer_rocm.opencl_runtime import opencl, units
+
 #: Lanes of 32 bits that vectors may have.
 LANES: Final = (4, 8, 16)
 #: The processor's word for either extension, in /proc/cpuinfo.
@@ -94,8 +96,6 @@ def _tried(device: Any, lanes: int) -> bool | None:
 def trial(platform: str, name: str, lanes: int) -> bool:
     """Whether the instruction multiplies as it should, in this process (which may end here)."""
     import numpy as np
-
-    from rammer_rocm.units import opencl, units
 
     cl = opencl()
     device = next(d for d in units() if d.platform.name == platform and d.name == name)

@@ -12,8 +12,8 @@ pytest.importorskip("pyopencl")
 from rammer_rocm.build import ROUNDED, build, standard
 from rammer_rocm.dialect import OPENCL
 from rammer_rocm.kernels.generic import CPU_DIALECT, GPU_DIALECT
+from rammer_rocm.opencl_runtime import kind_of, opencl, units
 from rammer_rocm.plugin import DEVICE
-from rammer_rocm.units import kind_of, opencl, units
 
 if not DEVICE.probe():
     pytest.skip("no OpenCL unit", allow_module_level=True)

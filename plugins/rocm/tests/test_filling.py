@@ -13,8 +13,8 @@ from rammer.device.shared import WantedForm, form_of
 pytest.importorskip("pyopencl")
 from rammer_rocm.backend import OpenClBackend
 from rammer_rocm.constants import LINE, SHARE, Array, DeviceConstants
+from rammer_rocm.opencl_runtime import opencl
 from rammer_rocm.plugin import DEVICE
-from rammer_rocm.units import opencl
 
 if not DEVICE.probe() or DEVICE.probe()[0].kind != "cpu":
     pytest.skip("no OpenCL unit that is a CPU", allow_module_level=True)

@@ -18,7 +18,7 @@ pytest.importorskip("pyopencl")
 from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
 from rammer_rocm.kernels.channels import COLUMNS, VECTORS, channels_form
-from rammer_rocm.kernels.sliding import ROWS, ImageForm, image_form
+from rammer_rocm.kernels.sliding.recognise import ROWS, ImageForm, image_form
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe():

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("pyopencl")
 
 from rammer_rocm import vnni
+from rammer_rocm.opencl_runtime import kind_of, units
 from rammer_rocm.plugin import DEVICE
-from rammer_rocm.units import kind_of, units
 
 if not DEVICE.probe():
     pytest.skip("no OpenCL unit", allow_module_level=True)

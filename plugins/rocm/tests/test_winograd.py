@@ -22,7 +22,7 @@ from rammer_testing.some import some
 pytest.importorskip("pyopencl")
 from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
-from rammer_rocm.kernels.winograd import WinogradForm, winograd_form
+from rammer_rocm.kernels.winograd.recognise import WinogradForm, winograd_form
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe():

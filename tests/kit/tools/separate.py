@@ -22,7 +22,7 @@ from rammer_rocm.constants import DeviceConstants, PlacedConstants, packed
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.memory import DeviceMemory
-from rammer_rocm.units import opencl
+from rammer_rocm.opencl_runtime import opencl
 
 #: Bits of a simulated address that are the place in an allocation (Oclgrind's Memory.h: 16 bits are its number).
 PLACE = 48

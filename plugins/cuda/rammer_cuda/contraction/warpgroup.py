@@ -14,26 +14,56 @@ columns (float16 alone, with the transposing bit). In float16 neither operand ha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
 from rammer.codegen.contraction import BYTE, Product
 from rammer.codegen.task import Array, Unsuited
+from rammer.codegen.text import Text
 
 from rammer_cuda.contraction.block import GROUP, THREADS, Shape, WarpgroupShape, warpgroup_shape
+from rammer_cuda.contraction.depth import Depth
+from rammer_cuda.contraction.halo import InputHalo
 from rammer_cuda.contraction.instruction import EVERY, LOWER, Form, Fragment, Instruction
+from rammer_cuda.contraction.operand import Staged
 from rammer_cuda.contraction.staging import BYTE_CORES, FLOAT32_CORES, HALF_CORES, TF32_CORES, WORDS
 from rammer_cuda.device import filled, source
 from rammer_cuda.gpu import Gpu
 
-if TYPE_CHECKING:
-    from rammer_cuda.contraction.pipeline import Producers
-
 #: The order of products within 8 in which a result's registers serve as the next product's operand: lane t holds
 #: columns 2t and 2t + 1 of a result, and products t and t + 4 of an operand.
 RESULT_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+class ProductLoop(Protocol):
+    """The loop of the warpgroups that multiply, as an instruction writes it (``kernel.Producers``)."""
+
+    @property
+    def s(self) -> WarpgroupShape: ...
+    @property
+    def i(self) -> Wgmma: ...
+    @property
+    def text(self) -> Text: ...
+    @property
+    def depth(self) -> Depth: ...
+    @property
+    def read(self) -> Staged: ...
+    @property
+    def matrix(self) -> Staged: ...
+    @property
+    def halo(self) -> InputHalo | None: ...
+    @property
+    def whole(self) -> int: ...
+    @property
+    def turned(self) -> tuple[bool, bool]: ...
+    @property
+    def signed(self) -> tuple[bool, bool]: ...
+    def blocks(self) -> AbstractContextManager[None]: ...
+    def complete(self) -> list[str]: ...
+    def release(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +74,7 @@ class Wgmma(Instruction):
     which a block takes ``parts`` arrays. ``loop`` writes what multiplying warpgroups do, ``channels`` is ``InputHalo.unroll``.
     """
 
-    loop: Callable[[Producers], None]
+    loop: Callable[[ProductLoop], None]
     constant: bool
     parts: int
     channels: int = 0
@@ -129,7 +159,7 @@ class Registers:
         ]
 
 
-def _registers(k: Producers, held: Fragment) -> Registers:
+def _registers(k: ProductLoop, held: Fragment) -> Registers:
     """How this thread's elements of the operand in registers are read; writes what all blocks share."""
     text, n, s, halo = k.text, k.read, k.s, k.halo
     (row, other), (inner, step) = held.rows, held.columns
@@ -149,7 +179,7 @@ def _registers(k: Producers, held: Fragment) -> Registers:
     return Registers(wait, place, (leave,), s.bk // 8, halo.pitch, "(e % 2 ? at1 : at0)", step)
 
 
-def three_products(k: Producers) -> None:
+def three_products(k: ProductLoop) -> None:
     """Three products for one, each warpgroup at its own pace."""
     s, steps, m, text = k.s, k.s.bk // 8, k.matrix, k.text
     groups, fixed = s.works // THREADS, s.fixed
@@ -157,7 +187,7 @@ def three_products(k: Producers) -> None:
     turn, pass_on = list[str](), list[str]()
     if groups > 1:
         # In turns: left alone, the warpgroups' products would interleave, and then all of them convert at once.
-        some = " && begin < end" if k.k.depth.stops else ""  # a run may leave a block of a cluster without products
+        some = " && begin < end" if k.depth.stops else ""  # a run may leave a block of a cluster without products
         text.all(["const int mine = tid / 128 + 1;", f"if (mine == {groups}{some}) rm_turn_pass(1);"])
         turn = ["rm_turn_wait(mine);"]
         pass_on = [f"if (kb + 1 < end || mine < {groups}) rm_turn_pass(mine == {groups} ? 1 : mine + 1);"]
@@ -184,7 +214,7 @@ def three_products(k: Producers) -> None:
         )
 
 
-def one_product(k: Producers) -> None:
+def one_product(k: ProductLoop) -> None:
     """Wait for the products of the block before, read and round the next, start its products. Reading earlier would gain
     nothing where other warpgroups multiply meanwhile, and is wrong: products in flight read the operand's registers, of
     which ptxas takes no account when it loads the next values (ResNeXt-29 on an H200: an error of 2e-2 for 7e-4).
@@ -209,7 +239,7 @@ def one_product(k: Producers) -> None:
     text.all(["rm_warpgroup_wait<0>();", "rm_pin(acc[0]);"])
 
 
-def from_shared(k: Producers) -> None:
+def from_shared(k: ProductLoop) -> None:
     """Both operands in shared memory: start a block's products, and wait for those of the one before."""
     text, s, r, m = k.text, k.s, k.read, k.matrix
     name = byte_name(s.fixed, k.signed) if k.i.dtype == BYTE else half_name(s.fixed, k.turned)

@@ -14,9 +14,9 @@ from rammer.ir.operator import Resources, ROperator, compared
 from rammer_rocm.kernels.channels import channels
 from rammer_rocm.kernels.choose import GENERIC_RATE, panels
 from rammer_rocm.kernels.generic import generic_tiles
-from rammer_rocm.kernels.sliding import images
+from rammer_rocm.kernels.sliding.choose import images
 from rammer_rocm.kernels.task import Family, TaskFunction
-from rammer_rocm.kernels.winograd import winograd
+from rammer_rocm.kernels.winograd.choose import winograd
 
 __all__ = ["OpenClKernels", "families_of", "task_function"]
 

@@ -24,8 +24,9 @@ from rammer.ir.operator import ROperator
 from rammer.ir.types import row_major
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
-from rammer_rocm.kernels.sliding import MAXIMUM, OUTPUT, SUM, Slide, WindowForm, operations, window_form
-from rammer_rocm.kernels.sliding_text import WindowText
+from rammer_rocm.kernels.sliding.cost import MAXIMUM, OUTPUT, SUM, operations
+from rammer_rocm.kernels.sliding.recognise import Slide, WindowForm, window_form
+from rammer_rocm.kernels.sliding.text import WindowText
 from rammer_rocm.kernels.task import Family, TaskFunction
 from rammer_rocm.kernels.vector import read
 

@@ -23,7 +23,7 @@ from rammer_rocm.kernels.depth import PanelDepth
 from rammer_rocm.kernels.dots import bytes_product, check_bytes, dots
 from rammer_rocm.kernels.panel import panel
 from rammer_rocm.kernels.skipping import WORTH, outside, skips_of
-from rammer_rocm.kernels.sliding import plain_seconds
+from rammer_rocm.kernels.sliding.cost import plain_seconds
 from rammer_rocm.kernels.task import Family
 from rammer_rocm.kernels.vector import check_maps
 from rammer_rocm.kernels.window import PanelWindow, window_of

@@ -15,10 +15,10 @@ from rammer.ir.compute import Axis
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.lengths import extent_text
-from rammer_rocm.kernels.sliding_text import WindowText
+from rammer_rocm.kernels.sliding.text import WindowText
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.vector import element, read, vector_type
-from rammer_rocm.kernels.winograd import PLACES, SIDE, TAPS, UNDER, WinogradForm
+from rammer_rocm.kernels.winograd.recognise import PLACES, SIDE, TAPS, UNDER, WinogradForm
 
 #: Sums of three weights along a side.
 WEIGHTS: Final = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])

@@ -1,51 +1,28 @@
-"""Windows that slide over an image: depthwise convolutions and pools, one image after another (the family ``image``).
-
-Each output combines a few taps of one image, and nothing else is shared: there is no matrix to multiply. So a task copies an
-image once, with its padding, to where every tap of every output is a whole vector: what strides leave out lies in planes of its
-own. Some rows of outputs are then computed at a time, as what is loaded for one is a tap of its neighbours, too.
-"""
+"""Windows that slide over an image: depthwise convolutions and pools, as dimensions, taps and the maps behind them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
 from rammer.codegen.contraction import check_followers, counts
-from rammer.codegen.family import Choice, Forms, by_seconds
 from rammer.codegen.task import Unsuited
 from rammer.codegen.vectors import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands
-from rammer.ir.device import VDevice
-from rammer.ir.expr import Expr, Load, Op
+from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.task import Family
 from rammer_rocm.kernels.vector import Vector
 
 #: Strides along rows that are taken apart by shuffles, and the most taps of a window (sums are not cut into blocks).
 STRIDES, MOST_TAPS = (1, 2), 256
 #: Rows of outputs that are computed together, and the most terms of their sums, which are written out.
 ROWS, MOST_TERMS = range(1, 9), 400
-#: Most bytes of a copied image: half of what the smallest first-level caches hold.
-MOST_BYTES = 1 << 18
-#: Tasks of each vEU that are tried.
-ROUNDS = (1, 2, 4, 8, 16, 32)
-#: Cycles of one core (fitted on a Zen 4): to begin an image, to copy a vector of it, to begin rows of sums, to load a vector that
-#: they share, for a tap of a sum and of a maximum, whose NaN is to stay; for a vector of outputs on its way to memory, and an
-#: operation and a function (exp) of the maps on it.
-IMAGE, COPY, BLOCK, LOAD, SUM, MAXIMUM, OUTPUT, MAP, FUNCTION = 60.0, 7.0, 8.0, 1.5, 1.1, 3.0, 8.0, 1.5, 30.0
-#: How much slower copies and loads are of what outgrows most of the first-level cache (bytes), and copies from memory.
-FAR, CACHE, MEMORY = 1.5, 28 << 10, 2.0
-#: Cycles of the generic kernel for a vector of outputs, to load one with a stride, and to mask one that meets padding.
-PLAIN, STRIDED, MASKED = 10.0, 3.0, 2.0
-#: Rows that the generic kernel computes together, where windows slide by one.
-PLAIN_ROWS = 8
-
 CONFIGS = {"rows": ROWS}
 
 
@@ -246,93 +223,3 @@ def _slides(main: Compute, x: Load, binding: Binding) -> Iterator[Slide]:
 
 def _inside(slide: Slide) -> bool:
     return slide.first >= 0 and slide.first + slide.staged <= slide.extent
-
-
-def _tilings(form: ImageForm, device: VDevice) -> Iterator[ImageForm]:
-    """Whole images as far as they fit, from the outer axes in; rows in parts where there are few images."""
-    found = set[tuple[tuple[str, int], ...]]()
-    for rounds in ROUNDS:
-        tile, want = dict[str, int](), device.veus * rounds
-        for axis in (*form.outer, form.high.axis):
-            extent = next((a.extent for a in form.main.axes if a.name == axis), 1)
-            parts = min(want, extent)
-            tile[axis] = -(-extent // parts)
-            want = -(-want // -(-extent // tile[axis]))
-        tile[form.wide.axis] = form.wide.outputs
-        found.add(tuple(tile.items()))
-        for part in (4, 8, 16):
-            rows = 8 * -(-form.high.outputs // (8 * part))
-            found.add(tuple({**tile, form.high.axis: min(rows, tile[form.high.axis])}.items()))
-    for sizes in sorted(found):
-        ways = [
-            form.tiled(dict(sizes), rows) for rows in ROWS if rows * form.high.taps * form.wide.taps <= MOST_TERMS or rows == 1
-        ]
-        best = min(ways, key=lambda way: (cycles(way, device), way.rows))
-        if best.scratch(device.vector) <= MOST_BYTES and cycles(best, device) < plain_cycles(best, device.vector):
-            yield best
-
-
-def cycles(form: ImageForm, device: VDevice) -> float:
-    """Cycles of one core for a full task."""
-    high, wide, lanes = form.high, form.wide, form.lanes(device.vector)
-    slow, far = lanes / device.vector, FAR if form.scratch(device.vector) > CACHE else 1.0
-    source = form.binding.types[form.x.tensor].nbytes > device.layer("veu").capacity
-    copy = COPY * far * (MEMORY if source else 1.0)
-    copied = min(high.staged, high.extent) * -(-min(wide.staged, wide.extent) // (lanes * wide.step)) * wide.step
-    across = -(-wide.tile // lanes)
-    each = (SUM if form.main.combiner == "sum" else MAXIMUM) * form.rows * high.taps * wide.taps
-    together = slow * (each + LOAD * far * len(high.shared(form.rows)) * wide.taps) + BLOCK + form.rows
-    behind = OUTPUT + sum(operations(c.body) for c in form.after)
-    one = IMAGE + copy * copied + form.height // form.rows * across * together + high.tile * across * behind
-    return form.images * one
-
-
-def plain_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
-    """Seconds of the generic kernel for all of an untiled operator that slides over images; infinite for others."""
-    try:
-        form = image_form(replace(operator, tile=()), binding)
-    except Unsuited:
-        return math.inf
-    whole = form.tiled({a.name: a.extent for a in form.main.axes}, 1)
-    return plain_cycles(whole, device.vector) / (device.flops / (2 * device.vector) * device.veus)
-
-
-def plain_cycles(form: ImageForm, most: int) -> float:
-    """Cycles of one core for a task of this size by the generic kernel, which reads each tap from the image, and masks it at the
-    edges."""
-    high, wide = form.high, form.wide
-    lanes = max((n for n in (4, 8, 16) if n <= min(wide.tile, most)), default=1)
-    across = -(-wide.tile // lanes)
-    edges = (wide.first < 0) + (wide.first + wide.staged > wide.extent)
-    rows = next((n for n in range(PLAIN_ROWS, 1, -1) if high.outputs % n == 0), 1) if high.step == 1 else 1
-    loads = wide.taps * high.taps if rows == 1 else wide.taps * (high.taps + rows - 1) / rows
-    load = (1.0 if wide.step == 1 else STRIDED) + MASKED * min(1.0, edges / across)
-    each = (SUM if form.main.combiner == "sum" else MAXIMUM) * high.taps * wide.taps
-    behind = sum(operations(c.body) for c in form.after)
-    return form.images * high.tile * across * (PLAIN + loads * load + each + behind)
-
-
-def operations(e: Expr) -> float:
-    """Cycles of a map for a vector of outputs."""
-    inner = sum(operations(k) for k in ex.children(e)) if not isinstance(e, Load) else 0.0
-    return inner + (0.0 if not isinstance(e, Op) else FUNCTION if e.fn in ex.TRANSCENDENTAL else MAP)
-
-
-def _seconds(form: ImageForm, binding: Binding, device: VDevice) -> float:
-    """Predicted seconds of all tasks, without the launch."""
-    clock = device.flops / (2 * device.vector)
-    lanes = device.vector
-    task = (cycles(form, device) + form.scratch(lanes) / (4 * lanes)) / clock + device.dispatch
-    return -(-form.operator.task_count // device.veus) * task
-
-
-def images(device: VDevice) -> Family:
-    """The family for a unit."""
-    from rammer_rocm.kernels.sliding_kernel import image_function
-
-    forms = Forms(image_form, _tilings, _seconds, lambda form, binding: image_function(form, device.vector), _ordered)
-    return replace(forms.family("image", CONFIGS), needs=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16), most=4)
-
-
-def _ordered(choices: Iterable[Choice]) -> list[Choice]:
-    return list(by_seconds(choices))

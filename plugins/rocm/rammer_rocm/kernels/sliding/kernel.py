@@ -11,8 +11,8 @@ from rammer.ir import expr as ex
 from rammer.ir.types import row_major
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
-from rammer_rocm.kernels.sliding import ImageForm
-from rammer_rocm.kernels.sliding_text import WindowText
+from rammer_rocm.kernels.sliding.recognise import ImageForm
+from rammer_rocm.kernels.sliding.text import WindowText
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.vector import read, vector_type
 

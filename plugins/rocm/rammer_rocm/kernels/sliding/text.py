@@ -14,7 +14,7 @@ from rammer.ir.compute import Compute
 from rammer.ir.expr import Load, Ref
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
-from rammer_rocm.kernels.sliding import WindowForm
+from rammer_rocm.kernels.sliding.recognise import WindowForm
 from rammer_rocm.kernels.tasktext import TaskText
 from rammer_rocm.kernels.vector import Vector, element, read, rounded, vector_type, write
 

@@ -1,34 +1,23 @@
-"""Convolutions of 3 x 3 with less than half of the multiplications (the family ``winograd``).
-
-Winograd's F(2x2, 3x3) (Lavin and Gray, arXiv 1509.09308): four outputs are 16 products of sums of their 4 x 4 inputs with sums of
-the nine weights, not 36. A task takes the sums of its inputs, channel by channel, into 16 panels that stay in the core's cache,
-multiplies each by the weights' of its place, as a panel does, and takes sums of the products on their way to memory. These sums
-only add and subtract, and what is no input of an output does not get into it; but its error goes by the largest input times the
-largest weight, not product by product. What comes out as no number is computed again, tap by tap: an infinity less another one is
-a NaN.
-"""
+"""Convolutions of 3 x 3 that Winograd's F(2x2, 3x3) computes: their axes and the sizes of a task."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rammer.codegen.contraction import check_followers, counts
-from rammer.codegen.family import Forms
 from rammer.codegen.task import Unsuited
 from rammer.codegen.vectors import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands
-from rammer.ir.device import VDevice
 from rammer.ir.expr import Load
 from rammer.ir.extent import AffineExtent
 from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.contraction import ended_axes
-from rammer_rocm.kernels.sliding import COPY, MEMORY, OUTPUT, Slide, WindowForm, operations
-from rammer_rocm.kernels.task import Family
+from rammer_rocm.kernels.sliding.recognise import Slide, WindowForm
 from rammer_rocm.kernels.vector import check_maps
 
 #: Outputs of a square along each side, taps, and inputs under them; places of a square's inputs.
@@ -36,17 +25,6 @@ SIDE, TAPS, UNDER = 2, 3, 4
 PLACES = UNDER * UNDER
 #: Fewer channels have sums of few terms: where all of these are 0 or padding, an error that goes by other weights would show.
 LEAST_CHANNELS = 16
-#: Cycles of one core (fitted on a Zen 4): to take the sums of a vector of squares' inputs and of their products, to begin a
-#: register tile, and to store one of its vectors.
-INPUTS, PRODUCTS, TILE, STORE = 75.0, 70.0, 30.0, 2.0
-#: Share of the peak that a long-running register tile reaches.
-PEAK_SHARE = 0.93
-#: Cycles for a vector of a panel that comes from beyond the core's cache.
-FAR = 4.0
-#: Parts of rows of squares, of features and of images that are tried.
-ROWS, PARTS = (1, 2, 3, 4, 6, 7, 8, 14, 16, 28), (1, 2, 3, 4, 6, 8)
-
-CONFIGS = {"mr": range(1, 33), "nv": range(1, 9)}
 
 
 @dataclass(frozen=True)
@@ -198,68 +176,3 @@ def _image(main: Compute, x: Load, binding: Binding) -> tuple[Slide, Slide, str]
     if len(slides) != 2 or slides[1].stride != 1 or len(channels) != 1:
         raise Unsuited("no image with channels apart")
     return slides[0], slides[1], channels[0]
-
-
-def _tilings(form: WinogradForm, device: VDevice) -> Iterator[WinogradForm]:
-    """Rows of squares, features and images in parts, each with its best register tile."""
-    down, rows = -(-form.high.outputs // SIDE), next(a.extent for a in form.main.axes if a.name == form.row)
-    heights = {min(form.high.outputs, SIDE * -(-down // parts)) for parts in ROWS}
-    features = {-(-rows // parts) for parts in PARTS if parts <= 2 * device.veus}
-    last = next((a for a in form.main.axes if form.outer and a.name == form.outer[-1]), None)
-    for high in sorted(heights):
-        for some in sorted(features):
-            for together in sorted({-(-last.extent // n) for n in (*PARTS, 16, 32)} | {1}) if last else (1,):
-                tile = {a.name: 1 for a in form.main.axes} | {form.wide.axis: form.wide.outputs, form.high.axis: high}
-                tile |= {form.row: some} | ({last.name: together} if last else {})
-                if together == 1 or high == form.high.outputs:
-                    yield _best(form, tile, device)
-
-
-def _best(form: WinogradForm, tile: Mapping[str, int], device: VDevice) -> WinogradForm:
-    registers = 32 if device.vector >= 16 else 16
-    ways = [
-        form.tiled(tile, mr, nv)
-        for nv in (1, 2, 3)
-        for mr in range(1, 29)
-        if mr * nv + nv + 1 <= registers and mr <= tile[form.row]
-    ]
-    return min(ways, key=lambda way: (cycles(way, device), way.mr))
-
-
-def cycles(form: WinogradForm, device: VDevice) -> float:
-    """Cycles of one core for a full task."""
-    lanes, features, channels = device.vector, form.tile[form.row], form.channels
-    blocks, vectors = -(-features // form.mr), -(-form.squares // lanes)
-    full, single = divmod(vectors, form.nv)
-    rows = form.images * form.down * -(-form.across // lanes)
-    copied = form.images * (SIDE * form.down + 2) * -(-form.wide.outputs // lanes)
-    source = form.binding.types[form.x.tensor].nbytes > device.layer("veu").capacity
-    taken = channels * (copied * COPY * (MEMORY if source else 1.0) + rows * INPUTS)
-    tiles = sum(n * _tile_cycles(form, v) for n, v in ((full, form.nv), (single, 1)))
-    held = 4 * PLACES * form.panel(lanes)
-    far = FAR * PLACES * channels * vectors if held > device.layer("veu").capacity * 3 // 4 else 0.0
-    weights = 4 * PLACES * channels * blocks * form.mr / (device.layer("device").bandwidth / device.veus)
-    multiplied = max(blocks * (PLACES * tiles + far), weights * device.flops / (2 * lanes))
-    behind = OUTPUT + sum(operations(c.body) for c in form.after)
-    return taken + multiplied + features * (rows * (PRODUCTS + SIDE * SIDE * behind))
-
-
-def _tile_cycles(form: WinogradForm, nv: int) -> float:
-    """Cycles of a register tile in one place: its sums wait for each other where they are few."""
-    each = max(form.mr * nv, 8.0, 0.5 * (form.mr + nv)) / PEAK_SHARE
-    return form.channels * each + TILE + STORE * form.mr * nv
-
-
-def _seconds(form: WinogradForm, binding: Binding, device: VDevice) -> float:
-    """Predicted seconds of all tasks, without the launch."""
-    clock = device.flops / (2 * device.vector)
-    return -(-form.operator.task_count // device.veus) * (cycles(form, device) / clock + device.dispatch)
-
-
-def winograd(device: VDevice) -> Family:
-    """The family for a unit."""
-    from rammer_rocm.kernels.winograd_kernel import winograd_function
-
-    forms = Forms(winograd_form, _tilings, _seconds, lambda form, binding: winograd_function(form, device.vector))
-    made = forms.family("winograd", CONFIGS)
-    return replace(made, needs=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16), product=True)

@@ -1,0 +1,58 @@
+"""Windows that slide over an image: depthwise convolutions and pools, one image after another (the family ``image``).
+
+Each output combines a few taps of one image, and nothing else is shared: there is no matrix to multiply. So a task copies an
+image once, with its padding, to where every tap of every output is a whole vector: what strides leave out lies in planes of its
+own. Some rows of outputs are then computed at a time, as what is loaded for one is a tap of its neighbours, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from rammer.codegen.family import Choice, Forms, by_seconds
+from rammer.ir.device import VDevice
+
+from rammer_rocm.kernels.sliding.cost import cycles, plain_cycles, seconds
+from rammer_rocm.kernels.sliding.kernel import image_function
+from rammer_rocm.kernels.sliding.recognise import CONFIGS, MOST_TERMS, ROWS, ImageForm, image_form
+from rammer_rocm.kernels.task import Family
+
+#: Most bytes of a copied image: half of what the smallest first-level caches hold.
+MOST_BYTES = 1 << 18
+#: Tasks of each vEU that are tried.
+ROUNDS = (1, 2, 4, 8, 16, 32)
+
+
+def _tilings(form: ImageForm, device: VDevice) -> Iterator[ImageForm]:
+    """Whole images as far as they fit, from the outer axes in; rows in parts where there are few images."""
+    found = set[tuple[tuple[str, int], ...]]()
+    for rounds in ROUNDS:
+        tile, want = dict[str, int](), device.veus * rounds
+        for axis in (*form.outer, form.high.axis):
+            extent = next((a.extent for a in form.main.axes if a.name == axis), 1)
+            parts = min(want, extent)
+            tile[axis] = -(-extent // parts)
+            want = -(-want // -(-extent // tile[axis]))
+        tile[form.wide.axis] = form.wide.outputs
+        found.add(tuple(tile.items()))
+        for part in (4, 8, 16):
+            rows = 8 * -(-form.high.outputs // (8 * part))
+            found.add(tuple({**tile, form.high.axis: min(rows, tile[form.high.axis])}.items()))
+    for sizes in sorted(found):
+        ways = [
+            form.tiled(dict(sizes), rows) for rows in ROWS if rows * form.high.taps * form.wide.taps <= MOST_TERMS or rows == 1
+        ]
+        best = min(ways, key=lambda way: (cycles(way, device), way.rows))
+        if best.scratch(device.vector) <= MOST_BYTES and cycles(best, device) < plain_cycles(best, device.vector):
+            yield best
+
+
+def images(device: VDevice) -> Family:
+    """The family for a unit."""
+    forms = Forms(image_form, _tilings, seconds, lambda form, binding: image_function(form, device.vector), _ordered)
+    return replace(forms.family("image", CONFIGS), needs=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16), most=4)
+
+
+def _ordered(choices: Iterable[Choice]) -> list[Choice]:
+    return list(by_seconds(choices))

@@ -17,11 +17,11 @@ from rammer.compiled.segments import ProgramSegment
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
+from rammer.schedule.baselines import Sequential
 from rammer.schedule.clock import stage_kernels
 from rammer.schedule.ios import IOS
 from rammer.schedule.place import Row, side_by_side
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule, rows_of
-from rammer.schedule.sequential import Sequential
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from rammer.compiled.proposals import OPEN_LENGTHS, Chooser, legal, proposed, tu
 from rammer.compiled.repeated import TurnSteps, hosted
 from rammer.compiled.segments import Compiled, ProgramSegment, Segment
 from rammer.compiled.uses import Uses
+from rammer.device.capabilities import between, repeats
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reused_constants
-from rammer.device.repeating import between, repeats
 from rammer.errors import DeviceFailure, blamed
 from rammer.frontend.appending import Appended, appended, merged
 from rammer.frontend.bind import bind_until
@@ -42,14 +42,12 @@ from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, RProgram, Storage
 from rammer.passes.narrow import narrowed
 from rammer.passes.pipeline import OF_EQUALS, OF_EXTENTS, Pass, PassReport, Pipeline, default_passes
-from rammer.plan.build import Interface, build_program
-from rammer.plan.capacity import check_capacity
+from rammer.plan.build import Interface, build_program, check_capacity
 from rammer.plan.layouts import LEAST_GAIN, Price, assign_layouts
 from rammer.plan.orders import order_constants
 from rammer.plan.simplify import simplified
 from rammer.plan.stages import StageTimer, evaluator
-from rammer.plan.storage import StoragePlan, assign_storage
-from rammer.plan.views import view_sources
+from rammer.plan.storage import StoragePlan, assign_storage, view_sources
 from rammer.plan.waits import dependences
 from rammer.profile.aside import task_timer
 from rammer.profile.store import KernelStore
@@ -57,11 +55,10 @@ from rammer.profile.tune import MEASURED, Tuner
 from rammer.schedule.policy import Memory, OperatorGraph, Policy, Schedule
 from rammer.schedule.registry import parse_policy
 from rammer.tile.behind import in_rows
-from rammer.tile.conditions import inline_conditions
 from rammer.tile.connect import PriceTerms, Rate, connect, peak, whole
-from rammer.tile.decodings import inline_decodings
 from rammer.tile.evaluator import Evaluator
 from rammer.tile.graph import BatchTrial, CutTrial, TileGraph
+from rammer.tile.inline_maps import inline_conditions, inline_decodings
 from rammer.tile.scan import scan_in_blocks
 from rammer.tile.split import split_deep
 from rammer.tile.steps import slice_steps

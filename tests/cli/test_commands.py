@@ -14,7 +14,7 @@ import pytest
 from command import Command
 from onnx import TensorProto, helper, numpy_helper
 
-from rammer.cli.lazy import COMMANDS
+from rammer.cli.group import COMMANDS
 from rammer.report.stages import STAGES
 from rammer.version import __version__
 from rammer_testing.some import some

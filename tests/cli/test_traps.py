@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rammer.cli.lazy import COMMANDS
+from rammer.cli.group import COMMANDS
 from rammer.device.loader import GROUP
 from rammer_testing.host_c import COMPILER
 from rammer_testing.small_models import SmallModel

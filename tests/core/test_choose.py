@@ -17,7 +17,7 @@ from rammer.ir.program import RProgram
 from rammer.profile import choose
 from rammer.profile.choose import MOST, SAME, KeptTimes, fastest_program
 from rammer.profile.store import KernelStore
-from rammer.schedule.sequential import Sequential
+from rammer.schedule.baselines import Sequential
 from rammer_testing.programs import random_net
 from rammer_testing.some import some
 

@@ -15,7 +15,7 @@ from rammer.errors import BadInput
 from rammer.frontend import schemas
 from rammer.frontend.bind import bind
 from rammer.frontend.contrib import FUNCTIONS
-from rammer.frontend.contrib.place import EVERYWHERE, WITHDRAWN
+from rammer.frontend.model_rewrites import EVERYWHERE, WITHDRAWN
 from rammer.frontend.reader import read_model
 from rammer_testing.operators.case import FAMILIES, drawn
 from rammer_testing.operators.search import MODULES

@@ -10,11 +10,11 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from rammer.frontend import schemas
 from rammer.frontend.contrib import FUNCTIONS
-from rammer.frontend.contrib.place import EVERYWHERE, WITHDRAWN
 from rammer.frontend.evaluator import JUDGED
 from rammer.frontend.functions import has_function
 from rammer.frontend.host_operators import OPERATORS, key_of
 from rammer.frontend.lowering import REGISTRY
+from rammer.frontend.model_rewrites import EVERYWHERE, WITHDRAWN
 from rammer_testing.some import some
 
 MICROSOFT, LAYOUTS = schemas.MICROSOFT, "com.microsoft.nchwc"

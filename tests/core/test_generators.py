@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rammer.codegen.generators import generator_hash
-from rammer.device.code import code_hash
+from rammer.codegen.writer import generator_hash
+from rammer.device.code_hash import code_hash
 
 
 @pytest.mark.parametrize("name", ["writer.py", "device/products.cuh"])

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from rammer.ir.operator import RKernel
 from rammer.schedule import ios as module
+from rammer.schedule.baselines import Sequential
 from rammer.schedule.clock import stage_latency
 from rammer.schedule.cuts import blocks
 from rammer.schedule.endings import Dag, Found, Latency, TooLarge, bits, search
 from rammer.schedule.ios import IOS
 from rammer.schedule.policy import Memory, OperatorGraph
-from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
 from rammer_testing.programs import adding, device, kernel, random_net, recurrent_net
 from rammer_testing.some import some

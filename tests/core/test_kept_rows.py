@@ -21,8 +21,8 @@ from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
 from rammer.ir.verify import VerifyError, verify
 from rammer.runtime.host_memory import evaluate_task
+from rammer.schedule.baselines import Sequential
 from rammer.schedule.registry import parse_policy, policies
-from rammer.schedule.sequential import Sequential
 from rammer.tile.search import ranked_tiles
 from rammer_testing.host_c import THREADED, HostCase, check
 from rammer_testing.programs import TaskNet, adding, summing

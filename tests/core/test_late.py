@@ -23,9 +23,8 @@ from rammer.ir.types import TensorType, itemsize
 from rammer.transport.counters import Counters
 from rammer.transport.endpoint import MemoryEndpoint
 from rammer.transport.exposed import Exposed
-from rammer.transport.late import TensorRecord
+from rammer.transport.late import Pool, TensorRecord
 from rammer.transport.local import LOCAL
-from rammer.transport.pool import Pool
 from rammer.transport.protocol import Party, Site
 from rammer_testing.some import some
 

@@ -16,8 +16,8 @@ from rammer.ir.program import ALIGNMENT, Port
 from rammer.plan.build import Interface, build_program
 from rammer.plan.memory import BufferUse, Conflicts, plan_memory
 from rammer.plan.waits import Order
+from rammer.schedule.baselines import Sequential
 from rammer.schedule.ios import IOS
-from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
 from rammer_testing.programs import TaskNet, adding, random_net, summing
 from rammer_testing.some import some

@@ -21,8 +21,7 @@ from rammer.ir.operator import ROperator
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.plan.orders import order_constants
 from rammer.plan.simplify import simplified
-from rammer.plan.storage import StoragePlan, assign_storage
-from rammer.plan.views import view_sources
+from rammer.plan.storage import StoragePlan, assign_storage, view_sources
 from rammer.tile.connect import connect
 from rammer.tile.graph import TileGraph
 from rammer_testing.some import some

@@ -14,8 +14,8 @@ from rammer.ir.operator import ROperator
 from rammer.ir.parts import PRECISIONS
 from rammer.ir.program import RProgram, waves
 from rammer.ir.verify import verify
+from rammer.schedule.baselines import Sequential
 from rammer.schedule.registry import parse_policy, policies
-from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
 from rammer_testing.programs import TaskNet, adding, random_net, recurrent_net, summing
 from rammer_testing.some import some

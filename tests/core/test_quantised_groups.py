@@ -19,8 +19,7 @@ from rammer.ir.evaluate import run_graph
 from rammer.ir.graph import Graph
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.profile.store import KernelStore
-from rammer.tile.conditions import inline_conditions
-from rammer.tile.decodings import inline_decodings
+from rammer.tile.inline_maps import inline_conditions, inline_decodings
 from rammer_testing.some import some
 
 #: Groups of each kind in a run.

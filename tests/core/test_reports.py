@@ -12,7 +12,7 @@ import rammer
 from rammer.cli.run import build_report, show
 from rammer.frontend.reader import read_model
 from rammer.reference.outputs import run_onnxruntime
-from rammer.report.hosted import grouped
+from rammer.report.operators import grouped
 from rammer.runtime.specialised import Timing
 
 

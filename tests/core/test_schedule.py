@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from rammer.errors import BadInput
 from rammer.ir.operator import RKernel
-from rammer.schedule.greedy import Greedy
+from rammer.schedule.baselines import Greedy, Sequential
 from rammer.schedule.ios import IOS
 from rammer.schedule.place import fastest, fill, leanest, side_by_side, spread
 from rammer.schedule.policy import OperatorGraph, Schedule
 from rammer.schedule.registry import FAR, GAIN, Auto, parse_policy, policies
-from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
 from rammer_testing.programs import adding, device, kernel, random_net
 from rammer_testing.some import some

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.runtime.units import numbered
+from rammer.runtime.spread_session import numbered
 from rammer_testing.some import some
 
 

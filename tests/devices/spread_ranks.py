@@ -23,7 +23,7 @@ from rammer.ir.extent import AffineExtent
 from rammer.ir.program import Port, RProgram
 from rammer.ir.spread import DevicePart, DeviceStep, RunShape, Spread, SpreadInput, SpreadOutput, Transfer
 from rammer.ir.types import TensorType
-from rammer.report.spread_trace import SpreadTrace
+from rammer.report.spread import SpreadTrace
 from rammer.runtime.spread_part import BoundPart, BoundStep
 from rammer.runtime.spread_run import Joined, SpreadRuns
 from rammer.runtime.spread_trace import traced_runs

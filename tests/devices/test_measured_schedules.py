@@ -27,10 +27,10 @@ from rammer.plan.stages import StageTimer, stage_program
 from rammer.profile.choose import SAME
 from rammer.profile.store import KernelStore
 from rammer.runtime.spread_session import Joining, open_spread
+from rammer.schedule.baselines import Sequential
 from rammer.schedule.ios import IOS
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 from rammer.schedule.registry import Auto
-from rammer.schedule.sequential import Sequential
 from rammer_testing.small_models import dense_layers
 from rammer_testing.some import some
 

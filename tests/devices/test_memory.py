@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rammer
 from rammer.compiled.kept import LARGE
-from rammer.device import arranging
+from rammer.device import capabilities
 from rammer.device.shared import ConstantForm, SharedConstants
 from rammer.errors import BadInput
 from rammer.ir.joined import Constants
@@ -229,7 +229,7 @@ def test_weights_of_siblings_are_kept_nowhere_else(
 
 def test_programs_of_a_range_pack_weights_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as they may: here they may take any time."""
-    monkeypatch.setattr(arranging, "WITHIN", 1e9)
+    monkeypatch.setattr(capabilities, "WITHIN", 1e9)
     forms = dict[str, set[str]]()
     before = SharedConstants.take
 

@@ -14,7 +14,7 @@ import click
 import draw
 import pytest
 
-from rammer.cli.lazy import COMMANDS, LazyGroup
+from rammer.cli.group import COMMANDS, LazyGroup
 from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler import Compiler

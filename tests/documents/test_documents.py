@@ -18,7 +18,7 @@ import pytest
 from quotations import QUOTED, ROOT, program, walked
 
 from rammer import errors
-from rammer.cli.lazy import LazyGroup
+from rammer.cli.group import LazyGroup
 from rammer.frontend import limits
 from rammer.frontend.bind_state import MOST_UNROLLED
 from rammer.ir.program import RProgram

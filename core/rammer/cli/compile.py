@@ -11,7 +11,7 @@ from rammer.cli.files import InputPath, OutputPath, write_file
 from rammer.cli.options import compile_options, parse_shapes, target_option
 from rammer.compiled.options import Request
 from rammer.ir.operator import RKernel
-from rammer.report.hosted import grouped, stays
+from rammer.report.operators import grouped, stays
 from rammer.report.table import duration, plain, size
 
 

@@ -29,8 +29,8 @@ from rammer.device.manifest import Tracer
 from rammer.errors import BadInput, Mismatch, printable
 from rammer.ir.names import shortened
 from rammer.report.compare import HEADERS, differences, rows
-from rammer.report.hosted import grouped, stays
 from rammer.report.measured import measured_trace, summarise
+from rammer.report.operators import grouped, stays
 from rammer.report.table import duration, plain
 from rammer.runtime.checking import is_asked
 from rammer.runtime.executable import Executable

@@ -16,7 +16,7 @@ from rammer.commands import gathered
 from rammer.compiled.options import Request
 from rammer.errors import BadInput, printable
 from rammer.ir.names import shortened
-from rammer.report.spread_trace import SpreadTrace
+from rammer.report.spread import SpreadTrace
 from rammer.report.table import duration, plain, size
 from rammer.runtime.lengths import told
 from rammer.runtime.spread_run import SpreadRuns, Timed

@@ -126,7 +126,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return min((c.seconds for c in islice(self.choices(operator, binding, *families), 1)), default=float("inf"))
 
     def lean(self, operator: ROperator, binding: Binding) -> ROperator | None:
-        """As ``rammer.device.thrift.Thrifty``; none beside families that go before others, or that can write everything."""
+        """As ``rammer.device.capabilities.Thrifty``; none beside families that go before others, or that can write everything."""
         families = [f for f in self.usable if f.first is None and not f.last]
         if self.kinds.get(operator.family) not in families:
             return None
@@ -162,7 +162,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         return None
 
     def recast(self, operator: ROperator, binding: Binding, within: float) -> ROperator:
-        """As ``rammer.device.casing.Cased``; of the operator's own family where that goes before others or is the last."""
+        """As ``rammer.device.capabilities.Cased``; of the operator's own family where that goes before others or is the last."""
         own, family = self._mean(operator, binding), self.kinds[operator.family]
         families = [f for f in self.usable if f.first is None and not f.last]
         found = [family] if family not in families else families

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, replace
+from importlib import import_module
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rammer.codegen.task import Argument, Unsuited
+from rammer.device.code_hash import code_hash
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
@@ -94,3 +96,10 @@ def moved(arguments: Iterable[Any], names: Mapping[str, str]) -> tuple[Any, ...]
     return tuple(
         [Argument(names[a.tensor], a.written, a.packing) if isinstance(a, Argument) else (names[a[0]], *a[1:]) for a in arguments]
     )
+
+
+def generator_hash(plugin: str) -> str:
+    """Content hash of everything that writes kernel text: the package ``plugin`` and the core's emitter."""
+    for package in (plugin, "rammer.codegen"):
+        import_module(package)
+    return code_hash(plugin, "rammer.codegen")

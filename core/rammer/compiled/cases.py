@@ -12,7 +12,7 @@ from typing import Final
 
 from rammer.compiled.proposals import legal, proposed
 from rammer.compiled.segments import Cases, Compiled, ProgramSegment
-from rammer.device.casing import Cased
+from rammer.device.capabilities import Cased
 from rammer.device.manifest import Backend, Binding
 from rammer.errors import blamed
 from rammer.frontend.ending import interleaved

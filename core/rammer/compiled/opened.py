@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiled.uses import Uses
-from rammer.device.repeating import Between
+from rammer.device.capabilities import Between
 from rammer.errors import BadInput
 from rammer.frontend.appending import Appended, appended
 from rammer.frontend.ending import Ended, interleaved

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
+from rammer.device.manifest import Backend, Binding, Preparing
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.extent import Ranged
 from rammer.ir.graph import Graph, Node
@@ -164,3 +165,21 @@ def with_contents(compiled: Compiled, contents: Contents) -> Compiled:
     needed, held = host_needs(compiled), contents.of(compiled.graph.constants)
     constants = Constants({n: in_memory(as_array(p)) if n in needed else p for n, p in held.parts.items()})
     return replace(compiled, graph=replace(compiled.graph, constants=constants), segments=segments)
+
+
+def with_needs(compiled: Compiled, backend: Backend) -> Compiled:
+    """``compiled``, every candidate kernel with the threads, registers and local memory that the device's compiler reports.
+    DeviceFailure where one cannot be compiled."""
+    segments = (_known(s, backend) if isinstance(s, ProgramSegment) else s for s in compiled.segments)
+    return replace(compiled, segments=tuple(segments))
+
+
+def _known(segment: ProgramSegment, backend: Backend) -> Segment:
+    binding, profiler = Binding.of(segment.program, segment.constants), backend.profiler
+    if isinstance(profiler, Preparing):
+        profiler.prepare([(k.operator, binding) for kernels in segment.kernels.values() for k in kernels])
+    kernels = {
+        name: tuple(replace(k, compiled=profiler.resources(k, binding)) for k in kernels)
+        for name, kernels in segment.kernels.items()
+    }
+    return replace(segment, kernels=kernels)

@@ -13,9 +13,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from rammer.codegen.generators import generator_hash
 from rammer.codegen.task import Argument
-from rammer.codegen.writer import KernelWriter, Named
+from rammer.codegen.writer import KernelWriter, Named, generator_hash
 from rammer.compiled.debug import DECISIONS, debug
 from rammer.compiled.files import cache_text, cached_text
 from rammer.device.manifest import Binding

@@ -16,7 +16,7 @@ from types import MethodType
 from typing import Any, cast
 from weakref import WeakSet
 
-from rammer.device.code import code_hash, package_of
+from rammer.device.code_hash import code_hash, package_of
 from rammer.device.manifest import Array, Backend, Bound, Loaded, OpenOptions, RunResult
 from rammer.errors import DeviceFailure, of_driver
 from rammer.ir.program import RProgram

@@ -11,30 +11,22 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pluggy
 
-from rammer.device.code import code_hash, package_of
+from rammer.device.code_hash import code_hash, package_of
 from rammer.device.contributions import Checked, candidates, declarations, lowerings, passes, policies, spelled, transports
 from rammer.device.declared_api import DeclaredDevice, declared_devices
 from rammer.device.guard import Opening, guarded
 from rammer.device.hooks import PROJECT, Hooks
-from rammer.device.installed import installed
 from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardware, OpenOptions
 from rammer.device.operators import CustomOperator
 from rammer.device.plugin_output import stdout_to_stderr
-from rammer.errors import (
-    BadInput,
-    DeviceFailure,
-    DeviceUnavailable,
-    MissingDependency,
-    RammerError,
-    of_driver,
-    printable,
-)
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, MissingDependency, RammerError, of_driver, printable
 from rammer.ir.data import whole_number
 from rammer.ir.operator import ROperator
 
@@ -469,3 +461,21 @@ def _unknown(name: str, known: list[str]) -> BadInput:
     nearest = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"installed: {', '.join(known) or 'none'}; {PLUGINS}"
     return BadInput(f"unknown device {name!r}", hint=hint + " (the name 'rammer' on PyPI is another project)")
+
+
+def installed(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points of ``group``, by name: a look through all that is installed takes longer than most calls of a registry."""
+    return _found(group, tuple((folder, _changed(folder)) for folder in sys.path))
+
+
+@lru_cache(8)
+def _found(group: str, folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    return tuple(sorted(entry_points(group=group), key=lambda point: point.name))
+
+
+def _changed(folder: str) -> int:
+    """When the names in a folder (or an archive) last changed, in nanoseconds: installing a package changes them."""
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0

@@ -11,18 +11,18 @@ import numpy as np
 import onnx
 from onnx import FunctionProto, ModelProto, ValueInfoProto, inliner
 
+import rammer.frontend.contrib
+import rammer.frontend.ml  # noqa: F401  (importing it defines those of ai.onnx.ml)
 from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.frontend import checks, limits, wellformed
 from rammer.frontend import external as external_files
 from rammer.frontend.apart import Apart, check_files, whole
-from rammer.frontend.contrib.place import placed
 from rammer.frontend.custom import NONE, used
 from rammer.frontend.functions import with_defaults
 from rammer.frontend.kinds import check_kinds
-from rammer.frontend.ml.labels import counted
+from rammer.frontend.model_rewrites import counted, dense_model, placed
 from rammer.frontend.nodes import first_line
-from rammer.frontend.sparse import dense_model
 from rammer.frontend.upgrade import TARGET_OPSET, upgraded
 from rammer.frontend.veils import open_extents
 from rammer.ir.mapped import Mapped

@@ -2,8 +2,7 @@
 
 One small language serves both. Index expressions use integer operations only; ``interval`` bounds
 them, which is all that tile propagation (Welder, section 4.2) needs. Every expression prints as a
-Python expression and ``parse`` reads it back, so programs reload without a grammar of their own.
-"""
+Python expression and ``parse`` reads it back, so programs reload without a grammar of their own."""
 
 from __future__ import annotations
 
@@ -11,9 +10,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter, is_
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-from rammer.ir.hashed import Hashed
+
+class Hashed:
+    """Keeps the hash of its fields, which ``KEY`` gets. A dataclass derived from it says ``__hash__ = Hashed.__hash__``, or makes
+    one of its own.
+
+    The hash is no field: copies and pickles go without, since another process hashes names otherwise.
+    """
+
+    __slots__ = ("_hash",)
+    KEY: ClassVar[attrgetter[Any]]
+    _hash: int
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", made := hash(self.KEY(self)))
+            return made
+
 
 __all__ = ["OPS", "Cast", "Const", "Expr", "Load", "Number", "Op", "Ref", "Table", "as_index", "children", "dtype_of"]
 __all__ += ["integer", "interval", "loads", "rename_tensors", "substitute", "transform", "walk"]

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rammer.device.repeating import Between
+from rammer.device.capabilities import Between
 from rammer.errors import BadInput
 from rammer.frontend.rolled import DOMAIN, TURNS, RolledTurn, rolled_turn
 from rammer.ir.graph import Graph, Node, Value

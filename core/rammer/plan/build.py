@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rammer.errors import DeviceFailure
 from rammer.ir.collector import collector_paused
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
@@ -13,6 +14,7 @@ from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage
 from rammer.ir.types import itemsize
 from rammer.ir.verify import verify
 from rammer.plan.memory import BufferUse, plan_memory
+from rammer.plan.room import room
 from rammer.plan.waits import plan_waits, stage_order
 from rammer.schedule.policy import Schedule
 
@@ -142,3 +144,19 @@ def _uses(
 
 def _nbytes(dtype: str, size: int) -> int:
     return size * itemsize(dtype)
+
+
+def check_capacity(name: str, plan: Storages, kept: Iterable[str], device: VDevice) -> None:
+    """DeviceFailure when the tensors in ``kept`` (inputs, outputs, constants: there all the time) and the largest
+    other buffer exceed the device's lowest memory layer. Capacity 0 means that it is not modelled: it is this machine's."""
+    layer = device.layers[0]
+    capacity = layer.capacity or room()
+    sizes = {buffer: size * itemsize(dtype) for buffer, (dtype, size) in plan.buffers.items()}
+    permanent = {plan.storages[tensor].buffer for tensor in kept if tensor in plan.storages}
+    others = [n for buffer, n in sizes.items() if buffer not in permanent]
+    need = sum(sizes[buffer] for buffer in permanent) + max(others, default=0)
+    if need > capacity:
+        raise DeviceFailure(
+            f"out of memory: {name} needs at least {need} bytes of {layer.name}, {device.name} has {capacity}",
+            hint="use a smaller batch or input, or a device with more memory",
+        )

@@ -20,6 +20,7 @@ from rammer.ir.pieces import pieces
 from rammer.ir.program import Storage
 from rammer.ir.reindex import collected
 from rammer.plan.address import dense, inverted, viewed
+from rammer.plan.overlap import Shared, overlap
 from rammer.tile.siblings import rearranges
 
 Pieces = list[tuple[Box, Load]]
@@ -343,3 +344,21 @@ def _step(d: int, views: list[Storage], parts: Pieces, first: Storage) -> int:
         if start[d] > 0 and not any(low for i, low in enumerate(start) if i != d):
             return (view.offset - first.offset) // start[d]
     return 0
+
+
+def view_sources(graph: ComputeGraph, storages: Mapping[str, Storage]) -> dict[str, tuple[str, ...]]:
+    """For every tensor that no Compute writes and that is neither input nor constant: the Computes'
+    tensors that share elements with it (one for a view, several for a concatenation)."""
+    written: dict[str, Shared] = {}
+    for c in graph.computes:
+        storage = storages[c.name]
+        written.setdefault(storage.buffer, Shared()).add(c.name, storage)
+    given = {*graph.inputs, *graph.constants, *(c.name for c in graph.computes)}
+    used = dict.fromkeys([*(r for c in graph.computes for r in c.reads), *graph.outputs])
+    result = {}
+    for name in used:
+        if name not in given:
+            mine = storages[name]
+            near = written[mine.buffer].near(mine) if mine.buffer in written else ()
+            result[name] = tuple(tensor for tensor, s in near if overlap(mine, s))
+    return result

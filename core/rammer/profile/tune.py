@@ -14,10 +14,9 @@ from functools import cached_property
 from itertools import chain
 from math import inf
 
-from rammer.device.arranging import ProgramsBeside
+from rammer.device.capabilities import ProgramsBeside, Thrifty
 from rammer.device.lazily import Lazily
 from rammer.device.manifest import Backend, Binding, Preparing
-from rammer.device.thrift import Thrifty
 from rammer.errors import DeviceFailure, blamed
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator

@@ -3,13 +3,14 @@ runs each operator alone; what the host computes by type of operator."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.compiled.segments import ProgramSegment
+from rammer.compiled.segments import HostSegment, ProgramSegment
 from rammer.compiled.spent import watched
 from rammer.device.guard import compiling
 from rammer.device.manifest import Backend, Binding, Tracer
@@ -128,3 +129,15 @@ def _named(share: OperatorShare) -> str:
     named = [f"{n} ({t})" if t else n for n, t in zip(share.nodes, share.types, strict=True)]
     more = len(named) - MOST_NODES
     return ", ".join(named[:MOST_NODES]) + (f" and {more} more" if more > 0 else "")
+
+
+def grouped(segments: Sequence[HostSegment]) -> list[str]:
+    """A line for each type of operator and each reason, the most frequent first: ``GridSample x 6: why``."""
+    found = Counter((s.node.node.op, s.why) for s in segments)
+    return [f"{op} x {count}: {why}" for (op, why), count in found.most_common()]
+
+
+def stays(lines: Sequence[str]) -> list[str]:
+    """Return how many operators of each type float16 left in float32, in one line; nothing where there are none."""
+    found = Counter(line.partition(" ")[0] for line in lines)
+    return [f"{len(lines)} operators stay float32: {', '.join(f'{n} {op}' for op, n in found.most_common())}"] if lines else []

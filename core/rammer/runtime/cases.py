@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rammer.compiled.segments import Cases, ProgramSegment
-from rammer.device.casing import Cased
+from rammer.device.capabilities import Cased
 from rammer.device.manifest import Backend, Bound, Loaded, RunResult
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"

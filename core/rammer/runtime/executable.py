@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from rammer.compiled.artifact import Artifact
-from rammer.compiled.needs import with_needs
 from rammer.compiled.options import RESIDENT, CompileOptions, Progress, quiet
-from rammer.compiled.segments import Compiled, ProgramSegment, with_contents
+from rammer.compiled.segments import Compiled, ProgramSegment, with_contents, with_needs
 from rammer.compiled.unpack import as_refusal
-from rammer.device.arranging import ProgramsBeside
+from rammer.device.capabilities import ProgramsBeside
 from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
@@ -34,8 +33,7 @@ from rammer.runtime.checking import check_values, is_asked, with_results
 from rammer.runtime.checks import check_inputs, shapes_of
 from rammer.runtime.continuation import Continuation
 from rammer.runtime.keeping import KeptPrograms, fits_part, fits_shapes, part_key
-from rammer.runtime.keys import BOUND, MEMORY, ShapeKey, key_for
-from rammer.runtime.lengths import FIXED, Lengths, Shapes, Span, spelled
+from rammer.runtime.lengths import BOUND, FIXED, MEMORY, Lengths, ShapeKey, Shapes, Span, key_for, spelled
 from rammer.runtime.residents import Residents
 from rammer.runtime.seen import Seen
 from rammer.runtime.source import Head, ModelSource

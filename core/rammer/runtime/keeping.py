@@ -20,7 +20,7 @@ from rammer.device.manifest import Backend
 from rammer.errors import BadInput, warn
 from rammer.ir.content import digest
 from rammer.profile.store import key_of, unit_key
-from rammer.runtime.keys import BOUND, SPANS, ShapeKey
+from rammer.runtime.lengths import BOUND, SPANS, ShapeKey
 from rammer.runtime.source import Head, ModelSource
 
 if TYPE_CHECKING:

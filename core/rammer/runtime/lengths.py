@@ -219,3 +219,15 @@ def _wide(array: Array, shape: tuple[int, ...]) -> Array:
     wide = np.zeros(shape, array.dtype)
     wide[tuple(map(slice, array.shape))] = array
     return wide
+
+
+#: Shapes by input at the greatest lengths; and by number, since inputs may have any name: ranges by dimension, how dimensions
+#: follow from others, which outputs of a bound call stay in which inputs, and which call has its program alone.
+ShapeKey: TypeAlias = "tuple[tuple[str | int, Any], ...]"
+SPANS, FOLLOWS, BOUND, MEMORY = range(4)
+
+
+def key_for(shapes: Shapes, spans: Mapping[str, Span], derived: Mapping[str, AffineExtent]) -> ShapeKey:
+    """Of the program for these shapes, and in ``spans`` for all of those lengths."""
+    follows = ((FOLLOWS, tuple(sorted((n, str(e)) for n, e in derived.items()))),) if derived else ()
+    return (*sorted(shapes.items()), *(((SPANS, tuple(sorted(spans.items()))), *follows) if spans else ()))

@@ -13,8 +13,8 @@ from weakref import WeakSet
 import numpy as np
 
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
+from rammer.device.capabilities import repeats
 from rammer.device.manifest import Backend, Loaded
-from rammer.device.repeating import repeats
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.collector import collector_paused
 from rammer.ir.formats import carried, restored

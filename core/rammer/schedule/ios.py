@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, TypeAlias, cast
 
@@ -13,7 +14,6 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 from rammer.schedule.clock import StageClock, stage_kernels
 from rammer.schedule.cuts import blocks, chains, windows
-from rammer.schedule.effort import SearchTime
 from rammer.schedule.endings import Dag, Found, Latency, Least, TooLarge, bits, components, search
 from rammer.schedule.place import Row, levels_of, side_by_side
 from rammer.schedule.policy import Memory, OperatorGraph, Policy, Schedule, rows_of
@@ -297,3 +297,31 @@ def _joined(parts: Sequence[IOSResult]) -> IOSResult:
         math.prod(p.schedules for p in parts),
         max((p.proved for p in parts), key=PROOFS.index, default="exact"),
     )
+
+
+@dataclass
+class SearchTime:
+    """Tells when ``seconds`` of this thread's processor time are over; to be asked as often as one likes.
+
+    The processor's clock is a system call, a millisecond on some machines. It is read only where the wall's clock, which the
+    processor's cannot outrun, says that the time could be over.
+    """
+
+    seconds: float
+    _begun: float = field(default_factory=time.thread_time)
+    _ask: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ask = time.perf_counter() + self.seconds
+
+    def spent(self) -> float:
+        """Seconds since the beginning."""
+        return time.thread_time() - self._begun
+
+    def over(self) -> bool:
+        """Whether all of them are spent."""
+        if time.perf_counter() < self._ask:
+            return False
+        left = self.seconds - self.spent()
+        self._ask = time.perf_counter() + left
+        return left <= 0

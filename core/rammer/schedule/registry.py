@@ -12,11 +12,10 @@ from typing import Any, cast
 from rammer.errors import BadInput
 from rammer.ir.data import LARGEST
 from rammer.ir.device import VDevice
+from rammer.schedule.baselines import Greedy, Sequential
 from rammer.schedule.clock import StageClock
-from rammer.schedule.greedy import Greedy
 from rammer.schedule.ios import IOS
 from rammer.schedule.policy import Choosing, OperatorGraph, Policy, Schedule
-from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
 
 #: How far predictions of two schedules of one graph may be apart where the second could still be the faster one: of five models

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rammer.codegen.generators import generator_hash
 from rammer.codegen.search import FamilyBackend, Limits
+from rammer.codegen.writer import generator_hash
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Recorded
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import VDevice

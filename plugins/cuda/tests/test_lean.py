@@ -19,9 +19,9 @@ from rammer.codegen.search import SLOWER
 from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler import Compiler
+from rammer.device.capabilities import Thrifty
 from rammer.device.loader import Registry
 from rammer.device.manifest import Binding, OpenOptions
-from rammer.device.thrift import Thrifty
 from rammer.frontend.reader import read_model
 from rammer.ir.operator import RKernel, ROperator
 from rammer.profile.store import KernelStore

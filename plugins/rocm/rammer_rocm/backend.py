@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from rammer.codegen.generators import generator_hash
+from rammer.codegen.writer import generator_hash
+from rammer.device.capabilities import Between
 from rammer.device.in_place import HostRoom
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Recorded
-from rammer.device.repeating import Between
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.operator import Resources, ROperator
 from rammer.ir.program import RProgram

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from rammer.child_processes import find_program, run_program
-from rammer.codegen.generators import generator_hash
+from rammer.codegen.writer import generator_hash
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import MemoryLayer, VDevice

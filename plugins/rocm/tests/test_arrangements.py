@@ -10,7 +10,7 @@ from families import CASES as OTHERS
 from products import CASES as PRODUCTS
 
 from rammer.codegen.task import Packing, Unsuited
-from rammer.device.arranging import WITHIN, ProgramsBeside
+from rammer.device.capabilities import WITHIN, ProgramsBeside
 from rammer.device.manifest import Binding
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator

@@ -16,7 +16,7 @@ from rammer.ir.owners import strided
 from rammer.ir.program import RProgram, Storage, Task
 from rammer.ir.spread import Spread
 from rammer.plan.join import joined_constants
-from rammer.runtime.hosted_step import load_step
+from rammer.runtime.spread_part import load_step
 
 Arrays = Mapping[str, np.ndarray]
 

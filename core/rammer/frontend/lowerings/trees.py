@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
+from rammer.device.operators import CustomOperator, CustomOperators
 from rammer.frontend.lowering import Lowering, lowering
 from rammer.frontend.lowerings.stored import DOMAIN
 from rammer.frontend.operands import apply, literal
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, as_index
+from rammer.ir.types import TensorType
+from rammer.ir.use import Use
 
 
 def _number(value: int) -> Const:
@@ -68,3 +74,22 @@ def gathered(ctx: Lowering) -> None:
     leaf = ctx.load(ctx.input(0), rows.name, tree)
     index = [*([tree] if padded else []), leaf, *([] if groups else [as_index("c")])]
     ctx.emit((rows, targets), ctx.load(ctx.input(1), *index), [Axis("t", each)], ctx.attr("how"), into=0)
+
+
+def _walked(use: Use) -> Sequence[TensorType]:
+    return [TensorType("int32", (use.shape(0)[0], use.attr("trees")))]
+
+
+def _gathered(use: Use) -> Sequence[TensorType]:
+    return [TensorType(use.dtype(1), (use.shape(0)[0], use.attr("targets")))]
+
+
+_FLAG = {"padded": 0, "groups": 0}
+#: By domain and name, as a plugin's are; no model can name them, since its operators are checked before.
+INTERNAL: Final[CustomOperators] = {
+    (o.domain, o.name): o
+    for o in (
+        CustomOperator(DOMAIN, "Walk", _walked, inputs=(3, 8), attributes={"padded": 0, "depth": int, "trees": int}),
+        CustomOperator(DOMAIN, "Gathered", _gathered, inputs=2, attributes={**_FLAG, "targets": int, "how": "sum"}),
+    )
+}

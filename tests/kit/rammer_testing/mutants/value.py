@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from onnx import AttributeProto, ModelProto, helper, numpy_helper
 
-from rammer.frontend.sparse import dense
+from rammer.frontend.model_rewrites import dense
 from rammer_testing.cage import forked
 from rammer_testing.graphs.case import Array, Call, GraphCase
 from rammer_testing.graphs.judge import Judge, Setting

@@ -1,4 +1,4 @@
-"""What a plugin's code is, as a hash: what was tuned or compiled with other code is not used."""
+"""Hashes of code: what was tuned or compiled with other code of a plugin is not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The greedy schedule that IOS (MLSys'21, section 6) is compared with: whatever may run, runs."""
+"""Baseline policies: one operator after another, and the greedy schedule that IOS (MLSys'21, section 6) is compared with."""
 
 from __future__ import annotations
 
@@ -8,8 +8,28 @@ from typing import ClassVar
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 from rammer.schedule.clock import stage_kernels
-from rammer.schedule.place import Row, side_by_side
+from rammer.schedule.place import Row, fastest, side_by_side
 from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential:
+    """Each operator is a stage of its own, with its fastest kernel."""
+
+    name: ClassVar[str] = "sequential"
+
+    def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
+        """Predicts the sum of operator times plus one launch each."""
+        kernels = tuple(fastest(graph.kernels[name], device) for name in graph.names)
+        rows: list[Row] = [[] for _ in range(device.veus)]
+        for kernel in kernels:
+            for veu, row in enumerate(rows[: kernel.operator.task_count]):
+                row += [(kernel.operator.name, i) for i in range(veu, kernel.operator.task_count, device.veus)]
+        seconds = sum(k.operator_time(device.veus) + device.launch for k in kernels)
+        return Schedule(kernels, tuple((n,) for n in graph.names), rows_of(rows), True, seconds)
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True, slots=True)

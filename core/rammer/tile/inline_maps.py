@@ -1,0 +1,105 @@
+"""Maps that are computed where they are read: comparisons, and the numbers that codes stand for.
+
+A comparison as a tensor of its own would be one more result to keep, of a type that kernel families for products do not hold: the
+guard that exporters put after an attention's softmax (``where(isnan(p), 0, p)``) would cut the attention in two. Decoded numbers
+would be four times the bytes of their codes. A residual that was quantised is one more operand of the map after a product, and a
+mean over codes a reduction of them. The operands of products stay tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute, ComputeGraph, computed_at, identity_load
+from rammer.ir.expr import Expr, Load, Ref
+from rammer.ir.types import TensorType, itemsize
+
+#: Most maps that become one: bodies are walked by recursion, and kernels gain nothing from longer ones.
+MOST_CONDITIONS: Final = 24
+
+
+def inline_conditions(graph: ComputeGraph) -> ComputeGraph:
+    """``graph`` with every map of truth values that is read by one other map only, element by element, inside that map."""
+    readers, outputs = graph.consumers(), set(graph.outputs)
+    inside: dict[str, Compute] = {}
+    result, made_of = list[Compute](), dict[str, int]()
+    for c in graph.computes:
+        made = _with_conditions(c, inside)
+        made_of[c.name] = 1 + sum(made_of[r] for r in c.reads if r in inside)
+        few = made_of[c.name] < MOST_CONDITIONS
+        if few and c.name not in outputs and _condition(c) and _asked_once(c, readers[c.name]):
+            inside[c.name] = made
+        else:
+            result.append(made)
+    return replace(graph, computes=tuple(result)) if inside else graph
+
+
+def _condition(c: Compute) -> bool:
+    """A map to truth values that computes something; what only rearranges may be a view."""
+    return c.dtype == "bool" and c.combiner is None and not isinstance(c.body, Load)
+
+
+def _asked_once(c: Compute, readers: list[Compute]) -> bool:
+    """Whether one map alone reads ``c``, element by element."""
+    if len(readers) != 1 or readers[0].combiner is not None or readers[0].shape != c.shape:
+        return False
+    return all(identity_load(ld, readers[0]) for ld in readers[0].loads if ld.tensor == c.name)
+
+
+def _with_conditions(c: Compute, inside: dict[str, Compute]) -> Compute:
+    """``c`` with the conditions that it reads computed in place."""
+    if not any(r in inside for r in c.reads):
+        return c
+
+    def rule(e: Expr) -> Expr | None:
+        if not isinstance(e, Load) or e.tensor not in inside:
+            return None
+        asked = inside[e.tensor]
+        places: dict[str, Expr] = {old.name: Ref(new.name) for old, new in zip(asked.axes, c.axes, strict=True)}
+        return ex.substitute(asked.body, places)
+
+    return replace(c, body=ex.transform(c.body, rule), used=None)
+
+
+def inline_decodings(graph: ComputeGraph) -> ComputeGraph:
+    """``graph`` with every map from codes to wider numbers inside the maps and reductions that read it."""
+    outputs, found = set(graph.outputs), dict[str, Compute]()
+    result = list[Compute]()
+    for c in graph.computes:
+        made = _with_decodings(c, found)
+        if _decoding(made, graph.types):
+            found[c.name] = made
+        result.append(made)
+    if not found:
+        return graph
+    read = {name for c in result for name in c.reads} | outputs
+    return replace(graph, computes=tuple(c for c in result if c.name not in found or c.name in read))
+
+
+def _decoding(c: Compute, types: Mapping[str, TensorType]) -> bool:
+    """Whether ``c`` makes wider numbers of one tensor's elements, each in its place, and of parameters."""
+    if c.combiner is not None or isinstance(c.body, Load) or not c.axes:
+        return False
+    whole = [ld for ld in c.loads if types[ld.tensor].size == types[c.name].size > 1]
+    rest = [ld for ld in c.loads if types[ld.tensor].size != types[c.name].size]
+    if len(whole) != 1 or not identity_load(whole[0], c) or any(ld.fill is not None for ld in rest):
+        return False
+    plain = all(isinstance(i, ex.Ref | ex.Const) for ld in rest for i in ld.indices) and all(len(ld.indices) <= 1 for ld in rest)
+    return plain and itemsize(types[whole[0].tensor].dtype) < itemsize(c.dtype)
+
+
+def _with_decodings(c: Compute, found: dict[str, Compute]) -> Compute:
+    """``c`` with the decodings that it reads computed in place, unless it is a product or only rearranges."""
+    if (isinstance(c.body, Load) and c.combiner is None) or c.kind == "contraction" or not any(r in found for r in c.reads):
+        return c
+
+    def rule(e: Expr) -> Expr | None:
+        if not isinstance(e, Load) or e.tensor not in found or e.fill is not None:
+            return None
+        return computed_at(found[e.tensor], e.indices)
+
+    body = ex.transform(c.body, rule)
+    return c if body is c.body else replace(c, body=body, used=None)

@@ -17,10 +17,10 @@ from rammer.ir.program import Storage
 from rammer_testing.host_c import Array, HostCase, case, close, reference
 
 from rammer_cuda.dialect import CUDA
-from rammer_ipu_sim.dialect import IPU
+from rammer_ipu_sim.codelet import IPU
 from rammer_rocm.dialect import OPENCL
-from rammer_rocm.kernels.ended import ended
 from rammer_rocm.kernels.generic import GPU_DIALECT, generic
+from rammer_rocm.kernels.task_guards import ended
 
 
 def cases(rng: np.random.Generator) -> dict[str, HostCase]:

@@ -18,7 +18,7 @@ from rammer_cuda.bound import GpuProgram
 from rammer_cuda.cache import Cached, cached_kernels
 from rammer_cuda.driver import check, driver
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.kernels.ended import ended
+from rammer_cuda.kernels.lengths import ended
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, cached_launches, consecutive, launches
 from rammer_cuda.packs import packed

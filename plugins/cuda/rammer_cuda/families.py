@@ -7,7 +7,7 @@ from typing import Final
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.attention.cost import ATTENTION
-from rammer_cuda.cell.family import CELL
+from rammer_cuda.cell.kernel import CELL
 from rammer_cuda.chain.kernel import CHAIN
 from rammer_cuda.contraction.choose import PRODUCTS
 from rammer_cuda.family import Family

@@ -20,7 +20,7 @@ from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_all
 from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.families import family_of
-from rammer_cuda.kernels.ended import ended
+from rammer_cuda.kernels.lengths import ended
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.packs import beside
 from rammer_cuda.source import task_kernel, translation_unit

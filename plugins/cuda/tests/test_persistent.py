@@ -30,7 +30,7 @@ from rammer_cuda.compile import compile_cubin
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.persistent.bodies import KernelBodies, operator_bodies
 from rammer_cuda.persistent.dataflow import Dataflow, plan_words
-from rammer_cuda.persistent.hang import find_hang
+from rammer_cuda.persistent.executor import find_hang
 from rammer_cuda.persistent.table import RowTable, make_table
 from rammer_cuda.persistent.text import kernel_text
 from rammer_cuda.select import keeps_constants

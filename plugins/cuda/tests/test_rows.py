@@ -26,8 +26,8 @@ from rammer_testing.some import some
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 from rammer_cuda.gpu import TARGETS
+from rammer_cuda.rows.cost import row_traffic
 from rammer_cuda.rows.rowshape import RowShape, rows_of, shape_of
-from rammer_cuda.rows.rowtraffic import row_traffic
 from rammer_cuda.rows.rowwise import ROWWISE
 from rammer_cuda.source import task_kernel
 

@@ -1,12 +1,34 @@
-"""Codelet text of an rKernel: a Poplar-style vertex around the emitted function."""
+"""Codelet C++: its dialect, and the text of an rKernel, a Poplar-style vertex around the emitted function."""
 
 from __future__ import annotations
 
+from rammer.codegen.dialects import BITS, STANDARD, helpers
 from rammer.codegen.emit import emit
+from rammer.codegen.target import CTarget
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_ipu_sim.dialect import IPU
+#: C++ codelet text for one worker thread of an IPU tile.
+IPU = CTarget(
+    name="ipu",
+    function="static",
+    global_="",
+    local="",
+    constant="static const",
+    thread="0",
+    threads="1",
+    barrier="",
+    types={**STANDARD, "float16": "half"},
+    functions={
+        "load:float16": "((float){p}[{i}])",
+        "store:float16": "{p}[{i}] = (half)({v})",
+        "round:float16": "((float)(half)({v}))",
+        **BITS,
+    },
+    preamble="#include <cmath>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
+    + helpers("static inline", STANDARD, overloaded=False),
+    restrict="__restrict__",
+)
 
 
 def codelet(operator: ROperator, binding: Binding) -> tuple[str, int]:

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from rammer.device.manifest import Bound, RunResult
 from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import BadInput, DeviceFailure
+from rammer.ir import expr as ex
+from rammer.ir.compute import contraction_operands
 from rammer.ir.evaluate import evaluate
 from rammer.ir.homes import CROSSING
 from rammer.ir.joined import as_array, parts_of
 from rammer.ir.mapped import in_memory
 from rammer.ir.program import MoveTime, RProgram
+from rammer.ir.types import itemsize
 from rammer.runtime.host_bound import HostBound
 from rammer.runtime.host_memory import fills as whole
 
-from rammer_ipu_sim.batch import BatchPlan
+from rammer_ipu_sim.batch import BatchPlan, plan_batch
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.chips import ChipClock, ChipMemories, ChipStep, Played, chips_report, homes_of, over_chips
 from rammer_ipu_sim.cycles import Accountant, StepCycles, report, task_costs
 from rammer_ipu_sim.deliver import filled, gather, scatter, tensor_view
 from rammer_ipu_sim.memory import Home, HomeMemory, height, poisoned
-from rammer_ipu_sim.moves import exchanges, moved
-from rammer_ipu_sim.plans import affordable
-from rammer_ipu_sim.supersteps import Batch, batches, ended, isolate, lengths_of, supersteps
+from rammer_ipu_sim.supersteps import Batch, batches, ended, halves, isolate, lengths_of, supersteps
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -388,3 +390,54 @@ def _deaths(program: RProgram, whole: Sequence[Sequence[Batch]]) -> dict[int, li
         if program.buffer[name].kind == "arena" and name not in keep:
             result.setdefault(number, []).append(name)
     return result
+
+
+#: Bytes of the host's memory that one batch may take while it is simulated.
+BUDGET: Final = 1 << 28
+
+
+def affordable(batch: Batch, program: RProgram) -> list[BatchPlan]:
+    """The batch's plan, or several of smaller batches where simulating it at once takes too much memory."""
+    plan = plan_batch(batch, program.types)
+    if batch.tasks.size <= 1 or _host_bytes(plan, program) <= BUDGET:
+        return [plan]
+    return [p for half in halves(batch) for p in affordable(half, program)]
+
+
+def _host_bytes(plan: BatchPlan, program: RProgram) -> int:
+    """Bytes of host memory to simulate a plan: staged boxes, interior tensors, unfolded operands."""
+    total = 0
+    for stage in plan.stages:
+        total += math.prod((*stage.dims, *stage.extents)) * itemsize(program.types[stage.tensor].dtype)
+    for step in plan.steps:
+        extents = {a.name: a.extent for a in (*step.compute.axes, *step.compute.reduce)}
+        total += math.prod(step.shape) * itemsize(step.compute.dtype)
+        for load in contraction_operands(step.compute) or ():
+            total += math.prod(extents[a] for a in ex.axes_of(load)) * itemsize(step.compute.dtype)
+    return total
+
+
+#: Where buffers are.
+Held: TypeAlias = HomeMemory | ChipMemories
+#: What moves once, and what in every turn.
+ONCE: Final[tuple[MoveTime, ...]] = ("once", "first", "last")
+EACH: Final[tuple[MoveTime, ...]] = ("before", "after")
+
+
+def exchanges(program: RProgram) -> int:
+    """Supersteps that only move, in all turns."""
+    once, each = (sum(bool(program.moves(when)) for when in times) for times in (ONCE, EACH))
+    return once + each * program.turns
+
+
+def moved(program: RProgram, chip: Chip, memory: Held, when: MoveTime, turn: int, skipped: int) -> list[StepCycles]:
+    """Move what is to be moved then, ``skipped`` turns less than there may be; the cycles of the tile that receives most."""
+    moves, received = program.moves(when), 0
+    for move in moves:
+        image, source = memory.read(move.target), memory.read(move.source)
+        to, first, size = move.part(turn, skipped, len(image), len(source))
+        image[to : to + size] = source[first : first + size]
+        memory.write(move.target, image)
+        received += min(memory.homes[move.target].block, size) * itemsize(program.buffer[move.target].dtype)
+    exchange = math.ceil(received / chip.exchange_bytes)
+    return [StepCycles((when,), 0, 1, 0, exchange, chip.sync_cycles, 0)] if moves else []

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from rammer.codegen.writer import generator_hash
 from rammer.device.capabilities import Between
 from rammer.device.in_place import HostRoom
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Recorded
 from rammer.errors import BadInput, DeviceUnavailable
-from rammer.ir.operator import Resources, ROperator
+from rammer.ir.device import VDevice
+from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
+from rammer.profile.probe import random_inputs, task_times
 
 from rammer_rocm.build import Builder, standard, version
 from rammer_rocm.constants import DeviceConstants
@@ -20,7 +25,6 @@ from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.opencl_runtime import kind_of, opencl, units
 from rammer_rocm.placement import ROOM
-from rammer_rocm.profiler import OpenClProfiler
 from rammer_rocm.resources import resources
 from rammer_rocm.trace import TracedProgram, trace
 from rammer_rocm.units import hardware, virtual_device
@@ -133,3 +137,33 @@ def _without(options: Mapping[str, str]) -> tuple[str, ...]:
     if asked not in WINOGRAD:
         raise BadInput(f"unknown winograd {asked!r}", hint=f"one of: {', '.join(WINOGRAD)}")
     return ("winograd",) if asked == "off" else ()
+
+
+class OpenClProfiler:
+    """Measures through ``load``, the backend's own way to run a program; ``needs`` says what a GPU's compiler reports."""
+
+    def __init__(
+        self,
+        device: VDevice,
+        load: Callable[[RProgram, Mapping[str, Array]], Loaded],
+        needs: Callable[[ROperator, Binding], Resources] | None = None,
+    ) -> None:
+        self.device, self.load, self.needs = device, load, needs
+
+    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
+        """Seconds of one task: with one row busy, and with every row busy (rows run different tasks)."""
+        return task_times(self.load, kernel.operator, binding, self.device.veus)
+
+    def resources(self, kernel: RKernel, binding: Binding) -> Resources:
+        """Work-items, registers, spills and local bytes as the compiler reports them; of a CPU work-items and scratch bytes."""
+        return kernel.resources if self.needs is None else self.needs(kernel.operator, binding)
+
+    def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
+        """Median seconds of ``iterations`` runs on random inputs, after one that is not counted."""
+        loaded = self.load(program, constants)
+        try:
+            inputs = random_inputs(program, np.random.default_rng(0))
+            loaded.run(inputs)
+            return statistics.median(loaded.run(inputs).seconds for _ in range(max(1, iterations)))
+        finally:
+            loaded.close()

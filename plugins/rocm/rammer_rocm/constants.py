@@ -26,7 +26,6 @@ from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import fills, image
 
 from rammer_rocm.opencl_runtime import opencl
-from rammer_rocm.pages import host_bytes
 
 #: Bytes between parts of a buffer: a page, so that parts share no cache line or TLB entry by accident; between constants.
 PART: Final = 4096
@@ -146,3 +145,15 @@ class DeviceConstants:
     def _send(self, buffer: Any, start: int, made: Array) -> None:
         """Copy a form to byte ``start`` of a buffer."""
         opencl().enqueue_copy(self.queue, buffer, np.ascontiguousarray(made), dst_offset=start, is_blocking=True)
+
+
+#: Bytes of the smallest page.
+PAGE: Final = 4096
+
+
+def host_bytes(nbytes: int) -> Array:
+    """So many bytes, from the beginning of a page on. For much memory NumPy asks the operating system for large pages, as no
+    runtime does: panels read a line of each channel, and channels are on more pages of 4 KiB than a core remembers."""
+    whole = np.empty(nbytes + PAGE, np.uint8)
+    start = -whole.ctypes.data % PAGE
+    return whole[start : start + nbytes]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from rammer.device.manifest import Array, Binding, Bound, RunResult
 from rammer.device.shared import WantedForm
 from rammer.errors import DeviceFailure
 from rammer.ir.joined import parts_of
-from rammer.ir.program import RProgram
+from rammer.ir.program import RProgram, Task, waves
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import fills, view
 
@@ -23,15 +25,13 @@ from rammer_rocm.bound import OpenClBound
 from rammer_rocm.build import Builder
 from rammer_rocm.constants import PART, DeviceConstants, PlacedConstants, packed, plain, rounded
 from rammer_rocm.kernels import OpenClKernels
-from rammer_rocm.kernels.ended import ended
 from rammer_rocm.kernels.generic import dialect_of
-from rammer_rocm.kernels.resting import rested
 from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.kernels.task_guards import ended, rested
 from rammer_rocm.memory import lay_out, shared_memory, system_wide
 from rammer_rocm.opencl_runtime import opencl
 from rammer_rocm.placement import Placement, distance, table, usable
-from rammer_rocm.source import LINE_WORDS, WalkShape, program_text
-from rammer_rocm.table import make_table
+from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
 
 #: What is cached of functions: not of those that call another. Operators from which on they are: fewer are quickly written, and
 #: whoever measures kernels loads thousands of programs of one.
@@ -385,3 +385,47 @@ class OpenClProgram:
         self.views.clear()
         self.fixed, self.host, self.counters = (), None, None
         self.constants = PlacedConstants((), {}, ())  # others may have them yet
+
+
+@dataclass(frozen=True)
+class WaveTable:
+    """The rows as data: ``starts[wave * veus + veu]`` indexes ``runs``, ``filled`` counts a wave's busy rows."""
+
+    starts: Array
+    runs: Array
+    filled: Array
+    sets: tuple[tuple[int, ...], ...]
+    kernel_of_wave: tuple[int, ...]
+
+
+def make_table(program: RProgram, function_of: Mapping[str, int], row_of: Mapping[str, int]) -> WaveTable:
+    """Fold every wave's rows into runs of equally spaced tasks of one operator."""
+    starts, runs, filled = [0], list[tuple[int, ...]](), list[int]()
+    members: dict[tuple[int, ...], int] = {}
+    kernel_of_wave = []
+    for wave in waves(program):
+        rows: list[list[Task]] = [[] for _ in range(program.veus)]
+        for placed in wave:
+            rows[placed.veu].append(placed.task)
+        for row in rows:
+            runs += _runs(row, function_of, row_of)
+            starts.append(len(runs))
+        filled.append(sum(1 for row in rows if row))
+        used = tuple(sorted({function_of[t.task.operator] for t in wave}))
+        kernel_of_wave.append(members.setdefault(used, len(members)))
+    flat = np.array(runs or [(0,) * RUN_WORDS], dtype=np.int32)
+    return WaveTable(np.array(starts, np.int32), flat, np.array(filled or [0], np.int32), tuple(members), tuple(kernel_of_wave))
+
+
+def _runs(row: Sequence[Task], function_of: Mapping[str, int], row_of: Mapping[str, int]) -> list[tuple[int, ...]]:
+    result = list[tuple[int, ...]]()
+    for operator, group in groupby(row, key=lambda t: t.operator):
+        indices = [t.index for t in group]
+        while indices:
+            step = indices[1] - indices[0] if len(indices) > 1 else 1
+            count = 1
+            while count < len(indices) and indices[count] == indices[0] + count * step:
+                count += 1
+            result.append((function_of[operator], row_of[operator], indices[0], count, step))
+            del indices[:count]
+    return result

@@ -15,9 +15,8 @@ import numpy as np
 from rammer.device.manifest import Array
 from rammer.ir.program import RProgram
 
-from rammer_rocm.constants import PART, SLACK, rounded
+from rammer_rocm.constants import PART, SLACK, host_bytes, rounded
 from rammer_rocm.opencl_runtime import opencl
-from rammer_rocm.pages import host_bytes
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,10 @@ from rammer_testing.some import some
 pytest.importorskip("pyopencl")
 from rammer.codegen.task import Unsuited
 
-from rammer_rocm.executor import OpenClProgram
+from rammer_rocm.backend import OpenClProfiler, random_inputs
+from rammer_rocm.executor import OpenClProgram, make_table
 from rammer_rocm.kernels.contraction import panel_product
 from rammer_rocm.plugin import DEVICE
-from rammer_rocm.profiler import OpenClProfiler, random_inputs
-from rammer_rocm.table import make_table
 
 if not DEVICE.probe():
     pytest.skip("no OpenCL unit", allow_module_level=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Final
 
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.scalar import Block
@@ -23,10 +24,13 @@ from rammer.ir.expr import Const, Expr, Interval, Load, Ref
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage
 
-from rammer_cuda.cell.recognise import THREADS, WARPS, Cell, Part, cell_of
+from rammer_cuda.cell.recognise import THREADS, WARPS, Cell, Part, cell_candidates, cell_of, cell_seconds, vectors_of
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
+from rammer_cuda.family import Family, Held
+from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.task import HeldKernel, origins, place_of
+from rammer_cuda.rows.gemv import GEMV
 
 PREAMBLE = source("cell")
 
@@ -318,3 +322,13 @@ class _CellText:
             tuple(low for low, _ in cell.box),
             tuple(n for _, n in cell.box),
         )
+
+
+def pays(operator: ROperator, binding: Binding, gpu: Gpu) -> bool:
+    """Whether to hold weights: where they are used again, or where nothing else multiplies few rows."""
+    return bool(binding.reused & {*operator.inputs}) or not GEMV.candidates(operator, binding, gpu)
+
+
+CELL: Final = Family(
+    "cell", {}, cell_candidates, cell_seconds, cell, most=1 << 10, first=pays, own=Held(THREADS, cell, vectors_of)
+)

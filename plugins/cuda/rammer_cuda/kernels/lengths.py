@@ -1,12 +1,14 @@
-"""Where the reductions of a program for a range of lengths stop in a run: the lengths are words in device memory."""
+"""Lengths of a run, which are words in device memory: where reductions stop, and early exits of blocks past a length."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rammer.codegen.ended import EndText
 from rammer.codegen.task import Argument
-from rammer.codegen.text import total
+from rammer.codegen.text import Text, total
+from rammer.device.manifest import Binding
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.operator import ROperator
 
@@ -54,3 +56,21 @@ def stopped(operator: ROperator, c: Compute, axes: Sequence[Axis]) -> dict[str, 
 def ceiling(value: str, block: int) -> str:
     """How many blocks of so many hold ``value``."""
     return value if block == 1 else f"({value} + {block - 1}) / {block}"
+
+
+def ended(operator: ROperator, kernel: TaskKernel, binding: Binding) -> TaskKernel:
+    """``kernel`` behind a test of where the operator ends; itself where that is nowhere. The lengths are words in device memory.
+
+    Who leaves early has waited for earlier kernels all the same: their memory may be what it writes, and kernels that depend on
+    this one take its end for theirs."""
+    if not operator.endings or not kernel.body:
+        return kernel
+    lengths = length_names(operator)
+    pointers = {a.tensor: f"p{k}" for k, a in enumerate(kernel.arguments) if a.written}
+    slot = f"(int)blockIdx.x{f' / {kernel.blocks}' if kernel.blocks > 1 else ''}"
+    text, ends = Text(), EndText(operator, binding, CUDA, pointers, lengths)
+    with text.block(""):
+        text.lines += [f"  const int slot = {slot};", "  const int task = order ? order[slot] : first + slot;"]
+        text.lines += ends.beginning(before="rm_after();")
+    rest = "".join(f"{line}\n" for line in ends.rest()) if kernel.stops else ""
+    return replace(with_lengths(operator, kernel), entry="", body=f"{text}{kernel.body}{rest}").named("ended_")

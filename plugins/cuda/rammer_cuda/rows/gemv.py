@@ -4,7 +4,7 @@
 four products, 16 bytes a load, and a butterfly of warp shuffles adds their sums up, in an order that never changes. A
 constant matrix is packed with its products contiguous; its first loads are issued before the kernel waits for those it
 depends on, and later ones while the previous are multiplied. Of a matrix that is computed a load may have four results' weights
-instead (``rows.across``). The following maps are the core's emitter's, one lane a result.
+instead (``lies_across``). The following maps are the core's emitter's, one lane a result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, coordinates, join_lan
 from rammer_cuda.kernels.lengths import ceiling
 from rammer_cuda.kernels.strips import Strips
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.rows.across import lies_across
 
 #: Most vectors, least products of a sum, and most sums a thread keeps.
 MOST_VECTORS, LEAST_DEPTH, MOST_SUMS = 8, 32, 16
@@ -58,7 +57,7 @@ class MatVec:
     vectors: Load
     many: tuple[int, ...]
     few: tuple[int, ...]
-    across: bool = False  #: A load of the matrix has four results' weights (``rows.across``).
+    across: bool = False  #: A load of the matrix has four results' weights (``lies_across``).
 
     @property
     def depth(self) -> int:
@@ -391,3 +390,15 @@ def _seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
 GEMV: Final = Forms(matvec_of, _tilings, _seconds, lambda m, binding: GemvKernel(m, binding).kernel()).family(
     "gemv", sizes("lanes", "columns")
 )
+
+
+def lies_across(load: Load, main: Compute, innermost: int, binding: Binding) -> bool:
+    """Whether the matrix ``load`` of ``main``, which is no constant (those are packed), has four neighbours along axis
+    ``innermost`` of the results in every 16 aligned bytes, and products apart from each other."""
+    storage, axis = binding.storages[load.tensor], main.axes[innermost]
+    found = None if load.tensor in binding.constants else steps_of(load, storage.strides)
+    if found is None or axis.extent % VECTOR or found[0].get(axis.name) != 1:
+        return False
+    over = [found[0].get(r.name, 0) for r in main.reduce if r.extent > 1]
+    others = [step for name, step in found[0].items() if name != axis.name]
+    return over[-1:] != [1] and all(n % VECTOR == 0 for n in (storage.offset, found[1], *others))

@@ -5,8 +5,7 @@ store; a reduction is a sum (or maximum ...) of a thread's own elements in order
 where a row takes several warps their results meet in shared memory in the order of the warps: results repeat bit for bit.
 Rows that are neighbours in memory, their elements apart, may have their threads side by side as well.
 A row that is too long for a block is a cluster's of up to 8, whose results meet in the order of the blocks.
-Every expression, maps before and after the reductions included, is the core's emitter's.
-"""
+Every expression, maps before and after the reductions included, is the core's emitter's."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from typing import Final
 from rammer.codegen import operations as ops
 from rammer.codegen.bounds import tidy
 from rammer.codegen.family import Forms
-from rammer.codegen.operations import Val
+from rammer.codegen.operations import Val, ctype
 from rammer.codegen.preload import preload, stored_loads
 from rammer.codegen.task import Unsuited
 from rammer.ir import expr as ex
@@ -27,12 +26,36 @@ from rammer.ir.expr import Expr, Load, Ref, add, integer
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.family import sizes
-from rammer_cuda.kernels.frame import VECTOR, Frame, aligned, coordinates, join_blocks, join_lanes
+from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, aligned, coordinates, join_blocks, join_lanes
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.rows.rowcost import row_seconds
-from rammer_cuda.rows.rowshape import LANES, MOST_ELEMENTS, MOST_THREADS, SIDES, PlacedRows, rows_of, shape_of
+from rammer_cuda.rows.cost import row_seconds
+from rammer_cuda.rows.rowshape import LANES, MOST_ELEMENTS, MOST_THREADS, SIDES, PlacedRows, RowShape, rows_of, shape_of
 from rammer_cuda.rows.rowtiles import CLUSTERS, tilings
-from rammer_cuda.rows.sides import join_sides
+
+
+def join_sides(frame: Frame, c: Compute, total: Val, shape: RowShape, number: int = 0) -> None:
+    """Combine ``total`` of all lanes of a row into every one of them: those of a warp by shuffles, whose lanes all get the same
+    bits, then the warps, or each lane where a warp has one of every row, in order through shared memory named by ``number``."""
+    block, kind, side = frame.block, ctype(CUDA, total.cdtype), shape.side
+    other, share = Val("other", total.cdtype, atom=True), f"part{number}"
+    if side < WARP:
+        with frame.scope(f"for (int s = {WARP // 2}; s >= {side}; s >>= 1)", "#pragma unroll"):
+            block.line(f"const {kind} other = __shfl_xor_sync(0xffffffffu, {total.text}, s);")
+            block.line(block.combine(c, total.text, other))
+    step = max(side, WARP)
+    parts = shape.threads // step
+    if parts == 1:
+        return
+    frame.shared += parts * side * 8
+    block.line(f"__shared__ {kind} {share}[{parts}][{side}];")
+    first = f"if (tid % {WARP} < {side}) " if side < WARP else ""
+    block.line(f"{first}{share}[tid / {step}][local] = {total.text};")
+    block.line("__syncthreads();")
+    block.line(f"{total.text} = {share}[0][local];")
+    with frame.scope(f"for (int w = 1; w < {parts}; ++w)", "#pragma unroll"):
+        block.line(f"const {kind} other = {share}[w][local];")
+        block.line(block.combine(c, total.text, other))
+
 
 #: Registers that constants loaded ahead may take.
 AHEAD = 48

@@ -3,15 +3,15 @@
 One work-item computes one task. The column operand is read in place where its columns are consecutive,
 else gathered once into a panel ``[K][columns]`` in the core's scratch memory; constant operands are packed
 when the program is loaded. A register tile of ``mr`` rows by ``nv`` vectors sums over all of K with
-explicit fused multiply-adds, then the following maps are applied to it on its way to memory.
-"""
+explicit fused multiply-adds, then the following maps are applied to it on its way to memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 from rammer.codegen.contraction import QUOTIENT
 from rammer.codegen.operations import put
@@ -25,7 +25,6 @@ from rammer.ir.types import itemsize
 
 from rammer_rocm.kernels.across import BLOCKS, HEIGHTS, columns_across, sum_across
 from rammer_rocm.kernels.ahead import HELPERS, met
-from rammer_rocm.kernels.columns import advance, scattered, walk
 from rammer_rocm.kernels.contraction import Access, PanelOperand, PanelProduct, access, contiguous, dense_axes, ended_axes
 from rammer_rocm.kernels.depth import PanelDepth, loops, write_loops
 from rammer_rocm.kernels.gather import Gather, Region, columns_region
@@ -37,6 +36,39 @@ from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.tasktext import TaskText
 from rammer_rocm.kernels.vector import Vector, element, integer_text, read, rounded, vector_type, write
 from rammer_rocm.kernels.window import PanelWindow, window_of
+
+
+def scattered(p: PanelProduct, steps: Access, column: str) -> str:
+    """Address of ``column`` relative to column 0."""
+    parts, below = [], ""
+    for axis in reversed(p.columns):
+        if steps.step(axis) and p.tile[axis] > 1:
+            index = f"({column}) / ({below})" if below else f"({column})"
+            wrapped = index if axis == p.columns[0] else f"({index} % e_{axis})"
+            parts.append(f"{wrapped} * {steps.step(axis)}")
+        below = f"{below} * e_{axis}" if below else f"e_{axis}"
+    return " + ".join(parts) or "0"
+
+
+def walk(p: PanelProduct, steps: Access) -> Iterator[str]:
+    """Open a block with the address ``at`` of column ``col``, relative to column 0, and where in its runs it is: a division
+    for a vector instead of one for each of its lanes."""
+    yield f"{{ int at = {scattered(p, steps, 'col')};"
+    below = ""
+    for axis in reversed(p.columns[1:]):
+        index = f"col / ({below})" if below else "col"
+        yield f"int i_{axis} = {index} % e_{axis};"
+        below = f"{below} * e_{axis}" if below else f"e_{axis}"
+
+
+def advance(p: PanelProduct, steps: Access) -> str:
+    """Step ``at`` to the next column."""
+    inner = [a for a in reversed(p.columns)]
+    text = f"at += {steps.step(inner[0])};"
+    for axis, outer in pairwise(inner):
+        back = f"{steps.step(outer)} - e_{axis} * {steps.step(axis)}"
+        text += f" if (++i_{axis} == e_{axis}) {{ i_{axis} = 0; at += {back};"
+    return text + " }" * (len(inner) - 1)
 
 
 def panel(product: PanelProduct, binding: Binding, lanes: int) -> TaskFunction:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.device.installed import installed
+from rammer.device.loader import installed
 from rammer.frontend.reader import Model
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"

@@ -24,7 +24,7 @@ from tables.scheduling import BARS, EXECUTORS
 from zoo import SEED
 
 from rammer.errors import DeviceFailure
-from rammer.report.table import duration, markdown
+from rammer.report.text_table import duration, markdown
 
 HEADERS = ("schedule", "policy", "executor", "median", "of the first", "tasks", "waits", "predicted")
 

@@ -24,8 +24,8 @@ from measuring import ROUNDS, Measured, Settings, Way, measured
 from sibling_models import attention, cell, onnx_cell
 from zoo import SEED, find
 
-from rammer.compiled.options import PRECISIONS
-from rammer.report.table import duration, markdown
+from rammer.compiler.compile_options import PRECISIONS
+from rammer.report.text_table import duration, markdown
 
 HEADERS: Final = ("model", "batching", "operators", "copies", "predicted", "median", "off / this", "rel. L2 to off")
 #: Apart, as chosen, and as one wherever that may be.

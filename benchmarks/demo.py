@@ -16,11 +16,11 @@ import onnx
 
 import rammer
 from rammer.device.loader import DeviceStatus
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.reference.outputs import run_onnxruntime
 from rammer.report.bench import Effort, Runner, bench_peer, percentiles, sample
-from rammer.report.compare import HEADERS, differences, rows
-from rammer.report.table import duration, plain
+from rammer.report.output_errors import HEADERS, differences, rows
+from rammer.report.text_table import duration, plain
 from rammer.runtime.inputs import random_array
 from rammer_bench.peers import onnxruntime
 from rammer_testing.models import ModelUnavailable, fetch, strip_final_softmax

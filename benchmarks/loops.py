@@ -32,7 +32,7 @@ from entry import run
 from facts import environment_of, section
 
 import rammer
-from rammer.report.table import markdown
+from rammer.report.text_table import markdown
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HEADERS = (

@@ -38,11 +38,11 @@ from zoo import SEED, ZOO, find
 
 from rammer.cli.options import parse_options
 from rammer.errors import BadInput, RammerError
-from rammer.schedule.registry import parse_policy
+from rammer.schedule.policy_registry import parse_policy
 from rammer_bench.graph import Array
 from rammer_bench.prepare import relative_error
-from rammer_testing.crew import HANG, UNFINISHED, Crew, Line, Member, Work, leave
 from rammer_testing.weights import runner
+from rammer_testing.worker_pool import HANG, UNFINISHED, Crew, Line, Member, Work, leave
 
 #: Largest relative L2 distance to the reference.
 RIGHT: Final = 1e-4

@@ -17,19 +17,19 @@ import onnx
 from range_ahead import ahead
 from zoo import SEED, SMALL, ZOO, Entry, find
 
-from rammer.compiled.options import Request
+from rammer.cache.cache_folder import cache_folder
 from rammer.compiled.segments import ProgramSegment
+from rammer.compiler.compile_options import Request
 from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure, RammerError
-from rammer.ir.pieces import pieces
+from rammer.ir.piecewise import pieces
 from rammer.ir.program import RProgram
-from rammer.profile.folder import cache_folder
+from rammer.passes.compute.batch_candidates import rearranges
 from rammer.report.bench import Effort, bound_call, sample
 from rammer.runtime.executable import Executable
+from rammer.runtime.loaded_model import LoadedModel
 from rammer.runtime.session import open_executable
-from rammer.runtime.specialised import Specialised
 from rammer.schedule.policy import Policy
-from rammer.tile.siblings import rearranges
 from rammer_bench.graph import Array
 from rammer_bench.prepare import delay, relative_error
 from rammer_testing.weights import runner
@@ -145,7 +145,7 @@ class Opened:
 
     way: Way
     exe: Executable
-    special: Specialised
+    special: LoadedModel
     bound: Any
     compiling: float
     simulated: bool

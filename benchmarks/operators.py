@@ -35,7 +35,7 @@ from operator_space import KINDS, SHARES, Case, drawn
 import rammer
 from rammer.errors import DeviceUnavailable, RammerError
 from rammer.report.bench import bound_call
-from rammer.report.table import markdown, plain
+from rammer.report.text_table import markdown, plain
 from rammer_bench.graph import Array
 from rammer_bench.prepare import delay, relative_error
 from rammer_testing.net import Net

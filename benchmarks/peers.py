@@ -29,11 +29,11 @@ from rows import HEADERS, OURS, Row, cells, document, keep, read_rows, summary
 from zoo import SEED, ZOO, find
 
 import rammer
-from rammer.compiled.options import PRECISIONS
+from rammer.compiler.compile_options import PRECISIONS
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
 from rammer.report.bench import Effort, bound_call, sample
 from rammer.report.peers import Prepared
-from rammer.report.table import plain
+from rammer.report.text_table import plain
 from rammer_bench.graph import Array
 from rammer_bench.prepare import (
     PEERS,

@@ -21,9 +21,9 @@ from entry import run
 from facts import environment_of
 from result import Result, said, write
 
-from rammer.ir.verify import verify
-from rammer.report.table import markdown
-from rammer.schedule.registry import parse_policy
+from rammer.report.text_table import markdown
+from rammer.schedule.policy_registry import parse_policy
+from rammer.verify.verifier import verify
 from rammer_testing.programs import TaskNet, branching_net, device, recurrent_net
 
 HEADERS: Final = (

@@ -14,7 +14,7 @@ from range_peers import Took
 from result import Result, write
 
 from rammer.errors import BadInput
-from rammer.runtime.lengths import BUCKETS
+from rammer.runtime.shape_buckets import BUCKETS
 
 #: Relative to the largest value of an output: float32, and sums in another order.
 TOLERANCE: Final = 5e-5

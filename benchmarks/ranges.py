@@ -56,7 +56,7 @@ from zoo.ranged import RANGED, Open, find_ranged
 import rammer
 from rammer.errors import BadInput, RammerError
 from rammer.runtime.executable import Executable
-from rammer.runtime.lengths import bounds, bucket
+from rammer.runtime.shape_buckets import bounds, bucket
 
 #: Of a whole, where a golden section cuts it.
 GOLDEN = (math.sqrt(5) - 1) / 2

@@ -12,16 +12,16 @@ from typing import Any, cast
 from measuring import Settings, Subject, Way, session
 from result import write
 
-from rammer.compiled.proposals import proposed
 from rammer.compiled.segments import ProgramSegment
+from rammer.compiler.policy_choice import proposed
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 from rammer.schedule.baselines import Sequential
-from rammer.schedule.clock import stage_kernels
 from rammer.schedule.ios import IOS
-from rammer.schedule.place import Row, side_by_side
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule, rows_of
+from rammer.schedule.stage_clock import stage_kernels
+from rammer.schedule.task_placement import Row, side_by_side
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from facts import section, stamp
 
 from rammer.errors import BadInput
-from rammer.report.table import markdown
+from rammer.report.text_table import markdown
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rammer.report.table import markdown
+from rammer.report.text_table import markdown
 
 #: The runner that ratios are for.
 OURS: Final = "rammer"

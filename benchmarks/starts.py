@@ -29,7 +29,7 @@ from entry import run
 from facts import environment_of
 
 from rammer.errors import DeviceFailure
-from rammer.report.table import markdown
+from rammer.report.text_table import markdown
 
 #: Parts of a warm start: importing rammer, opening model and device, the device's fingerprint, reading and verifying the kept
 #: program, loading it; then what is not counted: the first run, the whole process, and its CPU time (all threads).
@@ -50,10 +50,10 @@ def start_once(path: Path, inputs: Path, device: str, tune: str, profile: bool) 
         profiler.enable()
     marks = [time.perf_counter()]
     import rammer
-    from rammer.runtime import keeping
+    from rammer.runtime import program_cache
 
     marks.append(time.perf_counter())
-    reading = _timed(keeping, "load_artifact")
+    reading = _timed(program_cache, "load_artifact")
     exe = rammer.compile(path, device=device, tune=tune)
     marks.append(time.perf_counter())
     exe.backend.fingerprint  # noqa: B018 - what looking for a kept program needs first

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from entry import run
 from rows import OURS, Row, ratio, read_rows
 
-from rammer.report.table import markdown
+from rammer.report.text_table import markdown
 
 HEADERS: Final = ("model", "precision", "rammer ms", "best peer ms", "which", "faster by", "goal", "torch ms", "torch-graph ms")
 #: How many times faster than the best peer we want to be, by model and precision.

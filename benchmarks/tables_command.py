@@ -21,9 +21,9 @@ from zoo import SEED, SMALL
 
 import rammer
 from rammer.cli.options import parse_options
-from rammer.compiled.options import PRECISIONS
+from rammer.compiler.compile_options import PRECISIONS
 from rammer.errors import BadInput, DeviceUnavailable
-from rammer.report.table import markdown, plain
+from rammer.report.text_table import markdown, plain
 
 HERE: Final = Path(__file__).resolve().parent
 

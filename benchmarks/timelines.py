@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rammer.device.manifest import Span
-from rammer.report.measured import covered
+from rammer.report.measured_trace import covered
 
 
 @dataclass(frozen=True, slots=True)

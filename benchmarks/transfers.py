@@ -46,12 +46,12 @@ PORT: Final = 7177
 
 def ours(name: str) -> None:
     """Both sides, by rank, over transport ``name``."""
-    from rammer.ir.spread import Transfer
+    from rammer.distributed.distributed_program import Transfer
+    from rammer.distributed.transport.memory_layout import Exposed
+    from rammer.distributed.transport.mpi_launch import world
+    from rammer.distributed.transport.protocol import Party, Site
+    from rammer.distributed.transport.transport_registry import BUILT_IN
     from rammer.ir.types import TensorType
-    from rammer.transport.exposed import Exposed
-    from rammer.transport.find import BUILT_IN
-    from rammer.transport.launch import world
-    from rammer.transport.protocol import Party, Site
 
     rank, _ = world()
     transport = next(t for t in BUILT_IN if t.name == name)

@@ -14,7 +14,7 @@ from entry import run
 from facts import environment_of, meanwhile, section
 from transfers import AHEAD, KINDS, SIZES, measured
 
-from rammer.report.table import duration, markdown, size
+from rammer.report.text_table import duration, markdown, size
 
 CALLS = ("pickled", "gRPC")
 ALONE = ("between", "tensor", *KINDS, "pickled / ours", "gRPC / ours", "pickled / socket", "gRPC / socket", "ours, known")

@@ -29,8 +29,8 @@ from zoo import SEED
 
 from rammer.device.manifest import Tracer
 from rammer.errors import DeviceUnavailable, RammerError
-from rammer.report.measured import Summary, measured_trace, summarise
-from rammer.report.table import duration, markdown
+from rammer.report.measured_trace import Summary, measured_trace, summarise
+from rammer.report.text_table import duration, markdown
 from rammer_bench.graph import Array
 from rammer_bench.prepare import capture, event_seconds, gpu_name, set_torch_precision, torch_module
 from rammer_bench.to_torch import load_torch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from reading import Search
 
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 ROOT = Path(__file__).parents[1]
 #: Tests and what they share, without the test kit.
@@ -142,7 +142,7 @@ def test_no_loop_of_assertions_passes_over_nothing() -> None:
     paths = {str(p.relative_to(ROOT)): p for p in some(FILES)}
     found = {name: BLIND.found()[p] for name, p in paths.items()}
     told = [f"{p}:{n}: {text}" for p in some(found) for n, text in sorted(found[p]) if text not in ALLOWED.get(p, ())]
-    assert not told, "\n".join(["say some(...) of rammer_testing.some, or assert it:", *told])
+    assert not told, "\n".join(["say some(...) of rammer_testing.nonempty, or assert it:", *told])
     assert {p: {text for _, text in found[p]} for p in ALLOWED} == ALLOWED, "an exception that nothing needs"
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import pytest
 
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.reference.outputs import run_onnxruntime
 from rammer_testing.conformance import CHECKS
 from rammer_testing.models import fetch

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from reading import Search
 
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 pytest_plugins = "pytester"
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from rammer.frontend.evaluator import evaluate_proto
+from rammer.frontend.bind.evaluator import evaluate_proto
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

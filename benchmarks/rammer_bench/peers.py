@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from rammer.frontend.reader import Model
+from rammer.frontend.read.reader import Model
 from rammer.reference.outputs import onnxruntime_session
 from rammer.report.peers import OpenPeer, Prepared
 from rammer.runtime.host_bound import WHOLE

@@ -12,7 +12,7 @@ from result import Result
 
 from rammer.device.loader import Registry
 from rammer.errors import BadInput
-from rammer.report.table import duration
+from rammer.report.text_table import duration
 from rammer.schedule.policy import Policy
 
 #: Batches of the matrix. MLSys'21, table 3, has 1, 32 and 128; a GPU of today is full long before 128.

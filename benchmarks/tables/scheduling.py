@@ -11,7 +11,7 @@ from measuring import Measured, Settings, Way, compile_ahead, each, measured
 from replay import graphs_of
 from result import Result
 
-from rammer.report.table import duration
+from rammer.report.text_table import duration
 from rammer.schedule.ios import IOS, PROOFS
 from rammer.schedule.policy import Memory
 

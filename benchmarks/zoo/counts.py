@@ -6,11 +6,11 @@ import math
 
 import onnx
 
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import ComputeGraph, contraction_operands
-from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.passes.pass_pipeline import Pipeline, default_passes
 
 #: Initialisers that no published count includes: statistics that training does not learn.
 _BUFFERS = {("BatchNormalization", 3), ("BatchNormalization", 4)}

@@ -55,7 +55,7 @@ def compile(
     names or types of operators that ``float16`` leaves in float32. Raises ``rammer.errors.BadInput``,
     ``DeviceUnavailable`` or ``DeviceFailure``.
     """
-    from rammer.compiled.options import Request
+    from rammer.compiler.compile_options import Request
     from rammer.runtime.session import open_executable
 
     spans = dict(shapes or {})

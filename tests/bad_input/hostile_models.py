@@ -215,9 +215,9 @@ def run(folder: Path, device: str, names: Iterable[str]) -> None:
     """Print name, exit code, message and fault of each case."""
     import os
 
-    import rammer.compiler
+    import rammer.compiler.compiler
     import rammer.runtime.session  # noqa: F401  (imported once, before the children)
-    from rammer_testing.cage import caged
+    from rammer_testing.sandbox import caged
 
     for name in names:
         place = folder / "case"

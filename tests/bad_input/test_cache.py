@@ -19,12 +19,12 @@ import pytest
 from cases import Capture, Patch, arrays, model, saved
 
 import rammer
+from rammer.cache.whole_files import cache_text
 from rammer.compiled.artifact import save_artifact
-from rammer.compiled.files import cache_text
-from rammer.compiled.unpack import load_artifact
+from rammer.compiled.artifact_reader import load_artifact
 from rammer.device.manifest import OpenOptions
-from rammer.ir.data import loads
-from rammer.profile.store import KernelStore, TunedKernel, key_of
+from rammer.ir.untrusted_json import loads
+from rammer.tuning.kernel_store import KernelStore, TunedKernel, key_of
 
 from rammer_toy import ToyBackend
 
@@ -255,7 +255,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 import numpy as np
 import rammer_toy
 from rammer.cli.main import main
-from rammer.profile import aside
+from rammer.tuning import measure_process
 
 aside.opening_of = lambda backend: None  # the slow clock is this process's
 seen = []

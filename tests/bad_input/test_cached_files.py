@@ -13,12 +13,12 @@ import pytest
 from cases import Capture
 
 import rammer
-from rammer.compiled.files import cache_text, cached_text
-from rammer.profile.folder import make_private, why_untrusted
-from rammer.profile.store import KernelStore
-from rammer.runtime import digests
+from rammer.cache import file_digests
+from rammer.cache.cache_folder import make_private, why_untrusted
+from rammer.cache.whole_files import cache_text, cached_text
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import SmallModel
-from rammer_testing.some import some
 
 #: Its constants are large enough to be files of their own, and what becomes of one is no part of the model.
 MODEL = SmallModel(
@@ -75,10 +75,10 @@ DAMAGES: dict[str, Damage] = {
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> Path:
     """A model whose digest is kept, too, as that of a large file that was left alone for a minute."""
-    monkeypatch.setattr(digests, "SHARE", 1 << 10)
+    monkeypatch.setattr(file_digests, "SHARE", 1 << 10)
     path = tmp_path / "m.onnx"
     path.write_bytes(MODEL.build(rng).SerializeToString())
-    monkeypatch.setattr(digests, "SETTLED", -1.0)
+    monkeypatch.setattr(file_digests, "SETTLED", -1.0)
     return path
 
 

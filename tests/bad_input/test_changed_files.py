@@ -15,12 +15,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rammer
 import rammer.compiled.artifact
-import rammer.compiler
-import rammer.frontend.reader
-import rammer.runtime.specialised
+import rammer.compiler.compiler
+import rammer.frontend.read.reader
+import rammer.runtime.loaded_model
 from rammer.errors import BadInput
 from rammer.runtime.executable import Executable
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 #: Rows of a square matrix: one that is read into memory, one that stays in its file and is small, and one that is kept apart.
 SIZES = (8, 64, 160)
@@ -153,13 +153,17 @@ def prepared(moment: str, patch: pytest.MonkeyPatch, act: Callable[[], None]) ->
         return called
 
     if moment in ("reading", "read"):
-        patch.setattr(rammer.frontend.reader, "read_model", around(moment == "reading", rammer.frontend.reader.read_model))
+        patch.setattr(
+            rammer.frontend.read.reader, "read_model", around(moment == "reading", rammer.frontend.read.reader.read_model)
+        )
     if moment == "compiled":
-        patch.setattr(rammer.compiler.Compiler, "compile_model", around(False, rammer.compiler.Compiler.compile_model))
+        patch.setattr(
+            rammer.compiler.compiler.Compiler, "compile_model", around(False, rammer.compiler.compiler.Compiler.compile_model)
+        )
     if moment == "kept":
         patch.setattr(rammer.compiled.artifact, "_pack", around(True, vars(rammer.compiled.artifact)["_pack"]))
     if moment == "loaded":
-        patch.setattr(rammer.runtime.specialised, "load_tables", around(True, rammer.runtime.specialised.load_tables))
+        patch.setattr(rammer.runtime.loaded_model, "load_tables", around(True, rammer.runtime.loaded_model.load_tables))
     yield once if moment == "opened" else lambda: None
     assert done, moment
 

@@ -22,7 +22,7 @@ import rammer
 from rammer.compiled.artifact import is_text, save_artifact, seal_of
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
 from rammer.ir.program import RProgram
-from rammer.ir.verify import verify
+from rammer.verify.verifier import verify
 from rammer_testing.programs import random_net
 
 Members = dict[str, bytes]

@@ -11,7 +11,7 @@ import pytest
 from command import typed
 from onnx import TensorProto, helper, numpy_helper
 
-from rammer.frontend import select
+from rammer.frontend.bind import if_conversion
 
 FLOAT, BOOL, INT64 = TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64
 
@@ -80,7 +80,7 @@ def test_a_loop_that_ends_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: str
 ) -> None:
     monkeypatch.setenv("RAMMER_HOST_SECONDS", limit)
-    monkeypatch.setattr(select, "MOST_OPERATORS", 0)  # the branches stay what the host drives
+    monkeypatch.setattr(if_conversion, "MOST_OPERATORS", 0)  # the branches stay what the host drives
     done = typed(monkeypatch, capsys, "compare", *endless(tmp_path / "m.onnx", 7))
     assert done.code == 0, done.err
 

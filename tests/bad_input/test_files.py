@@ -13,13 +13,13 @@ import pytest
 from cases import LITTLE, Capture, Patch, command, message, model, saved
 
 import rammer
+from rammer.cache.whole_files import cached_text, write_whole
 from rammer.compiled.artifact import is_artifact
-from rammer.compiled.files import cached_text, write_whole
-from rammer.compiled.options import Request
+from rammer.compiler.compile_options import Request
 from rammer.errors import BadInput
-from rammer.profile.store import KernelStore, TunedKernel
 from rammer.runtime.session import open_executable
-from rammer_testing.some import some
+from rammer.tuning.kernel_store import KernelStore, TunedKernel
+from rammer_testing.nonempty import some
 
 FIXED = LITTLE.replace("[1,N,8]", "[1,3,8]").replace("[1,N,5]", "[1,3,5]")
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import rammer
+from rammer.compiled.artifact_reader import load_artifact
 from rammer.compiled.segments import Compiled
-from rammer.compiled.unpack import load_artifact
 from rammer.errors import BadInput
 from rammer.ir.names import LONGEST, is_identifier
 from rammer.ir.program import RProgram
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 #: What a model calls its things here; ``named`` gives each another name.
 PLACES = (

@@ -21,10 +21,10 @@ from command import Done, typed
 import rammer
 from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure, DeviceUnavailable
-from rammer.profile import aside
-from rammer.profile.store import KernelStore
 from rammer.runtime.host_bound import HostBound
-from rammer_testing.some import some
+from rammer.tuning import measure_process
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 import rammer_toy
 
@@ -161,7 +161,7 @@ def test_a_driver_that_fails_anywhere(
 ) -> None:
     for problem in OUTSIDE:
         with monkeypatch.context() as patch:
-            patch.setattr(aside, "opening_of", lambda backend: None)  # what fails is this process's
+            patch.setattr(measure_process, "opening_of", lambda backend: None)  # what fails is this process's
             failing(patch, where, problem)
             done = rammers("run", path, "--device", "toy", "--tune", "quick")
         told(done, 4, f"device toy failed: {problem}")

@@ -14,7 +14,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, numpy_helper
 
 import rammer
 from rammer.errors import BadInput
-from rammer.frontend.checks import all_graphs
+from rammer.frontend.read.model_checks import all_graphs
 from rammer_testing.suite.cases import SuiteCase, load, names
 
 #: Element types of ONNX, one that is undefined, and two that do not exist.

@@ -13,8 +13,8 @@ from matrix_page import Case, MatrixPage, Outcome
 from measuring import Settings
 
 from rammer.errors import BadInput, DeviceFailure
-from rammer_testing.crew import DEATH, HANG, UNFINISHED
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
+from rammer_testing.worker_pool import DEATH, HANG, UNFINISHED
 
 ROOT = Path(__file__).parents[2]
 CASE = Case("nerf_mlp:small", "ipu_sim", "sequential")

@@ -9,7 +9,7 @@ from operators import WRONG, How, line, measured
 
 from rammer.device.loader import Registry
 from rammer.errors import RammerError
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 
 @pytest.mark.parametrize("kind", KINDS)

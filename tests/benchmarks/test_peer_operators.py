@@ -10,10 +10,10 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from rammer.errors import BadInput
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer_bench.prepare import float64_outputs, open_peer, relative_error
 from rammer_testing.models import WHEEL_MODELS, WheelModel, fetch, random_inputs
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 from rammer_testing.weights import runner
 
 if importlib.util.find_spec("torch") is None:

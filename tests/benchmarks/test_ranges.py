@@ -15,8 +15,8 @@ from registry import TABLES
 from zoo.ranged import RANGED, find_ranged
 
 from rammer.errors import BadInput, DeviceUnavailable
-from rammer.runtime.lengths import bounds
-from rammer_testing.some import some
+from rammer.runtime.shape_buckets import bounds
+from rammer_testing.nonempty import some
 
 KEYS = ("bert_base", "gpt2", pytest.param("resnet50", marks=pytest.mark.large))
 QUICK = ("--lengths", "4", "--exact", "1", "--rounds", "1", "--threads", "1")

@@ -28,7 +28,7 @@ from zoo import ZOO
 
 from rammer.errors import BadInput, DeviceFailure
 from rammer.schedule.ios import IOS
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 ROOT = Path(__file__).parents[2]
 TINY = ("--device", "ipu_sim", "--option", "tiles=8", "--rounds", "1")

@@ -14,7 +14,7 @@ import rammer
 from rammer.errors import BadInput
 from rammer.ir.evaluate import run_graph
 from rammer_bench.prepare import relative_error
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 from rammer_testing.weights import Array, runner
 
 #: Above about 20 million parameters building and checking takes seconds: those run with `make test-all`.

@@ -16,8 +16,8 @@ from onnx import parser
 import rammer as api
 from rammer.compiled.artifact import FORMAT, is_text, save_artifact, seal_of
 from rammer.errors import BadInput
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import MODELS
-from rammer_testing.some import some
 
 
 @pytest.fixture

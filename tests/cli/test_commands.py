@@ -15,9 +15,9 @@ from command import Command
 from onnx import TensorProto, helper, numpy_helper
 
 from rammer.cli.group import COMMANDS
-from rammer.report.stages import STAGES
+from rammer.report.stage_text import STAGES
 from rammer.version import __version__
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 PAGES = [[], *([name] for name in COMMANDS), ["cache", "status"], ["cache", "clear"]]
 

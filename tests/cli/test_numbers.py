@@ -13,7 +13,7 @@ from command import Command
 
 from rammer.cli.main import cli
 from rammer.compiled.artifact import is_text, seal_of
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 HUGE = ("9" * 20, "9" * 5000, "-" + "9" * 20, "\u00b2", "\u0663" * 20, "1e400", "nan", "10" * 3000 + "x")
 #: What huge numbers are tried in, of options that take words: the word around the number.

@@ -21,12 +21,12 @@ from command import MODEL, Command
 from onnx.external_data_helper import convert_model_to_external_data
 
 import rammer as package
+from rammer.cache.whole_files import PARTIAL
 from rammer.cli.files import InputPath, OutputFolder, OutputPath
 from rammer.cli.main import cli
-from rammer.compiled.files import PARTIAL
-from rammer.ir.mapped import Array
+from rammer.ir.constants.mapped_files import Array
 from rammer.runtime.inputs import save_npz
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 from rammer_testing.suite import run
 from rammer_testing.suite.score import PASSED, Score
 
@@ -218,7 +218,7 @@ def test_commands_write_files_in_one_place() -> None:
         if name.parts[0] != "plugin-template" and any(word in text for word in ("open(", *WRITERS)):
             calls = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
             found += [f"{name}:{call.lineno}" for call in calls if writes(call)]
-    assert [f.partition(":")[0] for f in found] == ["compiled/files.py"] * 2, found
+    assert [f.partition(":")[0] for f in found] == ["cache/whole_files.py"] * 2, found
 
 
 def fill_the_disk(patch: pytest.MonkeyPatch) -> None:

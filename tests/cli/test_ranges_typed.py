@@ -11,10 +11,10 @@ from command import Command
 from ranged_models import RANGED
 
 from rammer import compile as open_model
-from rammer.compiler import Compiler
+from rammer.compiler.compiler import Compiler
 from rammer.errors import BadInput
 from rammer.ir.program import RProgram
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 Array = np.ndarray
 

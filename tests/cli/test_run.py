@@ -15,7 +15,7 @@ from command import MODEL, Command
 import rammer as api
 from rammer.cli.files import write_file
 from rammer.errors import BadInput
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.program import RProgram
 from rammer.reference.outputs import run_onnxruntime
 from rammer.runtime.inputs import load_npz, save_npz

@@ -16,14 +16,14 @@ import onnx
 import pytest
 from command import Command
 
+from rammer.distributed.transport import mpi_launch
 from rammer.ir.program import RProgram
-from rammer.ir.verify import verify
-from rammer.report.table import duration
+from rammer.report.text_table import duration
 from rammer.runtime.inputs import load_npz
-from rammer.transport import launch
+from rammer.verify.verifier import verify
 from rammer_testing import walkthrough
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import MODELS
-from rammer_testing.some import some
 
 needs_mpi = pytest.mark.skipif(
     shutil.which("mpirun") is None or find_spec("mpi4py") is None, reason="needs mpirun (openmpi-bin) and mpi4py"
@@ -120,7 +120,7 @@ def test_a_transport_that_is_not_there(rammer: Command, tiny: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     done = rammer("run", tiny, "--device", "rocm")
     assert done.code == 3 and "needs mpi4py" in done.err
-    assert launch.launched() == 2
+    assert mpi_launch.launched() == 2
 
 
 def test_one_name_with_an_option_for_several_is_several(rammer: Command, tiny: Path, tmp_path: Path) -> None:

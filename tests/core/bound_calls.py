@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from rammer.compiled.options import CompileOptions
-from rammer.profile.store import KernelStore
+from rammer.compiler.compile_options import CompileOptions
 from rammer.runtime.executable import Executable
-from rammer.runtime.source import open_source
+from rammer.runtime.model_source import open_source
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import Subject
 from rammer_testing.small_models import SmallModel
 

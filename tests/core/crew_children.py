@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from rammer.errors import BadInput
-from rammer_testing.crew import BROKEN, Crew, Line, Member, Work, leave
+from rammer_testing.worker_pool import BROKEN, Crew, Line, Member, Work, leave
 
 Then = Callable[[Line], object]
 

@@ -8,10 +8,10 @@ from random import Random
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
-from rammer.ir.homes import CROSSING, FETCH, TRANSFER, fetched_body
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, Counter, HomeDevice, Port, RProgram, Storage, Task, Wait, dense
-from rammer.ir.verify import VerifyError, verify
+from rammer.verify.multi_device import CROSSING, FETCH, TRANSFER, fetched_body
+from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.programs import copying, random_net
 
 LENGTH = 16

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from rammer.distributed.distributed_program import RunShape, Transfer
+from rammer.distributed.transport.handshake import collected
+from rammer.distributed.transport.local import LOCAL
+from rammer.distributed.transport.measure_links import in_parallel
+from rammer.distributed.transport.memory_layout import Exposed
+from rammer.distributed.transport.mpi import MPI
+from rammer.distributed.transport.mpi_launch import launched
+from rammer.distributed.transport.protocol import Endpoint, Party, Site
 from rammer.ir.extent import AffineExtent
-from rammer.ir.spread import RunShape, Transfer
 from rammer.ir.types import TensorType
-from rammer.transport.exposed import Exposed
-from rammer.transport.handshake import collected
-from rammer.transport.launch import launched
-from rammer.transport.local import LOCAL
-from rammer.transport.measure import in_parallel
-from rammer.transport.mpi import MPI
-from rammer.transport.protocol import Endpoint, Party, Site
 
 DTYPES = ("float32", "float16", "int8", "int64", "bool", "float64")
 

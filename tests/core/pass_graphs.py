@@ -6,12 +6,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from rammer.frontend.bind import bind
-from rammer.frontend.nodes import node_proto, type_proto
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.read.node_protos import node_proto, type_proto
+from rammer.frontend.read.reader import read_model
 from rammer.ir.graph import Graph, Value, verify_graph
 from rammer_testing import models as zoo
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 #: Inputs of a BatchNormalization whose constants :func:`norm` makes.
 NORM = ["s", "b", "m", "v"]

@@ -15,7 +15,7 @@ import onnx
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: A quotient so near to a tie, relative to the terms that it was made of, is one.

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 from ranged_models import RangedModel
 
-from rammer.frontend.bind import bind_until
-from rammer.frontend.bind_state import MetLoops
-from rammer.frontend.generalise import Generalised, generalised
-from rammer.frontend.lower import lower
-from rammer.frontend.ranges import probes
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.bind_state import MetLoops
+from rammer.frontend.bind.binder import bind_until
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.ranges.anti_unify import Generalised, generalised
+from rammer.frontend.ranges.dimension_ranges import probes
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.evaluate import run_graph
-from rammer.passes.pipeline import OF_EXTENTS, Pipeline, default_passes
-from rammer_testing.some import some
+from rammer.passes.pass_pipeline import OF_EXTENTS, Pipeline, default_passes
+from rammer_testing.nonempty import some
 
 
 def lowered(found: RangedModel, point: Mapping[str, int]) -> ComputeGraph:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import ComputeGraph, verify_compute_graph
 from rammer.ir.evaluate import run_graph
-from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.passes.pass_pipeline import Pipeline, default_passes
 
 
 def lowered(proto: onnx.ModelProto) -> ComputeGraph:

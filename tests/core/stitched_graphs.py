@@ -7,19 +7,19 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
+from rammer.fusion.connect import connect
+from rammer.fusion.stitch import stitch
+from rammer.fusion.stitch_latency import Evaluator
+from rammer.fusion.tile_graph import TileGraph
+from rammer.fusion.tile_search import ranked_tiles
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
-from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.schedule.clock import in_waves
-from rammer.tile.connect import connect
-from rammer.tile.evaluator import Evaluator
-from rammer.tile.graph import TileGraph
-from rammer.tile.search import ranked_tiles
-from rammer.tile.stitch import stitch
+from rammer.passes.pass_pipeline import Pipeline, default_passes
+from rammer.schedule.stage_clock import in_waves
 from rammer_testing.small_models import SmallModel
 
 

@@ -9,7 +9,7 @@ from itertools import combinations, product
 from rammer.ir import expr as ex
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Storage, Task
-from rammer.ir.verify import VerifyError, verify
+from rammer.verify.verifier import VerifyError, verify
 
 # --- an oracle: every task, every element, no cleverness ----------------------------------------
 

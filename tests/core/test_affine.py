@@ -9,8 +9,8 @@ import pytest
 from onnx import helper
 from pass_graphs import NORM, agree, graph_of, norm, normal, ops
 
-from rammer.passes.batchnorm import FoldAffine
-from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.passes.graph.fold_affine import FoldAffine
+from rammer.passes.pass_pipeline import Pipeline, default_passes
 
 
 @pytest.mark.parametrize(

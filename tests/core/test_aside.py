@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.guard import opening_of
 from rammer.device.loader import GROUP, Registry
 from rammer.device.manifest import Backend, Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import RKernel
 from rammer.ir.program import Port
-from rammer.profile import aside
-from rammer.profile.aside import Measurer
-from rammer.profile.store import KernelStore
 from rammer.runtime.self_test import tiny_graph
+from rammer.tuning import measure_process
+from rammer.tuning.kernel_store import KernelStore
+from rammer.tuning.measure_process import Measurer
 
 PORTS = ((Port("x", "x"),), (Port("y", "y"),))
 #: A device whose clock does to some kernels what its options say, by the tasks they have.
@@ -30,7 +30,7 @@ from dataclasses import replace
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Device, OpenOptions
 from rammer.errors import DeviceFailure
-from rammer.tile.search import candidates
+from rammer.fusion.tile_search import candidates
 from rammer_toy import ToyBackend, ToyProfiler, probe
 
 class Profiler(ToyProfiler):
@@ -70,18 +70,18 @@ def open_hazard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[obj
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rammer-hazard\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[rammer.devices]\nhazard = rammer_hazard\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(aside, "MEASURERS", {})
+    monkeypatch.setattr(measure_process, "MEASURERS", {})
     yield lambda **deeds: Registry().open("hazard", options={str(k)[1:]: v for k, v in deeds.items()})
-    aside.close_all()
+    measure_process.close_all()
     sys.modules.pop("rammer_hazard", None)
 
 
 def measured(backend: Backend, seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[list[RKernel], Measurer]:
     """The kernels kept after compiling with ``--tune full``, and the process's handle."""
-    monkeypatch.setattr(aside.task_timer, "__defaults__", (seconds,))
+    monkeypatch.setattr(measure_process.task_timer, "__defaults__", (seconds,))
     compiler = Compiler(backend, CompileOptions("wavefront", "full"), KernelStore(None))
     segment = compiler.program(tiny_graph(0), *PORTS)
-    (measurer,) = aside.MEASURERS.values()
+    (measurer,) = measure_process.MEASURERS.values()
     return [k for kept in segment.kernels.values() for k in kept], measurer
 
 

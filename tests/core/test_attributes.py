@@ -9,9 +9,9 @@ import pytest
 from onnx import AttributeProto, helper
 
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
 
 
 def model(text: str, opset: int = 21) -> onnx.ModelProto:

@@ -16,13 +16,13 @@ from sibling_models import attention, branches, cell, fire, widths, window_sibli
 
 from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.expr import Load
+from rammer.passes.compute import batch_candidates, batch_decision, batch_products, pad_windows
+from rammer.passes.compute.batch_candidates import SideBySide
+from rammer.passes.compute.batch_decision import batch_where_it_pays
+from rammer.passes.compute.batch_products import Way, batched
 from rammer.plan.simplify import simplified
 from rammer.plan.storage import assign_storage
-from rammer.tile import batching, siblings, windows, worth
-from rammer.tile.batching import Way, batched
-from rammer.tile.siblings import SideBySide
-from rammer.tile.worth import batch_where_it_pays
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 #: Random models of a run of the tests; faults are looked for in as many.
 COUNT, PLANTED = 6, 60
@@ -81,33 +81,37 @@ def _shifted(self: SideBySide, own: Any, number: int) -> Any:
     return _SLICE(self, own, (number + 1) % len(self.starts))
 
 
-_SLICE, _OF, _MADE, _PAD = SideBySide.slice, batching.Joins.of, siblings.places, windows.Padding.of
+_SLICE, _OF, _MADE, _PAD = SideBySide.slice, batch_products.Joins.of, batch_candidates.places, pad_windows.Padding.of
 
 
-def _ends(padding: windows.Padding, known: Any) -> tuple[int, ...]:
+def _ends(padding: pad_windows.Padding, known: Any) -> tuple[int, ...]:
     return tuple(n - (end - begin) for n, (begin, end) in zip(padding.shape, padding.read, strict=True))
 
 
-def _reversed(self: batching.Joins, key: Any, known: Any) -> Any:
+def _reversed(self: batch_products.Joins, key: Any, known: Any) -> Any:
     return _OF(self, (key[0][::-1], key[1], key[2]), known)
 
 
 PLANTS: dict[str, tuple[Any, str, Any]] = {
     "a sibling reads its neighbour's slice": (SideBySide, "slice", _shifted),
-    "constants lie in another order": (batching.Joins, "of", _reversed),
+    "constants lie in another order": (batch_products.Joins, "of", _reversed),
     "slices need not follow one another": (
-        siblings,
+        batch_candidates,
         "places",
         lambda load: (_MADE(load) or (0,))[:1] + (0,) * (len(load.indices) - 1),
     ),
-    "whatever is read may be shared": (siblings.Union, "_load", lambda self, loads, roots, layout, column: roots[0]),
-    "copies do not matter": (worth.Deciding, "_without_copies", lambda self, ways: batched(self.graph, ways, self.joins)),
+    "whatever is read may be shared": (batch_candidates.Union, "_load", lambda self, loads, roots, layout, column: roots[0]),
+    "copies do not matter": (
+        batch_decision.BatchDecision,
+        "_without_copies",
+        lambda self, ways: batched(self.graph, ways, self.joins),
+    ),
     "weights are padded at their end": (
-        windows.Padding,
+        pad_windows.Padding,
         "of",
         lambda self, known: _PAD(replace(self, starts=_ends(self, known)), known),
     ),
-    "any maps are carried along": (batching.Batcher, "_likeness", lambda self, form, number: len(form.loads)),
+    "any maps are carried along": (batch_products.Batcher, "_likeness", lambda self, form, number: len(form.loads)),
 }
 
 
@@ -184,7 +188,7 @@ def test_who_has_no_bias_gets_one_of_zeros(plain: str, way: Way, rng: np.random.
 @pytest.mark.parametrize("case", range(24))
 def test_windows_that_differ_become_one(case: int, seed: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever leaves outputs of one size, by one stride; IOS' operator merge."""
-    monkeypatch.setattr(windows, "MOST_WORK", 1000)
+    monkeypatch.setattr(pad_windows, "MOST_WORK", 1000)
     odd = case % 4 == 0
     graph = lowered(window_siblings(seed + case, odd))
     after, _ = batch_where_it_pays(graph, Priced(), always=True, pad=True)
@@ -197,7 +201,7 @@ def test_what_would_be_mostly_padding_stays_apart(rng: np.random.Generator, monk
     graph = lowered(fire(rng))
     ways: dict[str, Way] = {c.name: "joined" for c in products(graph)}
     for most, left in ((1.8, 1), (1.7, 2)):
-        monkeypatch.setattr(windows, "MOST_WORK", most)
+        monkeypatch.setattr(pad_windows, "MOST_WORK", most)
         assert len(products(batched(graph, ways, wide=True).graph)) == left
 
 

@@ -9,14 +9,14 @@ import pytest
 from onnx import NodeProto, helper
 from onnx_models import model, tensor
 
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Axis, ComputeGraph, verify_compute_graph
 from rammer.ir.evaluate import run_graph
 from rammer.ir.expr import interval
-from rammer.tile.behind import in_rows, split
-from rammer.tile.siblings import rearranges
+from rammer.passes.compute.batch_candidates import rearranges
+from rammer.passes.compute.group_norm_epilogue import in_rows, split
 
 
 def normalised(shape: tuple[int, ...], groups: int, behind: Sequence[NodeProto], rng: np.random.Generator) -> ComputeGraph:

@@ -10,9 +10,9 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx_models import bound, model, ops, tensor
 
-from rammer.frontend.bind import bind
-from rammer.frontend.reader import read_model
-from rammer.runtime.reference import evaluate_graph
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.read.reader import read_model
+from rammer.runtime.graph_reference import evaluate_graph
 from rammer_testing import models as zoo
 
 # Folding -------------------------------------------------------------------------------------------------------

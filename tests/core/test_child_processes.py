@@ -117,10 +117,10 @@ def trapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return sprung
 
 
-@pytest.mark.parametrize("module", ["rammer.profile.measurer", "pip"])
+@pytest.mark.parametrize("module", ["rammer.tuning.measure_worker", "pip"])
 def test_python_child_imports_nothing_of_the_directory(module: str, trapped: Path) -> None:
     """Each of the modules that are run as a child. Without sensible arguments they end soon."""
-    done = run_program(python_command(module, 99 if module == "rammer.profile.measurer" else "none", "none", 4))
+    done = run_program(python_command(module, 99 if module == "rammer.tuning.measure_worker" else "none", "none", 4))
     assert not trapped.exists(), trapped.read_text()
     assert "No module named" not in done.stderr, done.stderr
 

@@ -14,12 +14,12 @@ import pytest
 from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure, DeviceUnavailable
 from rammer.ir.program import RProgram
-from rammer.profile import choose
-from rammer.profile.choose import MOST, SAME, KeptTimes, fastest_program
-from rammer.profile.store import KernelStore
 from rammer.schedule.baselines import Sequential
+from rammer.tuning import fastest_program as choose
+from rammer.tuning.fastest_program import MOST, SAME, TimeCache, fastest_program
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 from rammer_testing.programs import random_net
-from rammer_testing.some import some
 
 BASE = random_net(Random(1), 3).program(Sequential(), 2)
 
@@ -128,7 +128,7 @@ def test_without_a_device_to_measure_the_first_prediction_is_kept_and_it_is_said
 
 def test_what_was_measured_together_is_not_measured_again() -> None:
     backend, store = Registry().open("toy"), KernelStore(None)
-    kept, bench = KeptTimes(backend, store), Bench({"a": 2.0, "b": 1.0, "c": 3.0})
+    kept, bench = TimeCache(backend, store), Bench({"a": 2.0, "b": 1.0, "c": 3.0})
     first = fastest_program(bench.programs, bench, kept)
     runs = bench.runs
     again = fastest_program(bench.programs, bench, kept)
@@ -139,6 +139,6 @@ def test_what_was_measured_together_is_not_measured_again() -> None:
 
 
 def test_a_set_of_which_one_failed_is_measured_again() -> None:
-    kept = KeptTimes(Registry().open("toy"), KernelStore(None))
+    kept = TimeCache(Registry().open("toy"), KernelStore(None))
     broken, well = Bench({"a": 2.0, "b": 1.0}, failing="b"), Bench({"a": 2.0, "b": 1.0})
     assert [fastest_program(b.programs, b, kept)[0].policy for b in some([broken, well])] == ["a", "b"]

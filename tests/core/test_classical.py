@@ -11,14 +11,14 @@ from onnx import ModelProto, TensorProto, helper
 
 import rammer
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind
-from rammer.frontend.contrib import FUNCTIONS
-from rammer.frontend.lower import can_lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.contrib import FUNCTIONS
+from rammer.frontend.lower.graph_lowering import can_lower
+from rammer.frontend.read.reader import read_model
+from rammer_testing.nonempty import some
 from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.operators.oracles import onnxruntime, ours
 from rammer_testing.operators.search import MODULES
-from rammer_testing.operators.voices import onnxruntime, ours
-from rammer_testing.some import some
 
 ML = "ai.onnx.ml"
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from rammer.transport.clocks import CommonClock, Sighted, sighted
-from rammer.transport.measure import in_parallel
-from rammer.transport.protocol import Site
-from rammer_testing.some import some
+from rammer.distributed.transport.clock_offsets import CommonClock, Sighted, sighted
+from rammer.distributed.transport.measure_links import in_parallel
+from rammer.distributed.transport.protocol import Site
+from rammer_testing.nonempty import some
 
 
 class Meeting:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rammer.codegen.c_target import CFunction
 from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit, scratch_bytes
-from rammer.codegen.target import CFunction
 from rammer.ir.program import Storage
 from rammer_testing import host_c
 from rammer_testing.host_c import THREADED, Array, HostCase, case

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rammer.codegen.c_target import CTarget
 from rammer.codegen.dialects import C99
-from rammer.codegen.target import CTarget
 from rammer.errors import RammerError
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import can_lower, lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import can_lower, lower
+from rammer.frontend.read.reader import read_model
+from rammer.fusion.connect import connect
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.evaluate import run_graph
-from rammer.tile.connect import connect
 from rammer_testing.host_c import THREADED, HostCase, check_all
 from rammer_testing.suite.nodes import node_tests
 

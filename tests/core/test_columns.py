@@ -10,16 +10,16 @@ from stitched_graphs import device, graph_of, stitched
 
 from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit
-from rammer.codegen.rows import side_by_side
+from rammer.codegen.vector_rows import side_by_side
 from rammer.device.manifest import Binding
+from rammer.fusion.fusion_legality import read_in_place, recomputing
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
-from rammer.tile.meeting import read_in_place, recomputing
 from rammer_testing.host_c import HostCase, check
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import SmallModel
-from rammer_testing.some import some
 
 
 def columns(rows: int, count: int, sums: int) -> ROperator:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rammer.ir.compute import Axis, Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Const, Load, Op, Ref
-from rammer.ir.pieces import concat_body, pieces
+from rammer.ir.piecewise import concat_body, pieces
 from rammer.ir.types import TensorType
 
 

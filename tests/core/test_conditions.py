@@ -7,10 +7,10 @@ import pytest
 from onnx import NodeProto, helper
 from pass_graphs import graph_of, normal
 
-from rammer.frontend.lower import lower
+from rammer.frontend.lower.graph_lowering import lower
 from rammer.ir.compute import verify_compute_graph
 from rammer.ir.evaluate import run_graph
-from rammer.tile.inline_maps import inline_conditions
+from rammer.passes.compute.inline_maps import inline_conditions
 
 GUARD = [helper.make_node("IsNaN", ["p"], ["n"]), helper.make_node("Where", ["n", "zero", "p"], ["g"])]
 ZERO = {"zero": np.zeros((), np.float32)}

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from fused_models import ROWS, WIDTH, attention, mlp
 
+from rammer.codegen.c_target import CTarget
 from rammer.codegen.dialects import C99
-from rammer.codegen.target import CTarget
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
+from rammer.fusion.connect import MOST_CONTRACTIONS, CostModel, connect
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
-from rammer.tile.connect import MOST_CONTRACTIONS, PriceTerms, connect
 from rammer_testing.host_c import THREADED, HostCase, check
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import SmallModel
-from rammer_testing.some import some
 
 
 def device(local: int = 1 << 20, launch: float = 1e-6) -> VDevice:
@@ -36,7 +36,7 @@ def graph_of(rng: np.random.Generator, model: SmallModel) -> ComputeGraph:
 
 
 def groups(graph: ComputeGraph, where: VDevice, rate: float = 1.0) -> tuple[ROperator, ...]:
-    return connect(graph, where, asked=PriceTerms(lambda operator: rate if operator.holds_operand else 1.0)).operators
+    return connect(graph, where, asked=CostModel(lambda operator: rate if operator.holds_operand else 1.0)).operators
 
 
 def test_layers_in_a_row_become_one_operator(rng: np.random.Generator) -> None:
@@ -129,7 +129,7 @@ def test_parts_are_priced_as_they_would_be_computed(rng: np.random.Generator) ->
         asked.append(operator)
         return 1.0
 
-    connect(graph_of(rng, attention()), device(), asked=PriceTerms(rate))
+    connect(graph_of(rng, attention()), device(), asked=CostModel(rate))
     assert [len(o.computes) for o in asked] == [8, 3, 4, 1]
 
 

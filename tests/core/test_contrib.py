@@ -12,15 +12,15 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import rammer
 from rammer.errors import BadInput
-from rammer.frontend import schemas
-from rammer.frontend.bind import bind
-from rammer.frontend.contrib import FUNCTIONS
-from rammer.frontend.model_rewrites import EVERYWHERE, WITHDRAWN
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.contrib import FUNCTIONS
+from rammer.frontend.read import schemas
+from rammer.frontend.read.model_rewrites import EVERYWHERE, WITHDRAWN
+from rammer.frontend.read.reader import read_model
+from rammer_testing.nonempty import some
 from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.operators.oracles import difference, on_device, onnxruntime
 from rammer_testing.operators.search import MODULES
-from rammer_testing.operators.voices import difference, on_device, onnxruntime
-from rammer_testing.some import some
 
 MICROSOFT = schemas.MICROSOFT
 #: Operators without a kernel in ONNX Runtime on a CPU, and where their meaning is tested instead.

@@ -8,14 +8,14 @@ from typing import Any
 from onnx import defs
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-from rammer.frontend import schemas
-from rammer.frontend.contrib import FUNCTIONS
-from rammer.frontend.evaluator import JUDGED
-from rammer.frontend.functions import has_function
-from rammer.frontend.host_operators import OPERATORS, key_of
-from rammer.frontend.lowering import REGISTRY
-from rammer.frontend.model_rewrites import EVERYWHERE, WITHDRAWN
-from rammer_testing.some import some
+from rammer.frontend.bind.evaluator import JUDGED
+from rammer.frontend.host.operators import OPERATORS, key_of
+from rammer.frontend.lower.contrib import FUNCTIONS
+from rammer.frontend.lower.lowering_registry import REGISTRY
+from rammer.frontend.read import schemas
+from rammer.frontend.read.function_bodies import has_function
+from rammer.frontend.read.model_rewrites import EVERYWHERE, WITHDRAWN
+from rammer_testing.nonempty import some
 
 MICROSOFT, LAYOUTS = schemas.MICROSOFT, "com.microsoft.nchwc"
 #: Domain and operator -> why it does not run here; "" stands for the whole domain.

@@ -13,11 +13,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import rammer
-from rammer.frontend.host_contrib import tokenize
-from rammer.frontend.patterns import PatternError, compiled_pattern
+from rammer.frontend.host.contrib_operators import tokenize
+from rammer.frontend.host.re2_patterns import PatternError, compiled_pattern
 from rammer_testing.operators.case import OperatorCase, drawn
+from rammer_testing.operators.oracles import onnxruntime
 from rammer_testing.operators.search import MODULES
-from rammer_testing.operators.voices import onnxruntime
 
 MICROSOFT = "com.microsoft"
 PATTERNS = (

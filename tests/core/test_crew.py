@@ -15,8 +15,8 @@ import pytest
 from crew_children import dying, failing, unable, working
 
 from rammer.errors import BadInput
-from rammer_testing.cage import Machinery
-from rammer_testing.crew import DEATH, HANG, UNFINISHED, Crew, Member
+from rammer_testing.sandbox import Machinery
+from rammer_testing.worker_pool import DEATH, HANG, UNFINISHED, Crew, Member
 
 
 def worked(*cases: str, seconds: float = 60.0, **options: Any) -> tuple[list[Any], list[tuple[str, str, bool]], Crew]:

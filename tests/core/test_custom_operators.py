@@ -15,24 +15,24 @@ import pytest
 from onnx import defs, parser
 
 from rammer.compiled.artifact import save_artifact
-from rammer.compiled.options import Request
-from rammer.compiled.unpack import load_artifact
+from rammer.compiled.artifact_reader import load_artifact
+from rammer.compiler.compile_options import Request
+from rammer.device.custom_operators import CustomOperator, Use
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import Registry
-from rammer.device.operators import CustomOperator, Use
 from rammer.errors import BadInput, DeviceFailure
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.lowering import REGISTRY, Lowering
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.lower.lowering_registry import REGISTRY, Lowering
+from rammer.frontend.read.reader import read_model
 from rammer.ir import expr as ex
 from rammer.ir.evaluate import run_graph
 from rammer.ir.types import TensorType
-from rammer.passes.narrow import NarrowFloats
-from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.profile.store import KernelStore
+from rammer.passes.graph.convert_to_float16 import NarrowFloats
+from rammer.passes.pass_pipeline import Pipeline, default_passes
 from rammer.runtime.executable import Executable
 from rammer.runtime.session import open_executable
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import registry_of
 
 import rammer_toy

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rammer.schedule import ios as module
-from rammer.schedule.clock import stage_latency
-from rammer.schedule.cuts import blocks, chains, windows
-from rammer.schedule.endings import Dag
 from rammer.schedule.ios import IOS
-from rammer.schedule.place import latency, side_by_side
+from rammer.schedule.ios_blocks import blocks, chains, windows
+from rammer.schedule.ios_dp import Dag
 from rammer.schedule.policy import Memory, OperatorGraph
+from rammer.schedule.stage_clock import stage_latency
+from rammer.schedule.task_placement import latency, side_by_side
+from rammer_testing.nonempty import some
 from rammer_testing.programs import adding, device, kernel, random_net
-from rammer_testing.some import some
 
 #: How many times longer a task takes where all vEUs are busy: less than once where they hide each other's latency.
 CROWDED = (lambda random: random.uniform(1, 3), lambda random: random.uniform(0.05, 1))

@@ -16,15 +16,15 @@ from rewritten_graphs import lowered, unlike
 from sibling_graphs import MAPS, SiblingModel
 from view_graphs import Shape
 
+from rammer.fusion.tile_graph import CutTrial
 from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
+from rammer.passes.compute import split_products
+from rammer.passes.compute.batch_decision import batch_where_it_pays
+from rammer.passes.compute.split_graph import CutState
+from rammer.passes.compute.split_products import cut_products
 from rammer.plan.simplify import simplified
 from rammer.plan.storage import assign_storage
-from rammer.tile import cutting
-from rammer.tile.cutting import cut_products
-from rammer.tile.graph import CutTrial
-from rammer.tile.slicing import CutState
-from rammer.tile.worth import batch_where_it_pays
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 #: Random models of a run of the tests; faults are looked for in as many.
 COUNT, PLANTED = 8, 60
@@ -197,11 +197,11 @@ def test_products_stay_whole_where_that_is_no_slower() -> None:
     assert "whole" in str(trials[0])
 
 
-MOVED, PIECE = cutting.moved, CutState.piece
+MOVED, PIECE = split_products.moved, CutState.piece
 
 
 PLANTS: dict[str, tuple[Any, str, Any]] = {
-    "blocks are read where they were": (cutting, "moved", lambda root, d, name, first: MOVED(root, d, name, 0)),
+    "blocks are read where they were": (split_products, "moved", lambda root, d, name, first: MOVED(root, d, name, 0)),
     "weights of the first block serve all": (CutState, "piece", lambda self, t, at, first, n: PIECE(self, t, at, 0, n)),
 }
 

@@ -7,12 +7,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from rammer.compiler import Compiler
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.errors import BadInput
-from rammer.frontend.limits import MAX_CALLS, MAX_NESTING
-from rammer.frontend.reader import read_model
-from rammer.profile.store import KernelStore
+from rammer.frontend.read.limits import MAX_CALLS, MAX_NESTING
+from rammer.frontend.read.reader import read_model
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.growth.bodies import calls
 from rammer_testing.growth.sketch import Sketch
 

@@ -11,22 +11,22 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, defs, helper, numpy_helper
 
-from rammer.compiled.host import HostNode
+from rammer.compiled.host_node import HostNode
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind
-from rammer.frontend.decision import Decision
-from rammer.frontend.evaluator import JUDGED, check_host, evaluate, evaluate_proto, reservation
-from rammer.frontend.functions import has_function
-from rammer.frontend.host_operators import OPERATORS
-from rammer.frontend.lowering import REGISTRY
-from rammer.frontend.nodes import RANDOM, is_random
-from rammer.frontend.reader import read_model
-from rammer.frontend.voices import BY_OPERATOR
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.bind.evaluator import JUDGED, check_host, evaluate, evaluate_proto, reservation
+from rammer.frontend.host.operators import OPERATORS
+from rammer.frontend.lower.lowering_registry import REGISTRY
+from rammer.frontend.read.function_bodies import has_function
+from rammer.frontend.read.node_protos import RANDOM, is_random
+from rammer.frontend.read.reader import read_model
+from rammer.frontend.spec_rulings.ruling import Decision
+from rammer.frontend.spec_rulings.rulings import BY_OPERATOR
 from rammer.ir.graph import Node
 from rammer.ir.types import TensorType
 from rammer_testing.operators.case import FAMILIES, OperatorCase, drawn
+from rammer_testing.operators.oracles import judge, onnxruntime, ours
 from rammer_testing.operators.search import MODULES
-from rammer_testing.operators.voices import judge, onnxruntime, ours
 
 F32 = np.float32
 #: Judged operators without a generator, and what judges them: control flow below, constants by their own words, optionals

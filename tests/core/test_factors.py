@@ -10,8 +10,8 @@ from onnx import NodeProto, helper
 from pass_graphs import agree, graph_of, normal, ops
 
 from rammer.ir.graph import Graph
-from rammer.passes.factors import FoldFactors
-from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.passes.graph.fold_scales import FoldFactors
+from rammer.passes.pass_pipeline import Pipeline, default_passes
 
 HEADS = {"split": np.array([2, 5, 4, 3]), "sizes": np.array([12, 12, 12])}
 

@@ -15,7 +15,7 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
-from rammer.ir.verify import verify
+from rammer.verify.verifier import verify
 from rammer_testing.bounds import Bounded, bounded_results
 from rammer_testing.cases import NetCase, Sampler, pick_of, picked, smaller
 from rammer_testing.coverage import features, ways

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from crew_children import Then, begin, dies, fails, finds, hears, leaves, sleeps, ticks
 
-from rammer_testing import crew, workers
+from rammer_testing import worker_pool, workers
 from rammer_testing.families import finish, main
 from rammer_testing.workers import HuntOutcome, failed, hunt
 
@@ -67,7 +67,7 @@ def test_the_end_is_kept_to() -> None:
 
 def test_what_was_found_is_kept_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that it outlives the search's own process."""
-    monkeypatch.setattr(crew, "PERIOD", 0.2)
+    monkeypatch.setattr(worker_pool, "PERIOD", 0.2)
     kept = list[int]()
 
     def keep(outcome: HuntOutcome) -> None:

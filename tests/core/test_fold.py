@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from rammer.errors import DeviceFailure
 from rammer.ir.program import Counter, RProgram, Wait, tasks_of, waves
-from rammer.ir.verify import VerifyError, verify
 from rammer.runtime.host_memory import HostMemory
-from rammer.schedule.fold import fold
-from rammer.schedule.registry import policies
+from rammer.schedule.fold_rows import fold
+from rammer.schedule.policy_registry import policies
+from rammer.verify.verifier import VerifyError, verify
+from rammer_testing.nonempty import some
 from rammer_testing.programs import random_net, recurrent_net
-from rammer_testing.some import some
 
 
 def run(program: RProgram, seed: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from onnx_models import FLOAT, INT64, tensor
 import rammer
 from rammer.cli.main import cli
 from rammer.errors import BadInput
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 node = helper.make_node
 STRINGS = helper.make_tensor_type_proto(TensorProto.STRING, [None])

@@ -9,9 +9,9 @@ import pytest
 from onnx import ModelProto, SparseTensorProto, TensorProto, helper, numpy_helper, parser
 
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import TARGET_OPSET, read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import TARGET_OPSET, read_model
 from rammer.ir.evaluate import run_graph
 
 X = np.arange(-4, 4, dtype=np.float32).reshape(2, 4)

@@ -7,9 +7,9 @@ import pytest
 from onnx import NodeProto, helper
 from pass_graphs import agree, graph_of, normal, ops
 
-from rammer.passes.batchnorm import FoldAffine
-from rammer.passes.groups import GroupNorms
-from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.passes.graph.fold_affine import FoldAffine
+from rammer.passes.graph.fuse_group_norm import GroupNorms
+from rammer.passes.pass_pipeline import Pipeline, default_passes
 
 
 def exported(

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
-from rammer.frontend.reader import read_model
-from rammer.profile.store import KernelStore
+from rammer.frontend.read.reader import read_model
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.growth.measure import exponent, growth
 from rammer_testing.growth.shapes import SHAPES
 
@@ -23,7 +23,7 @@ CHECKED = (
     *("fan_out", "many_inputs"),
 )
 #: Nodes of the smallest of three models. Its parts are one region for the stitching, which keeps more plans of small ones (fewer
-#: than ``rammer.tile.stitch.WIDE`` operators).
+#: than ``rammer.fusion.stitch.WIDE`` operators).
 LEAST = {"regrouped": 100}
 
 

@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 from task_oracle import is_legal
 
 from rammer.ir.evaluate import evaluate
-from rammer.ir.homes import FETCH
 from rammer.ir.program import RProgram
-from rammer.ir.verify import VerifyError, verify
-from rammer.schedule.fold import fold
+from rammer.schedule.fold_rows import fold
+from rammer.verify.multi_device import FETCH
+from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.spreads import Play, Stuck
 
 X = np.random.default_rng(0).standard_normal(LENGTH).astype(np.float32)

@@ -15,22 +15,22 @@ import pytest
 from onnx import parser
 from plugin_points import DEVICE, Point
 
-from rammer.compiled.options import Request
+from rammer.compiler.compile_options import Request
 from rammer.device.code_hash import code_hash
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import EXTENSIONS, Registry
 from rammer.device.manifest import Binding, Device
 from rammer.errors import BadInput, DeviceFailure
-from rammer.frontend.lowering import Lowering, LoweringFn
+from rammer.frontend.lower.lowering_registry import Lowering, LoweringFn
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
 from rammer.ir.graph import Graph
 from rammer.ir.operator import ROperator
-from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
 from rammer.runtime.session import open_executable
 from rammer.schedule.baselines import Sequential
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
+from rammer.tuning.kernel_store import KernelStore
 
 MODEL = '<ir_version: 9, opset_import: ["" : 21]> m (float[4] x) => (float[4] y) { t = Abs(x) y = Relu(t) }'
 

@@ -9,16 +9,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rammer.compiled.host import HostNode
+from rammer.compiled.host_node import HostNode
 from rammer.errors import BadInput
-from rammer.frontend import select
-from rammer.frontend.bind import bind
-from rammer.frontend.nodes import attribute_proto, attribute_value, captures, node_proto
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind import if_conversion
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.read.node_protos import attribute_proto, attribute_value, captures, node_proto
+from rammer.frontend.read.reader import read_model
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import TensorType
-from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.runtime.reference import evaluate_graph
+from rammer.passes.pass_pipeline import Pipeline, default_passes
+from rammer.runtime.graph_reference import evaluate_graph
 from rammer_testing import models as zoo
 
 FLOAT = TensorProto.FLOAT
@@ -88,7 +88,7 @@ def test_a_scalar_stays_a_scalar(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("condition", [True, False])
 def test_if_with_captured_values(condition: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """The branches read outer values, one of them computed by a node that a pass merges with another."""
-    monkeypatch.setattr(select, "MOST_OPERATORS", 0)  # the branches stay
+    monkeypatch.setattr(if_conversion, "MOST_OPERATORS", 0)  # the branches stay
     yes = helper.make_graph(
         [helper.make_node("Add", ["a.1", "k"], ["t"])],
         "yes",

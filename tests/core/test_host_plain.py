@@ -9,9 +9,10 @@ import pytest
 from onnx import NodeProto, TensorProto, helper
 
 from rammer.errors import BadInput
-from rammer.frontend import evaluator, host_plain
-from rammer.frontend.evaluator import evaluate_proto, host_node
-from rammer.frontend.host_operators import OPERATORS
+from rammer.frontend.bind import evaluator
+from rammer.frontend.bind.evaluator import evaluate_proto, host_node
+from rammer.frontend.host import numpy_fast
+from rammer.frontend.host.operators import OPERATORS
 
 OPSET = {"": 21}
 DTYPES = [np.float32, np.float64, np.int32, np.int64, np.bool_, np.uint8, np.float16]
@@ -85,14 +86,14 @@ def general(proto: NodeProto, operands: list[np.ndarray | None]) -> np.ndarray |
         return None
 
 
-@pytest.mark.parametrize("op", list(host_plain.PLAIN))
+@pytest.mark.parametrize("op", list(numpy_fast.PLAIN))
 def test_as_the_general_way(op: str, rng: np.random.Generator) -> None:
     met = 0
     for _ in range(600):
         if met == 15:
             break
         proto, operands = drawn(op, rng)
-        computed = host_plain.plain(host_node(proto, OPSET), proto)
+        computed = numpy_fast.plain(host_node(proto, OPSET), proto)
         assert computed is not None
         found = computed(operands)
         if found is None:

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from rammer.ir.operator import RKernel
 from rammer.schedule import ios as module
 from rammer.schedule.baselines import Sequential
-from rammer.schedule.clock import stage_latency
-from rammer.schedule.cuts import blocks
-from rammer.schedule.endings import Dag, Found, Latency, TooLarge, bits, search
 from rammer.schedule.ios import IOS
+from rammer.schedule.ios_blocks import blocks
+from rammer.schedule.ios_dp import Dag, Found, Latency, TooLarge, bits, search
 from rammer.schedule.policy import Memory, OperatorGraph
+from rammer.schedule.stage_clock import stage_latency
 from rammer.schedule.wavefront import Wavefront
+from rammer_testing.nonempty import some
 from rammer_testing.programs import adding, device, kernel, random_net, recurrent_net
-from rammer_testing.some import some
 
 After = Mapping[str, Sequence[str]]
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rammer.compiled.kept import DEEPEST, JOINED, LARGE, SCALED, STRIDED, KeptConstants, Row
-from rammer.ir.content import digest
-from rammer.ir.joined import ArrayRecipe, Constants, Contents, as_array, content_of, recipe_of, scaled, side_by_side
-from rammer.ir.mapped import Mapped, is_mapped
+from rammer.cache.cached_constants import DEEPEST, JOINED, LARGE, SCALED, STRIDED, ConstantCache, Row
+from rammer.ir.constants.digest import digest
+from rammer.ir.constants.mapped_files import Mapped, is_mapped
+from rammer.ir.constants.recipes import ArrayRecipe, Constants, Contents, as_array, content_of, recipe_of, scaled, side_by_side
 
 WIDE = 192  # of float32 a square is larger than what a program holds itself
 
@@ -27,7 +27,7 @@ def filed(path: Path, rng: np.random.Generator, count: int, dtype: str = "float3
     return file, [a.T if rng.random() < 0.3 else a for a in arrays]
 
 
-def read(kept: KeptConstants, row: Row, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def read(kept: ConstantCache, row: Row, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return as_array(kept.get(row, str(like.dtype), like.shape))
 
 
@@ -49,7 +49,7 @@ def test_pieces_stay_where_they_are(number: int, rng: np.random.Generator, tmp_p
     recipe = recipe_of(made)
     assert recipe.shape == made.shape if recipe is not None else is_mapped(made)  # what lies so in the file is a view
     assert not made.flags.writeable
-    kept = KeptConstants(tmp_path / "kept", tmp_path, {"m.onnx": file})
+    kept = ConstantCache(tmp_path / "kept", tmp_path, {"m.onnx": file})
     row = kept.put(made, (file,))
     beside = [f.stat().st_size for f in (tmp_path / "kept").glob("*")]
     assert beside == [WIDE * WIDE * 4] * own
@@ -83,7 +83,7 @@ def test_what_was_scaled_is_known_by_its_factors(number: int, rng: np.random.Gen
     made = pieces[0]
     np.testing.assert_array_equal(made, want[0])
     assert recipe_of(made) is not None and not made.flags.writeable
-    kept = KeptConstants(tmp_path / "kept", tmp_path, {"m.onnx": file})
+    kept = ConstantCache(tmp_path / "kept", tmp_path, {"m.onnx": file})
     row = json.loads(json.dumps(kept.put(made, (file,))))
     assert not [*tmp_path.glob("kept/*")]
     del made, pieces
@@ -106,7 +106,7 @@ def test_blocks_of_one_matrix_are_a_view_of_it(axis: int, new: bool, rng: np.ran
     """Side by side again nothing is copied, in memory or on disk; what is left out or in another order keeps its place, too."""
     file, _ = filed(tmp_path / "m.onnx", rng, 1)
     whole = np.frombuffer(file.data, np.float32).reshape(WIDE, WIDE)
-    kept = KeptConstants(tmp_path / "kept", tmp_path, {"m.onnx": file})
+    kept = ConstantCache(tmp_path / "kept", tmp_path, {"m.onnx": file})
     blocks = np.split(whole, 4, axis)
     for chosen in (blocks, blocks[:3], blocks[::-1]):
         made = side_by_side(chosen, axis, new)
@@ -154,7 +154,7 @@ def test_rows_that_nobody_wrote_are_refused(rng: np.random.Generator, tmp_path: 
     file, pieces = filed(tmp_path / "m.onnx", rng, 3)
     some = scaled(side_by_side(pieces[:2], 0, False), times(pieces[0], rng)[:1])
     made = side_by_side([some, side_by_side(pieces[1:], 0, False)], 1, True)
-    kept = KeptConstants(tmp_path / "kept", tmp_path, {"m.onnx": file})
+    kept = ConstantCache(tmp_path / "kept", tmp_path, {"m.onnx": file})
     row = kept.put(made, (file,))
     assert row[0] == JOINED
     places = list(_places(row, ()))

@@ -13,21 +13,21 @@ from stitched_graphs import device, graph_of, stitched
 from task_oracle import dropped_waits, is_legal, lost_and_doubled, moved_buffers, narrowed_counters, rejected, swapped_neighbours
 
 from rammer.codegen.dialects import C99
-from rammer.device.contributions import candidates
+from rammer.device.hook_results import candidates
 from rammer.device.manifest import Binding
+from rammer.fusion.tile_search import ranked_tiles
 from rammer.ir.compute import Compute
 from rammer.ir.operator import Connection, ROperator, shared_axes
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
-from rammer.ir.verify import VerifyError, verify
 from rammer.runtime.host_memory import evaluate_task
 from rammer.schedule.baselines import Sequential
-from rammer.schedule.registry import parse_policy, policies
-from rammer.tile.search import ranked_tiles
+from rammer.schedule.policy_registry import parse_policy, policies
+from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.host_c import THREADED, HostCase, check
+from rammer_testing.nonempty import some
 from rammer_testing.programs import TaskNet, adding, summing
 from rammer_testing.small_models import SmallModel
-from rammer_testing.some import some
 
 ROWS = "float[128,192] x"
 #: Models by name, and how many operators they have before they are stitched to one.

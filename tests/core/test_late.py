@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 from late_exchange import Plan, main
 
+from rammer.distributed.distributed_program import RunShape, Transfer
+from rammer.distributed.transport.counters import Counters
+from rammer.distributed.transport.dynamic_shape import Pool, TensorRecord
+from rammer.distributed.transport.endpoint import MemoryEndpoint
+from rammer.distributed.transport.local import LOCAL
+from rammer.distributed.transport.memory_layout import Exposed
+from rammer.distributed.transport.protocol import Party, Site
 from rammer.errors import DeviceFailure
 from rammer.ir.extent import AffineExtent
-from rammer.ir.spread import RunShape, Transfer
 from rammer.ir.types import TensorType, itemsize
-from rammer.transport.counters import Counters
-from rammer.transport.endpoint import MemoryEndpoint
-from rammer.transport.exposed import Exposed
-from rammer.transport.late import Pool, TensorRecord
-from rammer.transport.local import LOCAL
-from rammer.transport.protocol import Party, Site
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 N = AffineExtent((("n", 1),), 0)
 ROWS = Transfer("rows", "a", TensorType("float32", (64, 4)), 0, 1, RunShape((N, None), (0.0, 0.0)))

@@ -15,11 +15,11 @@ from onnx_models import BOOL, FLOAT, INT64, model, tensor
 
 import rammer
 from rammer.errors import BadInput, DeviceFailure
-from rammer.frontend.bind import bind
-from rammer.frontend.later import Unknown
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.bind.deferred import Unknown
+from rammer.frontend.read.reader import read_model
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
-from rammer_testing.some import some
 
 node = helper.make_node
 Feeds = dict[str, np.ndarray]

@@ -14,24 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from rammer.compiled import proposals
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler import policy_choice
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding
 from rammer.errors import DeviceFailure
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.parts import Storage
 from rammer.ir.program import RProgram, dense
 from rammer.ir.types import TensorType
-from rammer.plan.layouts import LEAST_GAIN, assign_layouts, channels_last
+from rammer.plan.image_layout import LEAST_GAIN, assign_layouts, channels_last
 from rammer.plan.storage import StoragePlan
-from rammer.profile import aside
-from rammer.profile.store import KernelStore
-from rammer.profile.tune import Tuner
+from rammer.tuning import measure_process
+from rammer.tuning.kernel_store import KernelStore
+from rammer.tuning.tuner import Tuner
 from rammer_testing.small_models import MODELS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -214,7 +214,7 @@ def test_a_whole_program_is_measured_where_kernels_are(
 ) -> None:
     """Its kernels promise much, and the program with channels last takes ``share`` of the other's time."""
     price_as(monkeypatch, 0.5)
-    monkeypatch.setattr(aside, "opening_of", lambda backend: None)  # the clock is this process's
+    monkeypatch.setattr(measure_process, "opening_of", lambda backend: None)  # the clock is this process's
     backend = Registry().open("toy")
     profiler = backend.profiler.__class__  # of what the guard guards
     monkeypatch.setattr(profiler, "task_time", lambda self, kernel, binding: (kernel.alone, kernel.crowded))
@@ -224,7 +224,7 @@ def test_a_whole_program_is_measured_where_kernels_are(
     def opened(program: RProgram) -> Iterator[Callable[[], float]]:
         yield lambda: share if program.permuted else 1.0
 
-    monkeypatch.setattr(proposals, "clocked", lambda backend, constants: opened)
+    monkeypatch.setattr(policy_choice, "clocked", lambda backend, constants: opened)
     assert bool(permuted(rng, backend, "auto", "quick")) == moves
 
 

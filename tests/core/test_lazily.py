@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rammer.device.lazily import Lazily
+from rammer.device.lazy_sequence import LazySequence
 
 
 def test_items_are_made_when_they_are_asked_for_and_once() -> None:
@@ -15,7 +15,7 @@ def test_items_are_made_when_they_are_asked_for_and_once() -> None:
             made.append(k)
             yield k * k
 
-    found = Lazily(items())
+    found = LazySequence(items())
     assert not made
     assert found and made == [0]
     assert found[:2] == [0, 1] and found[1] == 1 and made == [0, 1]
@@ -26,6 +26,6 @@ def test_items_are_made_when_they_are_asked_for_and_once() -> None:
 
 
 def test_what_is_not_there() -> None:
-    assert not Lazily(()) and not list(Lazily(())) and Lazily(())[:4] == []
-    assert Lazily((1, 2))[::-1] == [2, 1] and Lazily((1, 2, 3))[:-1] == [1, 2]
-    assert 2 in Lazily((1, 2)) and 3 not in Lazily((1, 2))
+    assert not LazySequence(()) and not list(LazySequence(())) and LazySequence(())[:4] == []
+    assert LazySequence((1, 2))[::-1] == [2, 1] and LazySequence((1, 2, 3))[:-1] == [1, 2]
+    assert 2 in LazySequence((1, 2)) and 3 not in LazySequence((1, 2))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rammer.frontend.lower import can_lower, lower, lower_node
-from rammer.frontend.lowering import REGISTRY, CannotLower, Lowering
+from rammer.frontend.lower.graph_lowering import can_lower, lower, lower_node
+from rammer.frontend.lower.lowering_registry import REGISTRY, CannotLower, Lowering
 from rammer.ir.evaluate import run_graph
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.types import TensorType

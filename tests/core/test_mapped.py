@@ -13,14 +13,14 @@ import onnx
 import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
-from rammer.compiled.kept import KeptConstants
+from rammer.cache.cached_constants import ConstantCache
 from rammer.errors import BadInput
-from rammer.frontend import wire
-from rammer.frontend.bind import bind
-from rammer.frontend.reader import Model, read_model
-from rammer.ir.content import digest
-from rammer.ir.joined import Contents
-from rammer.ir.mapped import Mapped, is_mapped, released
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.read import wire_format
+from rammer.frontend.read.reader import Model, read_model
+from rammer.ir.constants.digest import digest
+from rammer.ir.constants.mapped_files import Mapped, is_mapped, released
+from rammer.ir.constants.recipes import Contents
 
 KINDS = [k for k in TensorProto.DataType.values() if k not in (TensorProto.UNDEFINED, TensorProto.STRING)]
 NAMES = {k: TensorProto.DataType.Name(k) for k in KINDS}
@@ -29,7 +29,7 @@ NAMES = {k: TensorProto.DataType.Name(k) for k in KINDS}
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of a few bytes are large enough to be mapped."""
-    monkeypatch.setattr(wire, "LEAST", 16)
+    monkeypatch.setattr(wire_format, "LEAST", 16)
 
 
 def tensor(rng: np.random.Generator, kind: int, name: str) -> TensorProto:
@@ -117,7 +117,7 @@ def test_hostile_files_are_read_as_without_mapping(rng: np.random.Generator, mon
             spoil(data)
             mapped = outcome(bytes(data))
             with monkeypatch.context() as patch:
-                patch.setattr(wire, "LEAST", 1 << 40)
+                patch.setattr(wire_format, "LEAST", 1 << 40)
                 assert outcome(bytes(data)) == mapped
             found[type(mapped)] += 1
 
@@ -240,7 +240,7 @@ def test_what_names_places_anew_stays_in_the_file(number: int, rng: np.random.Ge
     np.testing.assert_array_equal(found, want)
     assert is_mapped(found) == ("v0" in read.weights)
     (file,) = read.files or (Mapped.of(path),)
-    kept = KeptConstants(tmp_path / "kept", tmp_path, {path.name: file})
+    kept = ConstantCache(tmp_path / "kept", tmp_path, {path.name: file})
     again = kept.get(kept.put(found, read.files), str(found.dtype), found.shape)
     np.testing.assert_array_equal(again, want)
     assert is_mapped(found) != (tmp_path / "kept").exists()

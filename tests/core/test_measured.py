@@ -10,10 +10,10 @@ import numpy as np
 
 from rammer.device.manifest import Recorded, Span
 from rammer.ir.program import RProgram
-from rammer.report.measured import covered, measured_trace, summarise
+from rammer.report.measured_trace import covered, measured_trace, summarise
 from rammer.schedule.wavefront import Wavefront
+from rammer_testing.nonempty import some
 from rammer_testing.programs import random_net
-from rammer_testing.some import some
 
 
 def two() -> RProgram:

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rammer.ir.past import Past
+from rammer.ir.prefix_set import PrefixSet
 from rammer.ir.program import ALIGNMENT, Port
-from rammer.plan.build import Interface, build_program
-from rammer.plan.memory import BufferUse, Conflicts, plan_memory
+from rammer.plan.arena import BufferUse, Conflicts, plan_memory
+from rammer.plan.program_builder import Interface, build_program
 from rammer.plan.waits import Order
 from rammer.schedule.baselines import Sequential
 from rammer.schedule.ios import IOS
 from rammer.schedule.wavefront import Wavefront
+from rammer_testing.nonempty import some
 from rammer_testing.programs import TaskNet, adding, random_net, summing
-from rammer_testing.some import some
 
 
 @st.composite
@@ -33,7 +33,7 @@ def plans(draw: st.DrawFn) -> tuple[list[BufferUse], Order, dict[str, set[str]]]
     for i, name in enumerate(names):
         needs.append(tuple(j for j in range(i) if draw(st.booleans())))
         before[name] = {a for p in needs[-1] for a in {names[p]} | before[names[p]]}
-    past = tuple(reduce(Past.having, (names.index(a) for a in before[n]), Past()) for n in names)
+    past = tuple(reduce(PrefixSet.having, (names.index(a) for a in before[n]), PrefixSet()) for n in names)
     some = st.lists(st.sampled_from(names), max_size=3, unique=True)
     uses = [
         BufferUse(f"b{i}", draw(st.integers(0, 500)), tuple(draw(some) or [draw(st.sampled_from(names))]), tuple(draw(some)))
@@ -90,7 +90,7 @@ def test_unordered_branches_share_nothing() -> None:
 
 
 def test_the_plan_reports_peak_and_sum() -> None:
-    order = Order(("a", "b", "c"), ((), (0,), (1,)), (Past(), Past(1), Past(2)))
+    order = Order(("a", "b", "c"), ((), (0,), (1,)), (PrefixSet(), PrefixSet(1), PrefixSet(2)))
     uses = [BufferUse("p", 100, ("a",), ("b",)), BufferUse("q", 64, ("b",), ("c",)), BufferUse("r", 100, ("c",), ())]
     plan = plan_memory(uses, order)
     assert (plan.peak, plan.total) == (192, 320) and plan.offsets == {"p": 0, "r": 0, "q": 128}

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from rammer.device.loader import Registry
+from rammer.distributed.distributed_program import Transfer
+from rammer.distributed.transport.endpoint import Array, MemoryEndpoint
+from rammer.distributed.transport.local import zeros
+from rammer.distributed.transport.memory_layout import Exposed
+from rammer.distributed.transport.messages import PIECE, Mailbox, MessageWriter
+from rammer.distributed.transport.protocol import Site
+from rammer.distributed.transport.transport_registry import choose
 from rammer.errors import DeviceFailure
-from rammer.ir.spread import Transfer
 from rammer.ir.types import TensorType
-from rammer.transport.endpoint import Array, MemoryEndpoint
-from rammer.transport.exposed import Exposed
-from rammer.transport.find import choose
-from rammer.transport.local import zeros
-from rammer.transport.messages import PIECE, Mailbox, MessageWriter
-from rammer.transport.protocol import Site
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 
 class Post:

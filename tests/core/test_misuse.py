@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from onnx import defs, helper
 
-from rammer.frontend.inference import RULES
+from rammer.frontend.bind.type_inference import RULES
+from rammer_testing.nonempty import some
 from rammer_testing.operators import search  # noqa: F401  (importing it registers all families)
 from rammer_testing.operators.case import FAMILIES, Array, OperatorCase, drawn
 from rammer_testing.operators.misuse import Misuse, misuses
 from rammer_testing.operators.survey import outcome, survey
-from rammer_testing.some import some
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from rammer_testing.models import (
     wheel_model,
     with_all_outputs,
 )
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 
 @pytest.mark.sampled(1)

@@ -13,7 +13,7 @@ from reading import Search
 import rammer
 import rammer_testing
 from rammer.device.loader import Registry
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 #: The core and the test kit.
 PACKAGES = [Path(str(package.__file__)).parent for package in (rammer, rammer_testing)]
@@ -26,7 +26,7 @@ ALLOWED = {
     ("rammer/cli/compile.py", "sm_90a"): "an example in a help text",
     ("rammer/cli/inspect.py", "sm_90a."): "an example in a help text",
     ("rammer/cli/options.py", "gpu."): "an example in a help text",
-    ("rammer_testing/cage.py", "PYOPENCL_NO_CACHE"): "a package's pickles would look like a deed of the file under test",
+    ("rammer_testing/sandbox.py", "PYOPENCL_NO_CACHE"): "a package's pickles would look like a deed of the file under test",
     ("rammer_testing/mutants/__main__.py", "ipu_sim"): "a default that a user may change",
     ("rammer_testing/mutants/__main__.py", "OpenCL"): "in a help text",
     **{

@@ -11,13 +11,13 @@ from onnx import helper, numpy_helper
 
 from rammer.codegen.context import FunctionContext
 from rammer.codegen.dialects import C99
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.evaluate import run_graph
+from rammer_testing.nonempty import some
 from rammer_testing.operators.case import OperatorCase
-from rammer_testing.operators.voices import ours
-from rammer_testing.some import some
+from rammer_testing.operators.oracles import ours
 
 F32 = np.float32
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.operators.oracles import judge
 from rammer_testing.operators.search import MODULES
-from rammer_testing.operators.voices import judge
 
 #: Cases of each operator, and the seed from which they are drawn.
 COUNT, SEED = 3, 1

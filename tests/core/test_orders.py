@@ -12,19 +12,19 @@ from cell_forms import WRITTEN, CellForm, cell_form
 from sibling_graphs import sibling_model
 
 from rammer.device.manifest import Binding
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
+from rammer.fusion.connect import connect
+from rammer.fusion.tile_graph import TileGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
-from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.plan.orders import order_constants
+from rammer.passes.pass_pipeline import Pipeline, default_passes
+from rammer.plan.constant_layout import order_constants
 from rammer.plan.simplify import simplified
 from rammer.plan.storage import StoragePlan, assign_storage, view_sources
-from rammer.tile.connect import connect
-from rammer.tile.graph import TileGraph
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LAYERS = (MemoryLayer("ram", "device", 0, 1e10, 64), MemoryLayer("cache", "veu", 1 << 18, 1e11))

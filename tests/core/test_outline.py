@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
-from rammer.frontend import checks
-from rammer.frontend.outline import LARGEST, attach, outlined
-from rammer.frontend.reader import TARGET_OPSET, read_model
+from rammer.frontend.read import model_checks
+from rammer.frontend.read.reader import TARGET_OPSET, read_model
+from rammer.frontend.read.strip_weights import LARGEST, attach, outlined
 from rammer_testing import models as zoo
 
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
@@ -60,7 +60,7 @@ def old_model(then: int = 5) -> onnx.ModelProto:
 
 def data_bytes(proto: onnx.ModelProto) -> Iterator[int]:
     """Bytes of the values of every tensor in the model."""
-    for graph in checks.all_graphs(proto):
+    for graph in model_checks.all_graphs(proto):
         tensors = [*graph.initializer, *(a.t for n in graph.node for a in n.attribute)]
         yield from (len(t.raw_data) + 4 * len(t.float_data) for t in tensors)
 
@@ -75,7 +75,7 @@ def test_the_converter_receives_no_large_tensor(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(version_converter, "convert_version", recording)
     proto = old_model()
-    for place in checks.all_graphs(proto):  # names that occur once: nothing has to stay whole
+    for place in model_checks.all_graphs(proto):  # names that occur once: nothing has to stay whole
         for tensor in place.initializer:
             if tensor.name == "inner":
                 tensor.name = f"inner_{id(tensor)}"

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from rammer.ir.owners import Owners, Write, WrittenTwice
 from rammer.ir.program import Storage
-from rammer_testing.some import some
+from rammer.verify.writers import Owners, Write, WrittenTwice
+from rammer_testing.nonempty import some
 
 
 def addresses(storage: Storage) -> list[int]:

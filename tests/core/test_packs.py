@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from rammer.plan.packs import LaunchPiece, packs
+from rammer.plan.horizontal_fusion import LaunchPiece, packs
 
 US = 1e-6
 

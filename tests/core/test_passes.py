@@ -14,18 +14,18 @@ from onnx import TensorProto, helper
 from pass_graphs import NORM, agree, graph_of, norm, normal, ops, to_model
 
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.read.reader import read_model
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.types import TensorType
-from rammer.passes.cse import CommonSubexpressions
-from rammer.passes.dce import DeadCode
-from rammer.passes.fold import Fold
-from rammer.passes.identity import RemoveIdentities
-from rammer.passes.pipeline import PassError, PassReport, Pipeline, default_passes, parse_passes
-from rammer.runtime.reference import evaluate_graph
+from rammer.passes.graph.cse import CommonSubexpressions
+from rammer.passes.graph.dce import DeadCode
+from rammer.passes.graph.fold_constants import Fold
+from rammer.passes.graph.remove_identity import RemoveIdentities
+from rammer.passes.pass_pipeline import PassError, PassReport, Pipeline, default_passes, parse_passes
+from rammer.runtime.graph_reference import evaluate_graph
 from rammer_testing import models as zoo
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 # Folding -------------------------------------------------------------------------------------------------------
 

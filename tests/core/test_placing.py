@@ -12,10 +12,10 @@ import pytest
 
 from rammer.plan.waits import Order, Placing, plan_waits
 from rammer.schedule.policy import Schedule
-from rammer.schedule.registry import parse_policy
+from rammer.schedule.policy_registry import parse_policy
 from rammer_testing.growth.measure import growth
+from rammer_testing.nonempty import some
 from rammer_testing.programs import TaskNet, branching_net, device, random_net, recurrent_net
-from rammer_testing.some import some
 
 POLICIES = ("sequential", "greedy", "wavefront", "wavefront{lean=0}")
 

@@ -8,24 +8,24 @@ import pytest
 from precision_model import LITTLE
 
 import rammer
-from rammer.compiled.options import check_precision
+from rammer.compiler.compile_options import check_precision
 from rammer.device.loader import Registry
 from rammer.device.manifest import Binding
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate, run_graph
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
-from rammer.passes.narrow import NarrowFloats, narrowed, survives
-from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.profile.store import KernelStore
-from rammer.profile.tune import Tuner
-from rammer_testing.some import some
+from rammer.passes.graph.convert_to_float16 import NarrowFloats, narrowed, survives
+from rammer.passes.pass_pipeline import Pipeline, default_passes
+from rammer.tuning.kernel_store import KernelStore
+from rammer.tuning.tuner import Tuner
+from rammer_testing.nonempty import some
 
 
 def halved(graph: Graph) -> Graph:

@@ -14,9 +14,9 @@ from rammer.ir.expr import Load, Op, Ref
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Storage
 from rammer.ir.types import TensorType
-from rammer.profile.probe import LONGEST_ROW, SPAN, probe_program, random_inputs, task_times
 from rammer.runtime.host_memory import HostMemory, fills, image, view
-from rammer_testing.some import some
+from rammer.tuning.kernel_probe import LONGEST_ROW, SPAN, probe_program, random_inputs, task_times
+from rammer_testing.nonempty import some
 
 #: A constant that is a transposed view, from its eleventh element on.
 TURNED = Storage("w", "all", 11, (4, 6), (1, 4))

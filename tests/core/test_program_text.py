@@ -13,12 +13,12 @@ from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 from rammer.ir.parts import PRECISIONS
 from rammer.ir.program import RProgram, waves
-from rammer.ir.verify import verify
 from rammer.schedule.baselines import Sequential
-from rammer.schedule.registry import parse_policy, policies
+from rammer.schedule.policy_registry import parse_policy, policies
 from rammer.schedule.wavefront import Wavefront
+from rammer.verify.verifier import verify
+from rammer_testing.nonempty import some
 from rammer_testing.programs import TaskNet, adding, random_net, recurrent_net, summing
-from rammer_testing.some import some
 
 
 @settings(max_examples=40)

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from fused_models import block
 
+from rammer.codegen.c_target import CTarget
 from rammer.codegen.dialects import C99
-from rammer.codegen.target import CTarget
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
+from rammer.fusion.connect import CostModel, connect
+from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
-from rammer.tile.connect import PriceTerms, connect
-from rammer.tile.traffic import task_cost
 from rammer_testing.host_c import THREADED, HostCase, check
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import SmallModel
-from rammer_testing.some import some
 
 LAYERS = (
     MemoryLayer("memory", "device", 1 << 40, 1e10),
@@ -35,7 +35,7 @@ def graph_of(rng: np.random.Generator, model: SmallModel) -> ComputeGraph:
 
 
 def groups(graph: ComputeGraph, rate: float = 1.0, where: VDevice = DEVICE) -> tuple[ROperator, ...]:
-    return connect(graph, where, asked=PriceTerms(lambda operator: rate, lambda operator: rate)).operators
+    return connect(graph, where, asked=CostModel(lambda operator: rate, lambda operator: rate)).operators
 
 
 def contraction_of(found: tuple[ROperator, ...]) -> ROperator:

@@ -9,18 +9,18 @@ import pytest
 from quantised_groups import MAKERS, Group
 
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler, split_segments
+from rammer.compiler.compiler import Compiler, split_segments
 from rammer.device.loader import Registry
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.evaluate import run_graph
 from rammer.ir.graph import Graph
-from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.profile.store import KernelStore
-from rammer.tile.inline_maps import inline_conditions, inline_decodings
-from rammer_testing.some import some
+from rammer.passes.compute.inline_maps import inline_conditions, inline_decodings
+from rammer.passes.pass_pipeline import Pipeline, default_passes
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 #: Groups of each kind in a run.
 COUNT = 60

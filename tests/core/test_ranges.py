@@ -12,12 +12,12 @@ from ranged_models import RANGED, UNRANGED, RangedModel
 from ranged_programs import program_of, same_at
 
 from rammer.errors import BadInput
-from rammer.frontend.generalise import NoRange
-from rammer.frontend.ranges import probes
+from rammer.frontend.ranges.anti_unify import NoRange
+from rammer.frontend.ranges.dimension_ranges import probes
 from rammer.ir.extent import LEAST, AffineExtent
 from rammer.ir.port import InputPort
-from rammer.runtime.lengths import BUCKETS, FIXED_LEAST, FIXED_PART, LONE, WASTE, Lengths, Span, bounds, bucket
-from rammer_testing.some import some
+from rammer.runtime.shape_buckets import BUCKETS, FIXED_LEAST, FIXED_PART, LONE, WASTE, Lengths, Span, bounds, bucket
+from rammer_testing.nonempty import some
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import pytest
 from ranged_models import RangedModel, parsed
 from ranged_programs import lowered, program_of, same_at
 
-from rammer.frontend.generalise import NoRange
-from rammer_testing.some import some
+from rammer.frontend.ranges.anti_unify import NoRange
+from rammer_testing.nonempty import some
 
 #: The axes of an image that may be open, and their ranges: two windows of any kind fit into the least.
 OPEN = {"batch": (1, 5), "rows": (16, 21), "columns": (16, 20)}

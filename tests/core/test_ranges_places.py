@@ -9,12 +9,12 @@ from onnx import TensorProto
 from ranged_models import RangedModel, parsed
 from ranged_programs import program_of, same_at
 
-from rammer.frontend.places import placed_rows
+from rammer.frontend.lower.affine_gather import placed_rows
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Cast, Const, Load, Ref
 from rammer.ir.types import TensorType
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 MOST = 9
 

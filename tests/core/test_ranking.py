@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from rammer.codegen.family import Choice
-from rammer.codegen.ranking import LEADING, NEAR, Queue, leaders_first
+from rammer.codegen.candidate_ranking import LEADING, NEAR, Queue, leaders_first
+from rammer.codegen.kernel_family import Choice
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Const
 from rammer.ir.operator import ROperator

@@ -12,8 +12,8 @@ from onnx_models import BOOL, FLOAT, bound, message, model, relu, tensor
 
 import rammer
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind
-from rammer.frontend.reader import TARGET_OPSET, read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.read.reader import TARGET_OPSET, read_model
 from rammer_testing import models as zoo
 
 # Files ---------------------------------------------------------------------------------------------------------

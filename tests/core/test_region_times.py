@@ -9,19 +9,19 @@ from random import Random
 import numpy as np
 import pytest
 
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
+from rammer.fusion.connect import connect
+from rammer.fusion.stitch import stitch
+from rammer.fusion.stitch_latency import Evaluator, RegionTimes
+from rammer.fusion.tile_graph import TileGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
-from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.schedule.clock import in_waves
-from rammer.tile.connect import connect
-from rammer.tile.evaluator import Evaluator, RegionTimes
-from rammer.tile.graph import TileGraph
-from rammer.tile.stitch import stitch
+from rammer.passes.pass_pipeline import Pipeline, default_passes
+from rammer.schedule.stage_clock import in_waves
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import SmallModel
-from rammer_testing.some import some
 
 LAYERS = (MemoryLayer("memory", "device", 1 << 40, 1e10), MemoryLayer("local", "veu", 1 << 20, 1e11))
 WHERE = VDevice("test", "for tests", 4, LAYERS, 1e10, 1e-6)

@@ -10,10 +10,10 @@ from onnx_models import model, tensor
 
 import rammer
 from rammer.cli.run import build_report, show
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.reference.outputs import run_onnxruntime
-from rammer.report.operators import grouped
-from rammer.runtime.specialised import Timing
+from rammer.report.operator_times import grouped
+from rammer.runtime.loaded_model import Timing
 
 
 def test_operators_on_the_host_are_counted_by_type(capsys: pytest.CaptureFixture[str], rng: np.random.Generator) -> None:

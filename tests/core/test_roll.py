@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from recurrent_models import Net
 
-from rammer.frontend.bind import bind
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.read.reader import read_model
 from rammer.ir.graph import Graph
-from rammer.passes.pipeline import parse_passes
-from rammer.passes.roll import MOST_STEPS, RollRecurrences, turn_of
-from rammer_testing.some import some
+from rammer.passes.loops.chunk_recurrent import MOST_STEPS, RollRecurrences, turn_of
+from rammer.passes.pass_pipeline import parse_passes
+from rammer_testing.nonempty import some
 
 
 def graph_of(net: Net) -> Graph:

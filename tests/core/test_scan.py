@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rammer.ir.compute import Combiner, Compute, ComputeGraph, identity, verify_compute_graph
 from rammer.ir.evaluate import run_graph
 from rammer.ir.types import TensorType
-from rammer.tile.scan import SHORT, scan_in_blocks
+from rammer.passes.compute.blocked_scan import SHORT, scan_in_blocks
 
 LINE = "y: {kind}[n:2, i:{n}, m:3] = {combiner}[k:{n}] pad(x[n, {place}, m], {fill})"
 #: Where an element and those before or behind it are; without itself as well.

@@ -15,12 +15,12 @@ from rammer.errors import BadInput
 from rammer.ir.operator import RKernel
 from rammer.schedule.baselines import Greedy, Sequential
 from rammer.schedule.ios import IOS
-from rammer.schedule.place import fastest, fill, leanest, side_by_side, spread
 from rammer.schedule.policy import OperatorGraph, Schedule
-from rammer.schedule.registry import FAR, GAIN, Auto, parse_policy, policies
+from rammer.schedule.policy_registry import FAR, GAIN, Auto, parse_policy, policies
+from rammer.schedule.task_placement import fastest, fill, leanest, side_by_side, spread
 from rammer.schedule.wavefront import Wavefront
+from rammer_testing.nonempty import some
 from rammer_testing.programs import adding, device, kernel, random_net
-from rammer_testing.some import some
 
 
 def graph_of(kernels: dict[str, list[RKernel]], after: dict[str, tuple[str, ...]]) -> OperatorGraph:

@@ -13,9 +13,9 @@ from test_later import agree
 
 import rammer
 from rammer.compiled.segments import Compiled
-from rammer.frontend import select
+from rammer.frontend.bind import if_conversion
 from rammer.runtime.executable import Executable
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 node = helper.make_node
 CONSTANTS = {
@@ -92,8 +92,8 @@ def test_others_stay_branches(why: str) -> None:
 
 
 def test_many_operators_stay_branches() -> None:
-    one = [node("Tanh", [f"a{i}" if i else "x"], [f"a{i + 1}"]) for i in range(select.MOST_OPERATORS)]
-    for count, wanted in ((select.MOST_OPERATORS, True), (3, False)):
+    one = [node("Tanh", [f"a{i}" if i else "x"], [f"a{i + 1}"]) for i in range(if_conversion.MOST_OPERATORS)]
+    for count, wanted in ((if_conversion.MOST_OPERATORS, True), (3, False)):
         exe = rammer.compile(branches(one[:count], [node("Neg", ["x"], ["b"])]), "toy")
         assert stays(exe) is wanted
         exe.close()

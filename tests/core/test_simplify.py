@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.lowering import CannotLower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.lower.lowering_registry import CannotLower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.plan.simplify import simplified
 from rammer_testing.graphs.case import Call, GraphCase

@@ -9,8 +9,8 @@ import pytest
 from onnx import NodeProto, helper
 from pass_graphs import agree, graph_of, normal, ops
 
-from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.passes.sink import SinkReshapes
+from rammer.passes.graph.sink_reshapes import SinkReshapes
+from rammer.passes.pass_pipeline import Pipeline, default_passes
 
 FLAT, FULL = np.array([10, 4]), np.array([2, 5, 6])
 

@@ -13,15 +13,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import rammer
-import rammer.frontend.reader
-from rammer.compiled.files import cache_text, cached_text
+import rammer.frontend.read.reader
+from rammer.cache import file_digests
+from rammer.cache.cache_folder import cache_folder
+from rammer.cache.file_digests import SHARE
+from rammer.cache.whole_files import cache_text, cached_text
 from rammer.errors import BadInput
-from rammer.ir.mapped import Mapped
-from rammer.profile.folder import cache_folder
-from rammer.runtime import digests
-from rammer.runtime.digests import SHARE
+from rammer.ir.constants.mapped_files import Mapped
 from rammer.runtime.executable import Executable
-from rammer.runtime.source import open_source
+from rammer.runtime.model_source import open_source
 
 SIZE = 2 * SHARE + 12_345
 
@@ -62,7 +62,7 @@ def test_what_cannot_be_read_is_no_model_that_is_known(tmp_path: Path) -> None:
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> Path:
     """A file whose digest is kept at once, and a cache of its own."""
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(digests, "SETTLED", 0.0)
+    monkeypatch.setattr(file_digests, "SETTLED", 0.0)
     path = tmp_path / "large.onnx"
     path.write_bytes(content(rng))
     time.sleep(TICK)
@@ -75,9 +75,9 @@ TICK = 0.05
 
 def hashed(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
     """The digest of a file, and how many of its shares were hashed."""
-    shares, share = list[int](), digests.share_hash
+    shares, share = list[int](), file_digests.share_hash
     with monkeypatch.context() as patch:
-        patch.setattr(digests, "share_hash", lambda file, at: (shares.append(at), share(file, at))[1])
+        patch.setattr(file_digests, "share_hash", lambda file, at: (shares.append(at), share(file, at))[1])
         return open_source(path).digest, len(shares)
 
 
@@ -119,7 +119,7 @@ def test_whatever_changes_a_file_it_is_hashed_again(
 
 def test_a_file_that_was_just_written_is_hashed_every_time(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its next change might have the same time."""
-    monkeypatch.setattr(digests, "SETTLED", 45.0)
+    monkeypatch.setattr(file_digests, "SETTLED", 45.0)
     assert hashed(large, monkeypatch)[1] == hashed(large, monkeypatch)[1] == 3
     os.utime(large, (1e9, 1e9))  # says that it is old
     assert hashed(large, monkeypatch)[1] == 3
@@ -127,7 +127,7 @@ def test_a_file_that_was_just_written_is_hashed_every_time(large: Path, monkeypa
 
 @pytest.mark.skipif(os.name != "posix", reason="nothing is kept where a file does not tell when it changed")
 def test_a_file_that_changes_while_it_is_hashed_is_hashed_again(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    share = digests.share_hash
+    share = file_digests.share_hash
 
     def slowly(file: Mapped, at: int) -> bytes:
         found = share(file, at)
@@ -137,7 +137,7 @@ def test_a_file_that_changes_while_it_is_hashed_is_hashed_again(large: Path, mon
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(digests, "share_hash", slowly)
+        patch.setattr(file_digests, "share_hash", slowly)
         open_source(large)
     assert hashed(large, monkeypatch) == (open_source(large.read_bytes()).digest, 3)
 
@@ -206,7 +206,7 @@ def test_a_program_of_a_model_with_its_weights_in_another_file_is_kept(beside: P
 
 def test_weights_that_change_after_they_were_read_are_those_that_were_read(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones are in memory then. The program is cached for what it was made of."""
-    read = rammer.frontend.reader.read_model
+    read = rammer.frontend.read.reader.read_model
 
     def slowly(*given: object) -> object:
         model = read(*given)
@@ -214,7 +214,7 @@ def test_weights_that_change_after_they_were_read_are_those_that_were_read(besid
         return model
 
     with monkeypatch.context() as patch:
-        patch.setattr("rammer.frontend.reader.read_model", slowly)
+        patch.setattr("rammer.frontend.read.reader.read_model", slowly)
         assert added(beside) == [1, 2, 3] and programs() == 1
     assert added(beside) == [7, 8, 9] and programs() == 2
 

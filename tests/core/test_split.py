@@ -13,8 +13,8 @@ from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.evaluate import run_graph
 from rammer.ir.types import TensorType
-from rammer.tile.split import rfactor, split_deep
-from rammer.tile.tables import in_pieces
+from rammer.passes.compute.rfactor import rfactor, split_deep
+from rammer.passes.compute.split_gather import in_pieces
 
 LINE = "y: f32[n:2, m:3] = {combiner}[k:{k}, j:2] x[n, k, j] * w[k, m]"
 

@@ -8,8 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rammer.distributed.distributed_program import (
+    DevicePart,
+    DeviceStep,
+    DistributedProgram,
+    Link,
+    SpreadInput,
+    SpreadOutput,
+    Transfer,
+)
 from rammer.ir.program import Port, RProgram
-from rammer.ir.spread import DevicePart, DeviceStep, Link, Spread, SpreadInput, SpreadOutput, Transfer
 from rammer.ir.types import TensorType
 from rammer.schedule.wavefront import Wavefront
 from rammer_testing.programs import TaskNet, adding
@@ -24,11 +32,11 @@ def program(reads: str, makes: str) -> RProgram:
     return replace(made, inputs=(Port(reads, reads),), outputs=(Port(makes, makes),))
 
 
-def pipeline() -> Spread:
+def pipeline() -> DistributedProgram:
     """x -> a on device 0, a -> y on device 1, y back to device 0."""
     first = DeviceStep(program("x", "a"), {}, departures=("a_to_1",))
     second = DeviceStep(program("a", "y"), {}, ("a_to_1",), ("y_to_0",), ("a_to_1",))
-    return Spread(
+    return DistributedProgram(
         (DevicePart("toy", (first,)), DevicePart("toy", (second,))),
         (Transfer("a_to_1", "a", FOUR, 0, 1), Transfer("y_to_0", "y", FOUR, 1, 0)),
         program("x", "y"),
@@ -37,7 +45,7 @@ def pipeline() -> Spread:
     )
 
 
-def with_step(spread: Spread, device: int, edit: Callable[[DeviceStep], DeviceStep]) -> Spread:
+def with_step(spread: DistributedProgram, device: int, edit: Callable[[DeviceStep], DeviceStep]) -> DistributedProgram:
     """``spread`` with the only step of ``device`` edited."""
     parts = list(spread.parts)
     parts[device] = replace(parts[device], steps=(edit(parts[device].steps[0]),))
@@ -110,7 +118,7 @@ def test_a_circle_between_devices() -> None:
         return DevicePart("toy", (first, DeviceStep(program(one, sends), {}, departures=(f"{sends}_over",))))
 
     with pytest.raises(ValueError, match="circle: step 0 of device 0, step 0 of device 1"):
-        Spread(
+        DistributedProgram(
             (part("p", "b", "a", "b_over"), part("q", "a", "b", "a_over")),
             (Transfer("a_over", "a", FOUR, 0, 1), Transfer("b_over", "b", FOUR, 1, 0)),
             program("x", "y"),

@@ -7,16 +7,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
+from rammer.fusion.connect import connect
 from rammer.ir.compute import ComputeGraph, verify_compute_graph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.evaluate import run_graph
-from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.tile.connect import connect
-from rammer.tile.steps import slice_steps
-from rammer_testing.some import some
+from rammer.passes.compute.slice_time_steps import slice_steps
+from rammer.passes.pass_pipeline import Pipeline, default_passes
+from rammer_testing.nonempty import some
 
 
 def recurrent(

@@ -14,20 +14,20 @@ from stitched_graphs import Seconds, device, evaluator, graph_of, in_one_wave, s
 
 from rammer.codegen.dialects import C99
 from rammer.device.manifest import Binding
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
+from rammer.fusion.connect import connect
+from rammer.fusion.stitch import stitch
+from rammer.fusion.stitch_latency import Evaluator
+from rammer.fusion.tile_search import ranked_tiles
 from rammer.ir.operator import ROperator
-from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.tile.connect import connect
-from rammer.tile.evaluator import Evaluator
-from rammer.tile.search import ranked_tiles
-from rammer.tile.stitch import stitch
+from rammer.passes.pass_pipeline import Pipeline, default_passes
 from rammer_testing.cases import Sampler
 from rammer_testing.host_c import THREADED, HostCase, check
 from rammer_testing.nets import model_of
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import SmallModel
-from rammer_testing.some import some
 
 ROWS = "float[128,192] x"
 #: Models by name, and how many operators there are once they are stitched (and before).
@@ -125,7 +125,7 @@ def test_tiles_of_layers_that_are_alike_are_searched_once(rng: np.random.Generat
             asked.append(operator.name)
             return ranked_tiles(operator, *others)
 
-        monkeypatch.setattr("rammer.tile.stitch.ranked_tiles", counted)
+        monkeypatch.setattr("rammer.fusion.stitch.ranked_tiles", counted)
         _, after = stitched(graph_of(SmallModel("layers", f"({given}) => ({made}) {{\n{body}\n}}"), rng), device())
         assert len(after.operators) == layers
         return len(asked)

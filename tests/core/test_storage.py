@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from rammer.frontend.lower import lower
+from rammer.frontend.lower.graph_lowering import lower
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph
 from rammer.ir.evaluate import evaluate, run_graph
 from rammer.ir.expr import Load, Op, Ref
 from rammer.ir.graph import Graph, Node, Value
-from rammer.ir.pieces import piecewise
+from rammer.ir.piecewise import piecewise
 from rammer.ir.program import Storage
 from rammer.ir.types import TensorType
-from rammer.plan.address import load_address
+from rammer.plan.load_addresses import load_address
 from rammer.plan.storage import StoragePlan, assign_storage
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

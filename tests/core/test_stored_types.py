@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from rammer.frontend.codes import ROUNDINGS, decode, encode
+from rammer.frontend.lower.type_codecs import ROUNDINGS, decode, encode
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Cast, Expr, Load, Ref

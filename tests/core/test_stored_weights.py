@@ -10,14 +10,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from stored_weights import KINDS, stored
 
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate, run_graph
-from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.passes.stored import packed
-from rammer.tile.split import rfactor
+from rammer.passes.compute.rfactor import rfactor
+from rammer.passes.graph.weight_only_quant import packed
+from rammer.passes.pass_pipeline import Pipeline, default_passes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from rammer.device.manifest import Span
 from rammer.ir.program import RProgram
-from rammer.report.trace import MOST_ROWS, WIDTH, chrome_trace, gantt, spans
+from rammer.report.predicted_trace import MOST_ROWS, WIDTH, chrome_trace, gantt, spans
 from rammer.schedule.wavefront import Wavefront
+from rammer_testing.nonempty import some
 from rammer_testing.programs import random_net
-from rammer_testing.some import some
 
 
 def random_program(seed: int) -> tuple[RProgram, dict[str, float]]:

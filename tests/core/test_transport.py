@@ -12,18 +12,18 @@ import pytest
 
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import Registry
+from rammer.distributed.distributed_program import Transfer
+from rammer.distributed.transport import local, mpi_launch, transport_registry
+from rammer.distributed.transport.counters import Counters
+from rammer.distributed.transport.endpoint import MemoryEndpoint
+from rammer.distributed.transport.handshake import agree, collected, said_by_all
+from rammer.distributed.transport.local import LOCAL, LocalFabric
+from rammer.distributed.transport.measure_links import LARGE, bandwidth_of, measured_links
+from rammer.distributed.transport.memory_layout import Exposed
+from rammer.distributed.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, Site, Transport
 from rammer.errors import DeviceFailure, DeviceUnavailable, MissingDependency
-from rammer.ir.spread import Transfer
 from rammer.ir.types import TensorType
-from rammer.transport import find, launch, local
-from rammer.transport.counters import Counters
-from rammer.transport.endpoint import MemoryEndpoint
-from rammer.transport.exposed import Exposed
-from rammer.transport.handshake import agree, collected, said_by_all
-from rammer.transport.local import LOCAL, LocalFabric
-from rammer.transport.measure import LARGE, bandwidth_of, measured_links
-from rammer.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, Site, Transport
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 THERE = Transfer("a_to_1", "a", TensorType("float32", (33,)), 0, 1)
 BACK = Transfer("b_to_0", "b", TensorType("int64", (2, 3)), 1, 0)
@@ -266,17 +266,17 @@ def test_the_transport_that_joins_all_is_taken(monkeypatch: pytest.MonkeyPatch) 
 
     registry = Registry([Point()])
     gpus, cpus = [Site("g:0", "gpu"), Site("g:1", "gpu")], [Site("c"), Site("g:0", "gpu")]
-    assert find.choose(registry, gpus).name == "fast" and find.choose(registry, cpus).name == "local"
-    assert find.choose(registry, gpus, "local").name == "local"
+    assert transport_registry.choose(registry, gpus).name == "fast" and transport_registry.choose(registry, cpus).name == "local"
+    assert transport_registry.choose(registry, gpus, "local").name == "local"
     with pytest.raises(DeviceUnavailable, match="no transport joins c, g:0") as told:
-        find.choose(registry, cpus, "fast")
+        transport_registry.choose(registry, cpus, "fast")
     assert "no GPU" in str(told.value)
     with pytest.raises(DeviceUnavailable, match="plug it in"):
-        find.choose(registry, gpus, "lame")
+        transport_registry.choose(registry, gpus, "lame")
     with pytest.raises(DeviceUnavailable, match="no transport 'none'"):
-        find.choose(registry, gpus, "none")
-    for name in launch.SIZES:
+        transport_registry.choose(registry, gpus, "none")
+    for name in mpi_launch.SIZES:
         monkeypatch.delenv(name, raising=False)
-    assert launch.launched() == 1
+    assert mpi_launch.launched() == 1
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
-    assert launch.launched() == 3
+    assert mpi_launch.launched() == 3

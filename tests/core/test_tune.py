@@ -12,19 +12,19 @@ from typing import cast
 import onnx
 import pytest
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Array, Backend, Binding, OpenOptions
 from rammer.errors import DeviceFailure
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
+from rammer.fusion.tile_search import candidates
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Port, RProgram
-from rammer.profile.store import KernelStore, TunedKernel, key_of
-from rammer.profile.tune import MEASURED, Tuner
 from rammer.runtime.self_test import tiny_graph
-from rammer.tile.search import candidates
-from rammer_testing.some import some
+from rammer.tuning.kernel_store import KernelStore, TunedKernel, key_of
+from rammer.tuning.tuner import MEASURED, Tuner
+from rammer_testing.nonempty import some
 
 from rammer_toy import ToyBackend, ToyProfiler
 

@@ -9,8 +9,8 @@ from onnx import NodeProto, helper
 from pass_graphs import agree, graph_of, normal, ops
 
 from rammer.ir.graph import Graph
-from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.passes.turn import CancelTranspositions
+from rammer.passes.graph.cancel_transposes import CancelTranspositions
+from rammer.passes.pass_pipeline import Pipeline, default_passes
 
 IN, OUT = [0, 3, 1, 2], [0, 2, 3, 1]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rammer.codegen.dialects import C99
-from rammer.codegen.vectors import WIDTHS
+from rammer.codegen.vector_text import WIDTHS
 from rammer.ir.program import Storage
 from rammer_testing.host_c import Array, HostCase, case, check_all
 

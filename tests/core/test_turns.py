@@ -15,16 +15,16 @@ from test_later import agree, fed
 
 import rammer
 from rammer.errors import BadInput
-from rammer.frontend import control
-from rammer.frontend import turns as made
-from rammer.frontend.bind_state import MOST_UNROLLED
-from rammer.frontend.limits import HOST_SECONDS_VARIABLE
-from rammer.runtime import bodies
-from rammer.runtime.bound import ModelBound
+from rammer.frontend.bind.bind_state import MOST_UNROLLED
+from rammer.frontend.loops import control_operators
+from rammer.frontend.loops import loop_chunk as made
+from rammer.frontend.read.limits import HOST_SECONDS_VARIABLE
+from rammer.runtime import control_flow
+from rammer.runtime.bound_call import ModelBound
 from rammer.runtime.executable import Executable
-from rammer.runtime.specialised import Specialised
+from rammer.runtime.loaded_model import LoadedModel
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
-from rammer_testing.some import some
 
 node = helper.make_node
 
@@ -39,8 +39,8 @@ def opened(proto: onnx.ModelProto, warm: int = 0) -> Executable:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the programs that ran, in order."""
-    names, run, bound = list[str](), Specialised.run, ModelBound.run
-    monkeypatch.setattr(Specialised, "run", lambda self, *given: (names.append(self.compiled.graph.name), run(self, *given))[1])
+    names, run, bound = list[str](), LoadedModel.run, ModelBound.run
+    monkeypatch.setattr(LoadedModel, "run", lambda self, *given: (names.append(self.compiled.graph.name), run(self, *given))[1])
     monkeypatch.setattr(ModelBound, "run", lambda self: (names.append(self.graph.name), bound(self))[1])
     return names
 
@@ -48,8 +48,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the toy takes, which has no clock, a turn is one of many; a program of 16 is made soon."""
-    monkeypatch.setattr(bodies, "LONGEST", 1.0)
-    monkeypatch.setattr(bodies, "MOST_TURNS", 16)
+    monkeypatch.setattr(control_flow, "LONGEST", 1.0)
+    monkeypatch.setattr(control_flow, "MOST_TURNS", 16)
 
 
 def counting(how: str) -> onnx.ModelProto:
@@ -120,7 +120,7 @@ def test_a_long_scan_is_few_programs(asked: list[str], rng: np.random.Generator)
 
 def test_few_turns_are_not_compiled_together(asked: list[str]) -> None:
     """A program of many turns takes seconds to make: one by one they are done before."""
-    exe = opened(proto := counting("same"), bodies.WARM)
+    exe = opened(proto := counting("same"), control_flow.WARM)
     for limit in (20, 3, 40):
         agree(proto, exe, {"limit": np.array(limit), "x": np.array(0)})
     assert len(exe.bodies.residents.held) == 1
@@ -140,7 +140,7 @@ def agrees(session: PeerSession, exe: Executable, feeds: Feeds) -> None:
 @pytest.mark.parametrize("number", range(200))
 def test_random_loops(number: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """With programs of 2, 4 or 8 turns, from the second turn on or from some later one."""
-    monkeypatch.setattr(bodies, "MOST_TURNS", int(rng.choice([2, 4, 8])))
+    monkeypatch.setattr(control_flow, "MOST_TURNS", int(rng.choice([2, 4, 8])))
     model = drawn(rng)
     session, exe = PeerSession(model.proto), opened(model.proto, int(rng.choice([0, 3])))
     for _ in range(4):
@@ -162,7 +162,7 @@ def test_a_loop_without_a_count_is_few_programs() -> None:
 @pytest.mark.usefixtures("long")
 def test_threads_share_a_program_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its states are in one pair of arrays: loops take turns, each as a whole."""
-    monkeypatch.setattr(bodies, "MOST_TURNS", 4)
+    monkeypatch.setattr(control_flow, "MOST_TURNS", 4)
     exe, proto = opened(counting("data")), counting("data")
     session = PeerSession(proto)
     given = [{"limit": np.array(30 + n), "x": np.array(n - 10**6)} for n in range(8)]
@@ -179,7 +179,7 @@ def test_threads_share_a_program_of_turns(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.usefixtures("long")
 def test_a_loop_without_end_is_stopped_between_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HOST_SECONDS_VARIABLE, "0.3")
-    monkeypatch.setattr(bodies, "MOST_TURNS", 4)
+    monkeypatch.setattr(control_flow, "MOST_TURNS", 4)
     body = [node("Add", ["s", "one"], ["s2"]), node("Less", ["s2", "zero"], ["go"])]
     ports = [tensor("i", [], INT64), tensor("c", [], BOOL), tensor("s", [], INT64)]
     graph = helper.make_graph(body, "body", ports, [tensor("go", [], BOOL), tensor("s2", [], INT64)])
@@ -221,7 +221,7 @@ def test_a_loop_without_end_in_another_is_told_with_the_turns_of_both(monkeypatc
     exe.close()
 
 
-def refuse(_: object) -> Specialised:
+def refuse(_: object) -> LoadedModel:
     raise BadInput("no body is compiled")
 
 
@@ -240,8 +240,8 @@ def test_what_is_prepared_takes_none_of_a_loops_seconds(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(what, name, slowly)
 
-    monkeypatch.setattr(control, "time", SimpleNamespace(thread_time=lambda: now[0], perf_counter=lambda: now[0]))
-    for what, name in ((made.Turns, "model"), (bodies, "_as_model"), (bodies, "TurningProgram")):
+    monkeypatch.setattr(control_operators, "time", SimpleNamespace(thread_time=lambda: now[0], perf_counter=lambda: now[0]))
+    for what, name in ((made.Turns, "model"), (control_flow, "_as_model"), (control_flow, "TurningProgram")):
         slow(what, name)
     proto = scanning() if scan else counting("same")
     exe = opened(proto)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.runtime.spread_session import numbered
-from rammer_testing.some import some
+from rammer.distributed.runtime.distributed_session import numbered
+from rammer_testing.nonempty import some
 
 
 def test_processes_of_a_host_get_units_in_order() -> None:

@@ -14,10 +14,10 @@ from test_later import agree, fed
 
 import rammer
 from rammer.errors import BadInput
-from rammer.frontend import unroll
-from rammer.frontend.bind import Binder, bind, bind_until
-from rammer.frontend.bind_state import Scope
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.bind_state import Scope
+from rammer.frontend.bind.binder import Binder, bind, bind_until
+from rammer.frontend.loops import unrolling
+from rammer.frontend.read.reader import read_model
 
 
 def whole(number: int) -> onnx.NodeProto:
@@ -100,7 +100,7 @@ def test_what_stays_a_loop(why: str, rng: np.random.Generator, monkeypatch: pyte
         body.node.insert(4, node("ReduceSum", ["s_next"], ["total"], keepdims=0))
         body.node.insert(4, node("Constant", [], ["big"], value_float=1e9))
     elif why == "length":
-        monkeypatch.setattr(unroll, "MOST_UNROLLED", 19)
+        monkeypatch.setattr(unrolling, "MOST_UNROLLED", 19)
     else:
         body = next(a.g for a in proto.graph.node[1].attribute if a.name == "body")
         body.node[0].CopyFrom(node("Unique", ["s"], ["z"]))
@@ -200,7 +200,7 @@ def test_work_on_loops_in_loops_is_bounded(kind: str, depth: int, monkeypatch: p
     def step(walk: Binder, proto: onnx.NodeProto, scope: Scope) -> None:
         nonlocal steps
         steps += 1
-        assert steps < 3 * unroll.MOST_UNROLLED
+        assert steps < 3 * unrolling.MOST_UNROLLED
         real(walk, proto, scope)
 
     monkeypatch.setattr(Binder, "step", step)

@@ -11,14 +11,14 @@ from onnx import helper, version_converter
 from onnx_models import bound, message, model, tensor
 
 import rammer
-from rammer.frontend import upgrade
-from rammer.frontend.bind import bind
-from rammer.frontend.reader import TARGET_OPSET, read_model
-from rammer.runtime.reference import evaluate_graph
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.read import opset_upgrade
+from rammer.frontend.read.reader import TARGET_OPSET, read_model
+from rammer.runtime.graph_reference import evaluate_graph
 from rammer_testing import models as zoo
+from rammer_testing.nonempty import some
 from rammer_testing.operators import search  # noqa: F401  (importing it registers all families)
 from rammer_testing.operators.case import FAMILIES, drawn
-from rammer_testing.some import some
 
 
 def test_upgrade_keeps_the_meaning(rng: np.random.Generator) -> None:
@@ -117,7 +117,7 @@ def test_what_has_not_changed_is_as_the_converter_leaves_it(monkeypatch: pytest.
     monkeypatch.setattr(version_converter, "convert_version", lambda m, o: [calls.append(o), real(m, o)][1])
     at_once = [read_model(m) for m in older]
     asked = len(calls)
-    monkeypatch.setattr(upgrade, "_means_the_same", lambda *_: False)
+    monkeypatch.setattr(opset_upgrade, "_means_the_same", lambda *_: False)
     for proto, quick in some(zip(older, at_once, strict=True)):
         slow = read_model(proto)
         assert (quick.opset, quick.notes) == (slow.opset, slow.notes)

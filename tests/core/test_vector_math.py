@@ -14,8 +14,8 @@ import pytest
 
 from rammer.codegen.dialects import C99
 from rammer.codegen.vector_math import WHOLE
-from rammer.codegen.vectors import WIDTHS
-from rammer_testing.some import some
+from rammer.codegen.vector_text import WIDTHS
+from rammer_testing.nonempty import some
 
 COMPILERS = [c for c in ("gcc", "clang") if shutil.which(c)]
 pytestmark = pytest.mark.skipif(not COMPILERS, reason="there is no C compiler")

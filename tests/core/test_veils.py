@@ -12,12 +12,12 @@ import pytest
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, defs, helper, numpy_helper, shape_inference
 
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind
-from rammer.frontend.reader import read_model
-from rammer.frontend.veils import declare
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.read.onnx_inference_guards import declare
+from rammer.frontend.read.reader import read_model
 from rammer.ir.graph import Graph
-from rammer.runtime.reference import evaluate_graph
-from rammer_testing.cage import forked
+from rammer.runtime.graph_reference import evaluate_graph
+from rammer_testing.sandbox import forked
 
 BOUNDS = {"s": np.array([0, -1]), "e": np.array([1, -9]), "a": np.array([0, -1]), "t": np.array([1, -1])}
 SLICED = helper.make_node("Slice", ["m", "s", "e", "a", "t"], ["y"])

@@ -13,8 +13,8 @@ from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Load, Op, Ref, add
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Buffer, Counter, Port, RProgram, Storage, Task, Wait
-from rammer.ir.verify import VerifyError, verify
 from rammer.schedule.wavefront import Wavefront
+from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.programs import TaskNet, adding, device, recurrent_net, stencil, summing
 
 # --- planted mistakes, one by one -----------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from task_oracle import dropped_waits, is_legal, lost_and_doubled, moved_buffers, narrowed_counters, rejected, swapped_neighbours
 
 from rammer.schedule.baselines import Sequential
-from rammer.schedule.registry import parse_policy, policies
+from rammer.schedule.policy_registry import parse_policy, policies
 from rammer.schedule.wavefront import Wavefront
 from rammer_testing.programs import TaskNet, random_net, summing
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from onnx import defs
 
-from rammer.frontend.uses import Use
-from rammer.frontend.voices import DECISIONS, distrusted
+from rammer.frontend.spec_rulings.operator_questions import Use
+from rammer.frontend.spec_rulings.rulings import DECISIONS, distrusted
 from rammer.ir.types import TensorType
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 X = TensorType("float32", (1, 2, 5, 5))
 

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from task_oracle import dropped_waits
 
 from rammer.ir.program import Counter, RProgram, Storage, Wait
-from rammer.ir.verify import VerifyError, verify
 from rammer.plan.overlap import overlap
 from rammer.plan.waits import dependences, operator_order, plan_waits
 from rammer.schedule.baselines import Sequential
 from rammer.schedule.ios import IOS
 from rammer.schedule.policy import Schedule
 from rammer.schedule.wavefront import Wavefront
+from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.growth.measure import growth
+from rammer_testing.nonempty import some
 from rammer_testing.programs import TaskNet, adding, copying, kernel, random_net, recurrent_net, summing
-from rammer_testing.some import some
 
 
 def addresses(storage: Storage) -> set[int]:

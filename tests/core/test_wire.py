@@ -10,9 +10,9 @@ import pytest
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
-from rammer.frontend import wire
-from rammer.frontend.wire import BYTES, LONG, SHORT, VARINT, Malformed, fields, varint, without_weights
-from rammer_testing.some import some
+from rammer.frontend.read import wire_format
+from rammer.frontend.read.wire_format import BYTES, LONG, SHORT, VARINT, Malformed, fields, varint, without_weights
+from rammer_testing.nonempty import some
 
 RAW, LOCATION, INITIALIZER, GRAPH = 9, 14, 5, 7
 
@@ -20,7 +20,7 @@ RAW, LOCATION, INITIALIZER, GRAPH = 9, 14, 5, 7
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of a few bytes are large enough to be cut out."""
-    monkeypatch.setattr(wire, "LEAST", 16)
+    monkeypatch.setattr(wire_format, "LEAST", 16)
 
 
 def number(value: int, longer: int = 0) -> bytes:

@@ -14,7 +14,7 @@ from onnx import TensorProto, TypeProto, helper
 
 import rammer
 from rammer.errors import BadInput
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 WORDS = ["", "a", "b", "cc", "\u00e9", "no"]
 

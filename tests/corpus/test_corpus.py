@@ -11,14 +11,14 @@ import pytest
 from corpus_inputs import HERE, Entry, corpus
 from onnx import numpy_helper
 
-from rammer.compiled.options import CompileOptions
+from rammer.compiler.compile_options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.errors import RammerError
-from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
-from rammer.runtime.source import open_source
+from rammer.runtime.model_source import open_source
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 from rammer_testing.seeds import seed_of
-from rammer_testing.some import some
 
 #: Models in a run of ``make test`` on each device; `make corpus` takes all.
 SAMPLE = {"rocm": 3, "ipu_sim": 2}

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from corpus_inputs import Entry, corpus
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
+from rammer.distributed.partition.search import compile_spread
+from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
+from rammer.distributed.transport.local import LOCAL
+from rammer.distributed.transport.protocol import Site
 from rammer.errors import BadInput
 from rammer.ir.formats import carried, restored
-from rammer.place.spreading import compile_spread
-from rammer.profile.store import KernelStore
-from rammer.runtime.checks import check_inputs, shapes_of
-from rammer.runtime.source import open_source
-from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.transport.local import LOCAL
-from rammer.transport.protocol import Site
-from rammer_testing.some import some
+from rammer.runtime.input_checks import check_inputs, shapes_of
+from rammer.runtime.model_source import open_source
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 SETS = ("ipu_sim,ipu_sim", "rocm,ipu_sim", "toy,rocm,rocm")
 OPTIONS = {"ipu_sim": {"tiles": "32"}}

@@ -12,9 +12,9 @@ from uuid import uuid4
 
 from rammer.device.manifest import Array, Binding, OpenOptions, Recorded, RunResult, Span
 from rammer.errors import DeviceFailure
+from rammer.fusion.tile_search import candidates
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
-from rammer.tile.search import candidates
 
 import rammer_toy
 

@@ -14,14 +14,14 @@ import numpy as np
 from broken_rows import Rows
 
 from rammer.device.manifest import Array, Binding, Bound, OpenOptions, Recorded, RunResult, Span
+from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.device import MemoryLayer
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram, Task, Wait
-from rammer.profile.probe import random_inputs
 from rammer.runtime.host_bound import HostBound
 from rammer.runtime.host_memory import cut
-from rammer.tile.traffic import task_cost
+from rammer.tuning.kernel_probe import random_inputs
 
 import rammer_toy
 

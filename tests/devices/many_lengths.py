@@ -22,7 +22,7 @@ from zoo.ranged import RANGED, Open
 
 import rammer
 from rammer.runtime.executable import Executable
-from rammer.runtime.lengths import BUCKETS
+from rammer.runtime.shape_buckets import BUCKETS
 
 Array = np.ndarray
 #: Relative to the largest value of an output: float32, and sums in another order.

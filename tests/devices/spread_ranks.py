@@ -18,19 +18,27 @@ from typing import Any
 import numpy as np
 
 from rammer.device.loader import Registry
+from rammer.distributed.distributed_program import (
+    DevicePart,
+    DeviceStep,
+    DistributedProgram,
+    RunShape,
+    SpreadInput,
+    SpreadOutput,
+    Transfer,
+)
+from rammer.distributed.report.distributed_text import SpreadTrace
+from rammer.distributed.runtime.device_part import BoundPart, BoundStep
+from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
+from rammer.distributed.runtime.run_trace import traced_runs
+from rammer.distributed.transport import mpi_launch
+from rammer.distributed.transport.protocol import Site
+from rammer.distributed.transport.transport_registry import choose
 from rammer.errors import RammerError
 from rammer.ir.extent import AffineExtent
 from rammer.ir.program import Port, RProgram
-from rammer.ir.spread import DevicePart, DeviceStep, RunShape, Spread, SpreadInput, SpreadOutput, Transfer
 from rammer.ir.types import TensorType
-from rammer.report.spread import SpreadTrace
-from rammer.runtime.spread_part import BoundPart, BoundStep
-from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.runtime.spread_trace import traced_runs
 from rammer.schedule.wavefront import Wavefront
-from rammer.transport import launch
-from rammer.transport.find import choose
-from rammer.transport.protocol import Site
 from rammer_testing.programs import TaskNet, adding
 
 #: Seconds that processes may start one behind the other, at least.
@@ -71,7 +79,7 @@ def adds(reads: str, makes: str, length: int) -> RProgram:
     return replace(net.program(Wavefront(), 2), inputs=(Port(reads, reads),), outputs=(Port(makes, makes),))
 
 
-def late_chain(devices: int, length: int) -> Spread:
+def late_chain(devices: int, length: int) -> DistributedProgram:
     """As ``chain``; of what crosses there are ``n`` elements in a run, which every device knows."""
     made = chain(devices, length)
     late = RunShape((AffineExtent((("n", 1),), 0),), (0.0,))
@@ -79,7 +87,7 @@ def late_chain(devices: int, length: int) -> Spread:
     return replace(made, transfers=tuple(replace(t, late=late) for t in made.transfers), inputs=(*made.inputs, lengths))
 
 
-def chain(devices: int, length: int) -> Spread:
+def chain(devices: int, length: int) -> DistributedProgram:
     """Each device adds; the last one's result goes back to the first, which has a second step for it."""
     kind = TensorType("float32", (length,))
     transfers = [Transfer(f"t{d}", f"v{d}", kind, d, (d + 1) % devices) for d in range(devices)]
@@ -92,7 +100,7 @@ def chain(devices: int, length: int) -> Spread:
     last = DeviceStep(adds(f"v{devices - 1}", "y", length), {}, (back,), (), (back,))
     parts[0] = DevicePart("any", (*parts[0].steps, last))
     ports = (SpreadInput("x", "x", kind, (0,)),), (SpreadOutput("y", "y", kind, 0),)
-    return Spread(tuple(parts), tuple(transfers), adds("x", "y", length), *ports)
+    return DistributedProgram(tuple(parts), tuple(transfers), adds("x", "y", length), *ports)
 
 
 def troubled(part: BoundPart, wanted: Wanted) -> None:
@@ -125,11 +133,11 @@ def main(wanted: Wanted) -> dict[str, Any]:
         present(wanted, int(os.environ["OMPI_COMM_WORLD_RANK"]))
     # Who begins late on a loaded machine is no fault, unless faults in the beginning are what is wanted.
     patience = PATIENCE if wanted.early else 3 * PATIENCE
-    rank, size = launch.world(patience / launch.STARTS) if launch.launched() > 1 else (0, 1)
+    rank, size = mpi_launch.world(patience / mpi_launch.STARTS) if mpi_launch.launched() > 1 else (0, 1)
     if wanted.told:
         Path(wanted.told, f"begun {rank}").touch()
     if size > 1:
-        launch.leave(wanted.timeout / launch.ENDS)
+        mpi_launch.leave(wanted.timeout / mpi_launch.ENDS)
     sites = tuple(Site(wanted.device, "cpu", n % size) for n in range(count))
     spread = chain(count, wanted.length + (rank if wanted.lie else 0))
     mine = [rank] if size > 1 else range(count)

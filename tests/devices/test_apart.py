@@ -13,26 +13,26 @@ import pytest
 from recurrent_models import Net
 from test_place import compiler, spread_of
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.arrays import Array
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Bound
+from rammer.distributed.distributed_program import DistributedProgram
+from rammer.distributed.partition.search import compile_spread
+from rammer.distributed.report.distributed_text import describe_spread
+from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
+from rammer.distributed.transport.counters import Counters
+from rammer.distributed.transport.local import LOCAL
+from rammer.distributed.transport.protocol import Site
 from rammer.errors import BadInput
-from rammer.frontend.reader import read_model
-from rammer.ir.spread import Spread
-from rammer.passes.pipeline import default_passes
-from rammer.passes.roll import RollRecurrences
-from rammer.place.spreading import compile_spread
-from rammer.profile.store import KernelStore
-from rammer.report.spread import describe_spread
-from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.transport.counters import Counters
-from rammer.transport.local import LOCAL
-from rammer.transport.protocol import Site
+from rammer.frontend.read.reader import read_model
+from rammer.passes.loops.chunk_recurrent import RollRecurrences
+from rammer.passes.pass_pipeline import default_passes
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
 from rammer_testing.small_models import dense_layers
-from rammer_testing.some import some
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 HOSTED = HEAD + (
@@ -42,7 +42,9 @@ HOSTED = HEAD + (
 )
 
 
-def ran(spread: Spread, backends: Sequence[Backend], inputs: Mapping[str, Array], runs: int = 3) -> tuple[Any, list[Counters]]:
+def ran(
+    spread: DistributedProgram, backends: Sequence[Backend], inputs: Mapping[str, Array], runs: int = 3
+) -> tuple[Any, list[Counters]]:
     """Outputs of all of some runs, of which two are in flight, and what was counted."""
     sites = tuple(Site("any") for _ in backends)
     made = SpreadRuns(spread, dict(enumerate(backends)), Joined(sites, LOCAL, 2, 60.0))

@@ -11,19 +11,19 @@ from sibling_graphs import sibling_model
 from sibling_models import attention, branches, cell, onnx_cell, widths
 from view_graphs import failure, opened
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
+from rammer.fusion.tile_graph import BatchTrial
 from rammer.ir.operator import ROperator
-from rammer.ir.pieces import pieces
-from rammer.profile.store import KernelStore
+from rammer.ir.piecewise import pieces
+from rammer.passes.compute.batch_candidates import rearranges
 from rammer.runtime.executable import Executable
-from rammer.runtime.source import open_source
-from rammer.tile.graph import BatchTrial
-from rammer.tile.siblings import rearranges
-from rammer_testing.some import some
+from rammer.runtime.model_source import open_source
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 #: Random models of a run of the tests.
 COUNT = {"ipu_sim": 4, "rocm": 2}

@@ -15,10 +15,10 @@ import rammer
 from rammer.compiled.artifact import save_artifact
 from rammer.errors import BadInput
 from rammer.ir.program import RProgram
-from rammer.ir.verify import VerifyError, verify
 from rammer.runtime.executable import Executable
+from rammer.verify.verifier import VerifyError, verify
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
-from rammer_testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}

@@ -13,14 +13,14 @@ from ranged_models import RANGED, RangedModel, parsed
 
 import rammer
 from rammer.compiled.artifact import save_artifact
-from rammer.compiled.cases import parted, priced_at
 from rammer.compiled.segments import Compiled, ProgramSegment
+from rammer.compiler.length_variants import parted, priced_at
 from rammer.device.manifest import Binding, Loaded
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.runtime.executable import Executable
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
-from rammer_testing.some import some
 
 OPTIONS = {"ipu_sim": {"tiles": "16"}}
 

@@ -10,14 +10,14 @@ import pytest
 from cell_forms import WRITTEN, CellForm, cell_form
 from view_graphs import failure, opened
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
-from rammer.frontend.reader import read_model
-from rammer.profile.store import KernelStore
-from rammer_testing.some import some
+from rammer.frontend.read.reader import read_model
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 #: How gates lie in exporters' weights: ONNX, Keras, PyTorch, TensorFlow 1; TensorFlow's GRU.
 ORDERS = {"LSTM": ("iofc", "ifco", "ifoc", "icfo"), "GRU": ("zrn", "rzn")}

@@ -13,7 +13,7 @@ from onnx_models import BOOL, FLOAT, INT64, model, tensor
 
 import rammer
 from rammer.errors import BadInput
-from rammer.runtime.checking import RULES, VARIABLE
+from rammer.runtime.operator_check import RULES, VARIABLE
 
 DEVICES = ("toy", "rocm", "ipu_sim")
 #: Inputs of ONNX's operators that are called indices, and are free or refused at other places.

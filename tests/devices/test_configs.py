@@ -10,8 +10,8 @@ import pytest
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Exhaustive, Families
 from rammer_testing.cases import Sampler
+from rammer_testing.nonempty import some
 from rammer_testing.single import subjects
-from rammer_testing.some import some
 
 #: Sampled cases, and candidates that are looked at of each operator.
 CASES, MOST = 12, 60

@@ -13,8 +13,8 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Array
 from rammer.errors import BadInput
 from rammer.ir.program import RProgram
-from rammer.ir.verify import verify
-from rammer.schedule.fold import fold
+from rammer.schedule.fold_rows import fold
+from rammer.verify.verifier import verify
 from rammer_testing.conformance import (
     CHECKS,
     TIMED,

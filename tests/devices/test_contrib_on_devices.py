@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rammer_testing.operators.case import FAMILIES, drawn
+from rammer_testing.operators.oracles import judge_device
 from rammer_testing.operators.search import MODULES
-from rammer_testing.operators.voices import judge_device
 
 
 @pytest.mark.sampled(12)

@@ -16,31 +16,31 @@ from ranged_models import RANGED
 from test_cuts_random import compiler, spots, ways
 from test_spread_ranges import open_shapes
 
-from rammer.compiler import Compiler
+from rammer.compiler.compiler import Compiler
+from rammer.distributed.distributed_program import DeviceStep, DistributedProgram
+from rammer.distributed.partition.cut_graph import Cut, Spot, cut
+from rammer.distributed.partition.host_steps import lowered, order_spots, outline
+from rammer.distributed.partition.manual import staged
+from rammer.distributed.partition.operator_cost import Costs
+from rammer.distributed.partition.pipeline_parallel import pipeline
+from rammer.distributed.partition.ranged_model import graph_of_range
+from rammer.distributed.partition.search import Spreading
+from rammer.distributed.partition.steps import Hosting
+from rammer.distributed.partition.tensor_parallel import shared_out
+from rammer.distributed.partition.wavefront_parallel import wavefront
+from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
+from rammer.distributed.transport.local import LOCAL
+from rammer.distributed.transport.protocol import Site
 from rammer.errors import RammerError
-from rammer.frontend.bind import bind_until
-from rammer.frontend.lowering import CannotLower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind_until
+from rammer.frontend.lower.lowering_registry import CannotLower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph
-from rammer.ir.spread import DeviceStep, Spread
 from rammer.ir.types import TensorType
-from rammer.place.apart import lowered, order_spots, outline
-from rammer.place.by_hand import staged
-from rammer.place.cost import Costs
-from rammer.place.cut import Cut, Spot, cut
-from rammer.place.hosting import Hosting
-from rammer.place.pipeline import pipeline
-from rammer.place.ranges import graph_of_range
-from rammer.place.shares import shared_out
-from rammer.place.spreading import Spreading
-from rammer.place.waves import wavefront
-from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.tile.steps import every_step
-from rammer.transport.local import LOCAL
-from rammer.transport.protocol import Site
+from rammer.passes.compute.slice_time_steps import every_step
 from rammer_testing.graphs.generate import graph
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 Arrays = Mapping[str, np.ndarray]
 Spots = Mapping[str, Spot]
@@ -90,7 +90,7 @@ class Case:
     states: Mapping[str, str]
     devices: int
 
-    def planned(self, graph: ComputeGraph, where: Spots, made: Compiler, random: Random) -> tuple[Cut, Spread]:
+    def planned(self, graph: ComputeGraph, where: Spots, made: Compiler, random: Random) -> tuple[Cut, DistributedProgram]:
         """A cut, and its proved table."""
         names, links = ("ipu_sim",) * self.devices, ways(random, self.devices)
         spreading = Unpriced(graph, [made] * self.devices, names, links, self.hosting, states=self.states)
@@ -185,7 +185,7 @@ def states(found: ComputeGraph, random: Random) -> dict[str, str]:
     return chosen
 
 
-def check_runs(found: Cut, spread: Spread, random: Random) -> None:
+def check_runs(found: Cut, spread: DistributedProgram, random: Random) -> None:
     """Runs in flight make what the pieces make one after another."""
     count, made = len(spread.parts), compiler().backend
     inputs = [{i.name: drawn(i.type, random) for i in spread.inputs} for _ in range(5)]

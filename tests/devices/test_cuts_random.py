@@ -11,24 +11,24 @@ from random import Random
 import numpy as np
 import pytest
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
+from rammer.distributed.distributed_program import DistributedProgram, Link
+from rammer.distributed.partition.host_steps import lowered
+from rammer.distributed.partition.manual import staged
+from rammer.distributed.partition.operator_cost import costs_of, on_its_own
+from rammer.distributed.partition.search import Spreading
+from rammer.distributed.partition.steps import Hosting
+from rammer.distributed.partition.tensor_parallel import shared_out
 from rammer.errors import RammerError
-from rammer.frontend.bind import bind_until
-from rammer.frontend.lowering import CannotLower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind_until
+from rammer.frontend.lower.lowering_registry import CannotLower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph
 from rammer.ir.program import RProgram
-from rammer.ir.spread import Link, Spread
-from rammer.place.apart import lowered
-from rammer.place.by_hand import staged
-from rammer.place.cost import costs_of, on_its_own
-from rammer.place.hosting import Hosting
-from rammer.place.shares import shared_out
-from rammer.place.spreading import Spreading
-from rammer.profile.store import KernelStore
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.graphs.generate import graph
 from rammer_testing.small_models import dense_layers
 from rammer_testing.spreads import run_steps, run_whole
@@ -68,7 +68,7 @@ def spots(found: ComputeGraph, random: Random, devices: int) -> dict[str, int]:
     return where
 
 
-def check(spread: Spread, found: ComputeGraph, inputs: Arrays, made: Compiler) -> None:
+def check(spread: DistributedProgram, found: ComputeGraph, inputs: Arrays, made: Compiler) -> None:
     """``found`` is all that the model is, as one device computes it."""
     assert RProgram.parse(str(spread.whole)) == spread.whole
     one = on_its_own(made, found)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rammer.codegen.c_target import CFunction, CTarget
 from rammer.codegen.dialects import one_thread
 from rammer.codegen.emit import emit
-from rammer.codegen.target import CFunction, CTarget
 from rammer.errors import DeviceFailure
-from rammer.ir.extent import AffineExtent, Ending, Stop
+from rammer.ir.extent import AffineExtent, ReduceBound, SkipTasks
 from rammer.ir.program import Storage
 from rammer_testing.host_c import Array, HostCase, case, close, reference
 
@@ -140,7 +140,7 @@ def test_tiles_on_a_gpu_end_at_the_length(device: Any, length: int, rng: np.rand
     x[length:], x[:, length:] = np.nan, np.nan
     texts = ["t: f32[i:70] = sum[j:70] x[i, j]", "y: f32[i:70] = t[i] * 2.0"]
     item = case(texts, {"x": x, "n": np.array(length)}, (16,), "thread")
-    operator = replace(item.operator, endings=(Ending("i", extent, (7.0,)),), stops=(Stop("t", "j", extent),))
+    operator = replace(item.operator, endings=(SkipTasks("i", extent, (7.0,)),), stops=(ReduceBound("t", "j", extent),))
     binding = replace(item.binding, storages={**item.binding.storages, "n": Storage("n", "b_n", 0, (), ())})
     made = ended(operator, generic(operator, binding, GPU_DIALECT), binding, GPU_DIALECT)
     assert made.inner is not None and made.inner.stops

@@ -15,15 +15,15 @@ import rammer
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.device.loader import Registry
 from rammer.device.manifest import Binding, Poisoned
-from rammer.ir.extent import AffineExtent, Ending, Ranged, Stop
+from rammer.ir.extent import AffineExtent, Ranged, ReduceBound, SkipTasks
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
-from rammer.ir.verify import VerifyError, verify
-from rammer.profile.probe import USUAL, probe_program, random_inputs
-from rammer.runtime.lengths import bucket, narrowed, widened
-from rammer.schedule.fold import fold
+from rammer.runtime.shape_buckets import bucket, narrowed, widened
+from rammer.schedule.fold_rows import fold
+from rammer.tuning.kernel_probe import USUAL, probe_program, random_inputs
+from rammer.verify.verifier import VerifyError, verify
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
-from rammer_testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
 #: Of a chip: so many that tasks are smaller than the lengths.
@@ -53,7 +53,7 @@ def parts(name: str, maker: str = "ipu_sim") -> tuple[RangedModel, Compiled, Pro
     return model, compiled, segment, compiled.ranged, points
 
 
-def endings(program: RProgram) -> list[Ending]:
+def endings(program: RProgram) -> list[SkipTasks]:
     return [e for o in program.operators for e in o.endings]
 
 
@@ -220,10 +220,10 @@ def test_what_is_no_ending_is_refused() -> None:
             verify(replace(program, operators=operators))
     for text in ("m", "m.k", "m.k at 3", "m at length_seq * 2"):
         with pytest.raises(ValueError, match="length"):
-            Stop.parse(text)
+            ReduceBound.parse(text)
     for text in ("m", "m at ", "m at 3", "m at length_seq with x", "m at length_seq * 2"):
         with pytest.raises(ValueError, match=r"length|float"):
-            Ending.parse(text, 1)
+            SkipTasks.parse(text, 1)
 
 
 def test_a_shorter_run_takes_fewer_cycles(rng: np.random.Generator) -> None:

@@ -10,9 +10,9 @@ import pytest
 from rammer.device.loader import Registry
 from rammer_testing.cases import Sampler, pick_of
 from rammer_testing.nets import KINDS
+from rammer_testing.nonempty import some
 from rammer_testing.search import Search
 from rammer_testing.single import check, subjects, trial_of
-from rammer_testing.some import some
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from spread_ranks import Wanted
 from test_spread_runs import check_counters
 
 from rammer_testing import walkthrough
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 LACKING = lacking() or ("" if find_spec("mpi4py") and shutil.which("mpirun") else "no MPI")
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=f"no network namespaces here: {LACKING}")

@@ -15,18 +15,18 @@ from precision_model import LITTLE
 
 import rammer
 from rammer.compiled.artifact import save_artifact
-from rammer.compiled.options import CompileOptions, Request
-from rammer.compiled.unpack import load_artifact
+from rammer.compiled.artifact_reader import load_artifact
+from rammer.compiler.compile_options import CompileOptions, Request
 from rammer.device.loader import Registry
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.evaluate import run_graph
-from rammer.passes.narrow import narrowed
-from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.passes.graph.convert_to_float16 import narrowed
+from rammer.passes.pass_pipeline import Pipeline, default_passes
 from rammer.runtime.session import open_executable
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 
 def open_or_skip(device: str) -> None:

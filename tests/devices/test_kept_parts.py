@@ -16,13 +16,13 @@ from random_loops import Feeds, drawn
 import rammer
 from rammer.compiled.artifact import save_artifact
 from rammer.compiled.segments import Compiled
-from rammer.compiler import Compiler
-from rammer.frontend.reader import Model
-from rammer.runtime import bodies
+from rammer.compiler.compiler import Compiler
+from rammer.frontend.read.reader import Model
+from rammer.runtime import control_flow
 from rammer.runtime.executable import Executable
-from rammer.runtime.keeping import part_key
+from rammer.runtime.program_cache import part_key
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
-from rammer_testing.some import some
 
 DEVICES = ["toy", "rocm", "ipu_sim"]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}
@@ -41,8 +41,8 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         return found
 
     monkeypatch.setattr(Compiler, "compile_model", compiled)
-    monkeypatch.setattr(bodies, "LONGEST", 1.0)
-    monkeypatch.setattr(bodies, "MOST_TURNS", 8)
+    monkeypatch.setattr(control_flow, "LONGEST", 1.0)
+    monkeypatch.setattr(control_flow, "MOST_TURNS", 8)
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
     return names
 

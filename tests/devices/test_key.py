@@ -15,19 +15,19 @@ import products
 import pytest
 from onnx_models import model, tensor
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import ALIGNED_ELEMENTS, Backend, Binding
 from rammer.errors import DeviceFailure
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Compute
 from rammer.ir.operator import ROperator
 from rammer.ir.parts import Storage
-from rammer.profile.probe import probe_program
-from rammer.profile.store import KernelStore
-from rammer.profile.tune import Tuner
-from rammer_testing.some import some
+from rammer.tuning.kernel_probe import probe_program
+from rammer.tuning.kernel_store import KernelStore
+from rammer.tuning.tuner import Tuner
+from rammer_testing.nonempty import some
 
 Case = tuple[ROperator, Binding]
 #: What a key says of a stored tensor or of the whole, each of which some device's choice depends on.

@@ -9,9 +9,9 @@ import pytest
 from ranged_models import RANGED, UNRANGED, RangedModel
 
 import rammer
-from rammer.runtime.lengths import BUCKETS, bucket
+from rammer.runtime.shape_buckets import BUCKETS, bucket
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
-from rammer_testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}

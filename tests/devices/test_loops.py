@@ -12,9 +12,9 @@ from onnx_models import BOOL, FLOAT, INT64, model, tensor
 from random_loops import CONSTANTS, Feeds, RandomBody, drawn, random_values
 
 import rammer
-from rammer.runtime import bodies
+from rammer.runtime import control_flow
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
-from rammer_testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", pytest.param("cuda", marks=pytest.mark.cuda)]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}
@@ -39,8 +39,8 @@ def agrees(session: PeerSession, exe: Any, feeds: Feeds) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_loops(device: str, number: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """0 to 13 turns, or to 999, by programs of 2 to 8 turns that are made at once or after a few."""
-    monkeypatch.setattr(bodies, "LONGEST", 1.0)
-    monkeypatch.setattr(bodies, "MOST_TURNS", int(rng.choice([2, 4, 8])))
+    monkeypatch.setattr(control_flow, "LONGEST", 1.0)
+    monkeypatch.setattr(control_flow, "MOST_TURNS", int(rng.choice([2, 4, 8])))
     loop = drawn(rng, 1000 if rng.random() < 0.2 else 14)
     session, exe = opened(loop.proto, device)
     exe.bodies.warm = int(rng.choice([0, 3]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from many_lengths import Asked, measured
 
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 DEVICES = [pytest.param(d, marks=pytest.mark.large) for d in ("ipu_sim", "toy")]
 DEVICES = ["rocm", *DEVICES, pytest.param("cuda", marks=pytest.mark.cuda)]

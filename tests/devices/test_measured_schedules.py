@@ -11,28 +11,28 @@ import numpy as np
 import onnx
 import pytest
 
-from rammer.compiled.options import CompileOptions, Request
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions, Request
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
-from rammer.frontend.reader import read_model
+from rammer.distributed.partition.search import compile_spread
+from rammer.distributed.runtime.distributed_session import Joining, open_spread
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 from rammer.ir.program import Port, RProgram
 from rammer.ir.types import TensorType
-from rammer.ir.verify import VerifyError, verify
-from rammer.place.spreading import compile_spread
-from rammer.plan.stages import StageTimer, stage_program
-from rammer.profile.choose import SAME
-from rammer.profile.store import KernelStore
-from rammer.runtime.spread_session import Joining, open_spread
+from rammer.plan.stage_latency import StageTimer, stage_program
 from rammer.schedule.baselines import Sequential
 from rammer.schedule.ios import IOS
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
-from rammer.schedule.registry import Auto
+from rammer.schedule.policy_registry import Auto
+from rammer.tuning.fastest_program import SAME
+from rammer.tuning.kernel_store import KernelStore
+from rammer.verify.verifier import VerifyError, verify
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import dense_layers
-from rammer_testing.some import some
 
 POLICIES = ("sequential", "wavefront", "wavefront{lean=0}", "ios")
 
@@ -68,7 +68,7 @@ def test_no_policy_is_faster_by_the_simulators_clock(rng: np.random.Generator) -
 @pytest.mark.parametrize("device", ["rocm", "toy"])
 def test_what_is_kept_was_timed_and_is_right(device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of schedules that are far apart by prediction, too, so that there are always two."""
-    monkeypatch.setattr("rammer.schedule.registry.FAR", float("inf"))
+    monkeypatch.setattr("rammer.schedule.policy_registry.FAR", float("inf"))
     graph = branches(rng)
     chosen, compiler = compiled(device, "auto", graph)
     assert "by measurement" in chosen.choice and " ms" in chosen.choice
@@ -110,7 +110,7 @@ def test_stages_are_run_once_for_all_models(device: str, rng: np.random.Generato
     class Noted(StageTimer):
         __call__ = noted
 
-    monkeypatch.setattr("rammer.compiler.StageTimer", Noted)
+    monkeypatch.setattr("rammer.compiler.compiler.StageTimer", Noted)
     ports = tuple(Port(n, n) for n in graph.outputs)
     backend = Registry().open(device)
     first = Compiler(backend, CompileOptions("ios", tune="quick"), store).program(graph, (Port("x", "x"),), ports)
@@ -133,7 +133,7 @@ def test_stages_timed_wrongly_cost_nothing(rng: np.random.Generator, monkeypatch
     }
     for name, told in found.items():
         timer = type("Told", (StageTimer,), {"__call__": told})
-        monkeypatch.setattr("rammer.compiler.StageTimer", timer)
+        monkeypatch.setattr("rammer.compiler.compiler.StageTimer", timer)
         one = Compiler(backend, CompileOptions("ios", tune="quick"), store).program(graph, (Port("x", "x"),), ports)
         made[name] = one, backend.profiler.program_time(one.program, one.constants)
     assert made["by chance"][1] <= SAME * made["by prediction"][1]

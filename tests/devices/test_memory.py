@@ -14,13 +14,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import rammer
-from rammer.compiled.kept import LARGE
+from rammer.cache.cached_constants import LARGE
 from rammer.device import capabilities
-from rammer.device.shared import ConstantForm, SharedConstants
+from rammer.device.shared_constants import ConstantForm, SharedConstants
 from rammer.errors import BadInput
-from rammer.ir.joined import Constants
+from rammer.ir.constants.recipes import Constants
 from rammer.runtime.executable import Executable
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 #: What a process does: open a model and run it at every extent of its open dimension, then say its most memory in bytes.
 CHILD = """
@@ -126,7 +126,7 @@ def test_constants_are_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     wanted = {n: rammer.compile(data, "toy").run({"x0": x[:n]})["x4"] for n in (1, 4, 9)}
     assert len(list((tmp_path / "cache/programs").glob("*.rammer"))) == 3
     assert weights <= kept(tmp_path / "cache") < 1.1 * weights
-    monkeypatch.setattr("rammer.compiler.Compiler.compile_model", None)  # nothing is compiled again
+    monkeypatch.setattr("rammer.compiler.compiler.Compiler.compile_model", None)  # nothing is compiled again
     again = rammer.compile(data, "toy")
     for n, values in wanted.items():
         np.testing.assert_array_equal(again.run({"x0": x[:n]})["x4"], values)

@@ -10,9 +10,9 @@ from onnx import helper, numpy_helper
 import rammer
 from rammer.compiled.segments import Compiled
 from rammer.ir.program import RProgram
-from rammer.passes.nesting import LEAST_STEPS, MOST_STEPS
+from rammer.passes.loops.chunk_scan import LEAST_STEPS, MOST_STEPS
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
-from rammer_testing.some import some
 
 DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}

@@ -20,11 +20,11 @@ from rammer.compiled.segments import Compiled
 from rammer.ir.extent import AffineExtent
 from rammer.ir.parts import Move, Repeat
 from rammer.ir.program import RProgram
-from rammer.ir.verify import VerifyError, verify
-from rammer.passes.opening import turn_for
+from rammer.passes.loops.dynamic_recurrent import turn_for
+from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.host_c import COMPILER
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
-from rammer_testing.some import some
 
 from rammer_cuda.bound import BITS, RepeatedLaunch, entries
 from rammer_cuda.device import source

@@ -16,12 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rammer
 from rammer.cli.main import cli
-from rammer.compiled.spent import timed, watched
+from rammer.compiled.host_timing import timed, watched
 from rammer.device.manifest import Recorded, Span
 from rammer.errors import DeviceUnavailable
-from rammer.report import operators
-from rammer.report.operators import HOST, MEASURED, PREDICTED, SIMULATED, TRACED, OperatorShare, shares, table_rows
-from rammer_testing.some import some
+from rammer.report import operator_times
+from rammer.report.operator_times import HOST, MEASURED, PREDICTED, SIMULATED, TRACED, OperatorShare, shares, table_rows
+from rammer_testing.nonempty import some
 
 #: NumPy, one tile after another, takes long for what shows a difference elsewhere.
 SMALL, LARGE = 16, 192
@@ -109,8 +109,8 @@ def test_a_record_of_the_run_comes_before_the_profiler(rng: np.random.Generator,
             raise DeviceUnavailable("no card")
 
     offline = SimpleNamespace(kernel=exe.backend.kernel, vdevice=exe.backend.vdevice, profiler=Absent())
-    binding = operators.Binding.of(program, ())
-    seconds, how = operators.alone(offline, program.operators[0], binding)  # type: ignore[arg-type]
+    binding = operator_times.Binding.of(program, ())
+    seconds, how = operator_times.alone(offline, program.operators[0], binding)  # type: ignore[arg-type]
     assert how == PREDICTED and seconds > 0
     exe.close()
 
@@ -121,7 +121,7 @@ def test_a_long_table_ends_with_what_it_leaves_out() -> None:
     ]
     rows = table_rows(many)
     assert rows[0][1] == "a (Add), b, c (Mul) and 1 more" and rows[0][5] == "4.0%"
-    assert rows[-1][0] == "5 more" and rows[-1][5] == "20.0%" and len(rows) == operators.MOST_OPERATORS + 1
+    assert rows[-1][0] == "5 more" and rows[-1][5] == "20.0%" and len(rows) == operator_times.MOST_OPERATORS + 1
 
 
 @pytest.mark.parametrize("cached", [False, True])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rammer_testing.operators.case import OperatorCase
-from rammer_testing.operators.voices import judge_device
+from rammer_testing.operators.oracles import judge_device
 
 F32 = np.float32
 NAN = np.array([[1, np.nan, 9, np.nan], [4, 5, 5, 0], [-np.inf, -np.inf, 3, 3]], F32)

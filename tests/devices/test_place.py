@@ -9,20 +9,20 @@ import numpy as np
 import onnx
 import pytest
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
+from rammer.distributed.distributed_program import DevicePart, DistributedProgram, Link
+from rammer.distributed.link import joined_constants
+from rammer.distributed.partition.measured_links import MeasuredDevices, seconds_of
+from rammer.distributed.partition.search import compile_spread
 from rammer.errors import BadInput
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.expr import rename_tensors
-from rammer.ir.homes import TRANSFER
 from rammer.ir.program import ALIGNMENT, RProgram
-from rammer.ir.spread import DevicePart, Link, Spread
-from rammer.ir.verify import VerifyError, verify
-from rammer.place.measured import MeasuredDevices, seconds_of
-from rammer.place.spreading import compile_spread
-from rammer.plan.join import joined_constants
-from rammer.profile.store import KernelStore
+from rammer.tuning.kernel_store import KernelStore
+from rammer.verify.multi_device import TRANSFER
+from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.models import light_model
 from rammer_testing.small_models import dense_layers
 from rammer_testing.spreads import run_steps, run_whole, whole_inputs
@@ -37,7 +37,7 @@ def compiler(tiles: int = 8) -> Compiler:
 
 def spread_of(
     model: onnx.ModelProto, devices: int, links: tuple[Link, ...] | MeasuredDevices = (), goal: str = "throughput"
-) -> Spread:
+) -> DistributedProgram:
     read, made = read_model(model), compiler()
     shapes = {p.name: tuple(int(d or 0) for d in p.shape) for p in read.inputs}
     return compile_spread([("ipu_sim", made)] * devices, read, shapes, links, goal)
@@ -177,7 +177,7 @@ def test_the_simulated_chip_shows_planted_faults(edit: Callable[[RProgram], Iter
     assert faults >= len(edits) - (edit is unheard)
 
 
-def by_hand(text: str, devices: int = 2) -> Spread:
+def by_hand(text: str, devices: int = 2) -> DistributedProgram:
     read, made = read_model(dense_layers(4)), compiler()
     return compile_spread([("ipu_sim", made)] * devices, read, {"x": (4, 32)}, place=text)
 

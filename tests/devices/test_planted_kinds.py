@@ -9,7 +9,7 @@ from broken_kinds import CHECKS_OF, KINDS
 
 from rammer_testing import thread_checks
 from rammer_testing.conformance import CHECKS, ConformanceError
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 from rammer_testing.subject import DISTURBED, disturbance
 
 PLANTED = [(kind, name) for kind, broken in KINDS.items() for name in broken]

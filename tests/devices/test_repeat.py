@@ -14,13 +14,13 @@ from rammer.compiled.artifact import save_artifact
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.errors import DeviceFailure
 from rammer.ir.program import Move, Repeat, RProgram
-from rammer.ir.verify import VerifyError, verify
-from rammer.passes.pipeline import default_passes
-from rammer.passes.roll import RollRecurrences
+from rammer.passes.loops.chunk_recurrent import RollRecurrences
+from rammer.passes.pass_pipeline import default_passes
 from rammer.runtime.executable import Executable
-from rammer.runtime.specialised import load_segments
+from rammer.runtime.loaded_model import load_segments
+from rammer.verify.verifier import VerifyError, verify
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
-from rammer_testing.some import some
 
 from rammer_ipu_sim.chip import configured
 from rammer_ipu_sim.executor import LoadedProgram

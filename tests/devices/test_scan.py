@@ -10,7 +10,7 @@ from onnx import parser
 
 import rammer
 from rammer_testing.net import Net
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
 SHAPES = [((3, 1009), 1), ((130, 5), 0), ((2, 96, 7), 1)]

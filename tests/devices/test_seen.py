@@ -11,10 +11,10 @@ from ranged_models import RANGED, UNRANGED
 import rammer
 from rammer.cli.run import build_report, run_repeatedly
 from rammer.ir.port import InputPort
-from rammer.runtime.lengths import FIXED, bounds, bucket
-from rammer.runtime.seen import FEWEST, Seen, doubling
-from rammer.runtime.standing import StandingBound
-from rammer_testing.some import some
+from rammer.runtime.auto_ranges import FEWEST, Seen, doubling
+from rammer.runtime.ranged_call import RangedCall
+from rammer.runtime.shape_buckets import FIXED, bounds, bucket
+from rammer_testing.nonempty import some
 
 PORTS = (InputPort("x", "float32", ("batch", "past")), InputPort("mask", "int64", ("batch", "total")))
 
@@ -104,7 +104,7 @@ def test_arrays_of_any_length_are_bound(device: str, given: bool, rng: np.random
     for seq, found in ((5, False), (6, not given)):
         inputs = model.inputs({"seq": seq, "batch": 2}, rng)
         bound, shorter = exe.bind(inputs), model.inputs({"seq": 3, "batch": 2}, rng)
-        assert isinstance(bound, StandingBound) == found
+        assert isinstance(bound, RangedCall) == found
         for point in [{}, {"seq": 3}] if found else [{}]:
             bound.write(shorter if point else inputs)
             bound.run(**point)

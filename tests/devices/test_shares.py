@@ -8,14 +8,14 @@ import numpy as np
 import onnx
 import pytest
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
-from rammer.frontend.reader import read_model
-from rammer.ir.spread import Link, Spread
-from rammer.ir.verify import verify
-from rammer.place.spreading import compile_spread
-from rammer.profile.store import KernelStore
+from rammer.distributed.distributed_program import DistributedProgram, Link
+from rammer.distributed.partition.search import compile_spread
+from rammer.frontend.read.reader import read_model
+from rammer.tuning.kernel_store import KernelStore
+from rammer.verify.verifier import verify
 from rammer_testing.spreads import run_steps, run_whole
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
@@ -48,7 +48,7 @@ def model_of(name: str, seed: int) -> onnx.ModelProto:
     return model
 
 
-def spread_of(model: onnx.ModelProto, devices: int) -> Spread:
+def spread_of(model: onnx.ModelProto, devices: int) -> DistributedProgram:
     """Over links that cost nothing, so that whatever can be shared out is."""
     registry, read = Registry(), read_model(model)
     made = Compiler(registry.open("ipu_sim", options={"tiles": "8"}), CompileOptions(), KernelStore(None), registry)

@@ -16,25 +16,25 @@ from ranged_models import RANGED, UNRANGED, RangedModel
 from spread_launch import needs_mpi, surroundings
 
 import rammer
-from rammer.compiled.options import CompileOptions, Request
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions, Request
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
+from rammer.distributed.distributed_program import DistributedProgram
+from rammer.distributed.partition.manual import staged
+from rammer.distributed.partition.ranged_model import OpenShapes, graph_of_range
+from rammer.distributed.partition.search import Spreading, compile_open
+from rammer.distributed.partition.steps import Hosting
+from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
+from rammer.distributed.runtime.distributed_session import Joining, open_spread
+from rammer.distributed.transport.local import LOCAL
+from rammer.distributed.transport.protocol import Site
 from rammer.errors import BadInput
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.extent import NoRange
 from rammer.ir.program import RProgram
-from rammer.ir.spread import Spread
-from rammer.place.by_hand import staged
-from rammer.place.hosting import Hosting
-from rammer.place.ranges import OpenShapes, graph_of_range
-from rammer.place.spreading import Spreading, compile_open
-from rammer.profile.store import KernelStore
-from rammer.runtime.lengths import BUCKETS, narrowed, widened
-from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.runtime.spread_session import Joining, open_spread
-from rammer.transport.local import LOCAL
-from rammer.transport.protocol import Site
-from rammer_testing.some import some
+from rammer.runtime.shape_buckets import BUCKETS, narrowed, widened
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 from rammer_testing.spreads import run_whole
 
 Arrays = Mapping[str, np.ndarray]
@@ -54,7 +54,7 @@ def open_shapes(model: RangedModel) -> OpenShapes:
     return OpenShapes({name: a.shape for name, a in found.items()}, model.spans)
 
 
-def cut_at_random(model: RangedModel, made: Compiler, names: tuple[str, ...], random: Random) -> Spread:
+def cut_at_random(model: RangedModel, made: Compiler, names: tuple[str, ...], random: Random) -> DistributedProgram:
     whole = graph_of_range(made, read_model(model.proto), open_shapes(model))
     spreading = Spreading(whole.graph, [made] * len(names), names, {}, Hosting(ended=whole.ended))
     where = dict[str, int]()
@@ -74,7 +74,7 @@ def points(model: RangedModel, random: Random, count: int) -> list[dict[str, int
     return found
 
 
-def on_the_way(spread: Spread, point: Mapping[str, int], device: int) -> int:
+def on_the_way(spread: DistributedProgram, point: Mapping[str, int], device: int) -> int:
     """Bytes that a device has to write, or to read, in a run."""
     assert spread.ranged is not None
     lengths, total = {spread.ranged.lengths[d]: n for d, n in point.items()}, 0
@@ -84,7 +84,7 @@ def on_the_way(spread: Spread, point: Mapping[str, int], device: int) -> int:
     return total
 
 
-def check_table(spread: Spread, inputs: Arrays, want: Arrays) -> None:
+def check_table(spread: DistributedProgram, inputs: Arrays, want: Arrays) -> None:
     """The whole table, which a simulated chip plays, has the same outputs; so has its text."""
     assert RProgram.parse(str(spread.whole)) == spread.whole and spread.ranged is not None
     ins, outs = SpreadRuns.ports(spread)

@@ -15,12 +15,12 @@ from spread_launch import EMPTY, Ended, launched, needs_mpi, surroundings
 from spread_ranks import PATIENCE, Wanted, chain, late_chain, main
 
 from rammer.device.loader import Registry
+from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
+from rammer.distributed.transport.counters import Counters
+from rammer.distributed.transport.local import LOCAL
+from rammer.distributed.transport.protocol import Site
 from rammer.errors import BadInput, DeviceFailure, RammerError
-from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.transport.counters import Counters
-from rammer.transport.local import LOCAL
-from rammer.transport.protocol import Site
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 #: Transports that join processes.
 PROCESSES = ["mpi", "messages"]
@@ -197,7 +197,7 @@ def test_a_hang_in_mpi_itself_ends_all(where: str) -> None:
         "leaving": ["launch.world()", "launch.leave(3.0 / launch.ENDS)", stop],
     }
     line = ["mpirun", "-n", "2", "--oversubscribe", sys.executable, "-c"]
-    text = "\n".join(["import os, signal", "from rammer.transport import launch", *lines[where]])
+    text = "\n".join(["import os, signal", "from rammer.distributed.transport import mpi_launch as launch", *lines[where]])
     with TemporaryDirectory() as memory:
         done = subprocess.run([*line, text], env=surroundings(memory), capture_output=True, text=True, timeout=100)
     assert done.returncode == DeviceFailure.exit_code and f"{where} MPI together with the other processes" in done.stderr

@@ -14,23 +14,23 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from spread_launch import needs_mpi, surroundings
 
-from rammer.compiled.options import CompileOptions, Request
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions, Request
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
+from rammer.distributed.distributed_program import DistributedProgram
+from rammer.distributed.partition.manual import staged
+from rammer.distributed.partition.ranged_model import OpenShapes
+from rammer.distributed.partition.search import Spreading, compile_open
+from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
+from rammer.distributed.runtime.distributed_session import Joining, open_spread
+from rammer.distributed.transport.local import LOCAL
+from rammer.distributed.transport.protocol import Site
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind_until
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
-from rammer.ir.spread import Spread
-from rammer.place.by_hand import staged
-from rammer.place.ranges import OpenShapes
-from rammer.place.spreading import Spreading, compile_open
-from rammer.profile.store import KernelStore
-from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.runtime.spread_session import Joining, open_spread
-from rammer.transport.local import LOCAL
-from rammer.transport.protocol import Site
-from rammer_testing.some import some
+from rammer.frontend.bind.binder import bind_until
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 Arrays = dict[str, np.ndarray]
 #: Of a small decoder: positions of its caches, and numbers of a row.
@@ -100,7 +100,7 @@ def looped(model: onnx.ModelProto, kept: dict[str, str], inputs: list[Arrays], f
     return found
 
 
-def runs_of(spread: Spread, device: str, depth: int) -> SpreadRuns:
+def runs_of(spread: DistributedProgram, device: str, depth: int) -> SpreadRuns:
     registry, count = Registry(), len(spread.parts)
     joined = Joined(tuple(Site(device) for _ in range(count)), LOCAL, depth, 30.0)
     return SpreadRuns(spread, {d: registry.open(device, options=OPTIONS[device]) for d in range(count)}, joined)

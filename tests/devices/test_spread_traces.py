@@ -13,7 +13,7 @@ import pytest
 from spread_launch import launched, needs_mpi
 from spread_ranks import Wanted, chain, main
 
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 #: Microseconds: times are told in whole nanoseconds.
 ROUND = 2e-3

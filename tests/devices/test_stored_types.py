@@ -17,7 +17,7 @@ from rammer.compiled.artifact import save_artifact
 from rammer.errors import BadInput
 from rammer.ir.formats import FORMATS, FloatFormat, carried, restored
 from rammer.runtime.session import open_executable
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DEVICES = ["toy", "rocm", "ipu_sim"]

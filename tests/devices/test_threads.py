@@ -18,12 +18,12 @@ from rammer.device.guard import GuardedBackend, GuardedBound, GuardedLoaded
 from rammer.device.loader import Registry
 from rammer.device.manifest import Array, Device, OpenOptions
 from rammer.errors import BadInput, DeviceFailure
-from rammer.profile.store import KernelStore, TunedKernel
 from rammer.runtime import executable
-from rammer.runtime.bound import ModelBound
+from rammer.runtime.bound_call import ModelBound
 from rammer.runtime.executable import Executable
-from rammer.runtime.residents import Residents
-from rammer.runtime.specialised import Specialised
+from rammer.runtime.loaded_model import LoadedModel
+from rammer.runtime.loaded_programs import LoadedPrograms
+from rammer.tuning.kernel_store import KernelStore, TunedKernel
 from rammer_testing import thread_checks, threads
 from rammer_testing.conformance import CHECKS, ConformanceError, Subject, registry_of
 from rammer_testing.small_models import MODELS
@@ -62,7 +62,7 @@ def emptied(self: Executable) -> None:
     self.cache.clear()
 
 
-def retired(self: Specialised) -> bool:
+def retired(self: LoadedModel) -> bool:
     """Freed whoever uses it."""
     self.closed = True
     return True
@@ -89,8 +89,8 @@ MISTAKES: dict[str, tuple[Any, str, Any, str, str]] = {
     "runs after close": (GuardedLoaded, "turn", always, "closed", "after shutdown"),
     "opens again after close": (Executable, "close", emptied, "closed", "no DeviceFailure that says 'closed'"),
     "views": (rammer_toy.ToyProgram, "run", views, "own outputs", "share memory"),
-    "nothing is freed": (Residents, "trim", lambda self, newest: None, "resident", "3 sets of shapes stay"),
-    "bound programs are freed": (Specialised, "retire", retired, "resident", "closed"),
+    "nothing is freed": (LoadedPrograms, "trim", lambda self, newest: None, "resident", "3 sets of shapes stay"),
+    "bound programs are freed": (LoadedModel, "retire", retired, "resident", "closed"),
 }
 
 

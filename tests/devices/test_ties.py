@@ -15,10 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 import rammer
 from rammer.cli.main import cli
 from rammer.errors import Mismatch
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.reference.outputs import run_onnxruntime
 from rammer.reference.rounding_ties import NEAR, Ties, coded, judged
-from rammer.report.compare import differences
+from rammer.report.output_errors import differences
 
 TOLERANCE = (1e-4, 1e-5)
 LAYERS, CHANNELS, SIDE = 4, 16, 12

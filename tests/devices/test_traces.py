@@ -13,16 +13,16 @@ import pytest
 from click.testing import CliRunner
 
 from rammer.cli.main import cli
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
+from rammer.compiler.compile_options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Span, Tracer
 from rammer.ir.program import RProgram, waves
-from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
-from rammer.runtime.source import open_source
+from rammer.runtime.model_source import open_source
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import MODELS
-from rammer_testing.some import some
 
 DEVICES = [("rocm", {"executor": "single"}), ("rocm", {"executor": "waves"}), ("ipu_sim", {"tiles": "24"})]
 

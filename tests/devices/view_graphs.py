@@ -15,14 +15,14 @@ import pytest
 from onnx import helper
 from onnx_models import model, tensor
 
-from rammer.compiled.options import CompileOptions
+from rammer.compiler.compile_options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
-from rammer.frontend.reader import read_model
-from rammer.profile.store import KernelStore
+from rammer.frontend.read.reader import read_model
 from rammer.reference.outputs import expected_outputs
 from rammer.runtime.executable import Executable
-from rammer.runtime.source import open_source
+from rammer.runtime.model_source import open_source
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.accuracy import TOLERANCE
 
 Shape = tuple[int, ...]

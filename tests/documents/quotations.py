@@ -15,24 +15,24 @@ import draw
 import pytest
 
 from rammer.cli.group import COMMANDS, LazyGroup
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import Compiled, ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Backend, OpenOptions
-from rammer.frontend.carriers import DOMAIN
-from rammer.frontend.contrib import FUNCTIONS, HOST_ONLY
-from rammer.frontend.lowering import REGISTRY
-from rammer.frontend.lowerings.gather import data_dependent
-from rammer.frontend.reader import read_model
-from rammer.frontend.schemas import MICROSOFT
+from rammer.frontend.lower.contrib import FUNCTIONS, HOST_ONLY
+from rammer.frontend.lower.emulated_types import DOMAIN
+from rammer.frontend.lower.lowering_registry import REGISTRY
+from rammer.frontend.lower.operators.gather import data_dependent
+from rammer.frontend.read.reader import read_model
+from rammer.frontend.read.schemas import MICROSOFT
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.program import RProgram, waves
-from rammer.ir.verify import VerifyError, verify
-from rammer.profile.store import KernelStore
-from rammer.report.stages import STAGES
-from rammer.schedule.fold import fold
+from rammer.report.stage_text import STAGES
+from rammer.schedule.fold_rows import fold
+from rammer.tuning.kernel_store import KernelStore
+from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.interface import GROUPS, MEMBERS, names_of
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 from rammer_testing.walkthrough import model
 
 from rammer_cuda.launches import launches

@@ -13,19 +13,19 @@ import pytest
 
 from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
+from rammer.fusion.tile_search import candidates
+from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
-from rammer.profile.store import KernelStore
-from rammer.tile.search import candidates
-from rammer.tile.traffic import task_cost
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import registry_of
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import MODELS
-from rammer_testing.some import some
 
 import rammer_c
 import rammer_toy

@@ -19,11 +19,11 @@ from quotations import QUOTED, ROOT, program, walked
 
 from rammer import errors
 from rammer.cli.group import LazyGroup
-from rammer.frontend import limits
-from rammer.frontend.bind_state import MOST_UNROLLED
+from rammer.frontend.bind.bind_state import MOST_UNROLLED
+from rammer.frontend.read import limits
 from rammer.ir.program import RProgram
-from rammer.report.stages import STAGES
-from rammer_testing.some import some
+from rammer.report.stage_text import STAGES
+from rammer_testing.nonempty import some
 
 from rammer_cuda.families import FAMILIES
 from rammer_ipu_sim.chip import GC2

@@ -13,7 +13,7 @@ import pytest
 
 from rammer_testing import interface
 from rammer_testing.interface import GROUPS, MEMBERS, names_of, private_uses, signatures
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 ROOT = Path(__file__).parents[2]
 KEPT = Path(__file__).parent / "interface.txt"
@@ -78,9 +78,9 @@ def test_there_is_code_of_strangers() -> None:
     ("text", "found"),
     [
         ("from rammer.device.loader import GROUP", ["line 1: rammer.device.loader.GROUP"]),
-        ("from rammer.compiler import Compiler", ["line 1: rammer.compiler.Compiler"]),
-        ("import os\nimport rammer.ir.verify", ["line 2: rammer.ir.verify"]),
-        ("from rammer.ir import verify", ["line 1: rammer.ir.verify"]),
+        ("from rammer.compiler.compiler import Compiler", ["line 1: rammer.compiler.compiler.Compiler"]),
+        ("import os\nimport rammer.verify.verifier", ["line 2: rammer.verify.verifier"]),
+        ("from rammer.ir import verify", ["line 1: rammer.verify.verifier"]),
         ("from rammer.ir import expr as e\ne.affine(1)\ne.Op", ["line 2: rammer.ir.expr.affine"]),
         ("import rammer.ir.expr as e\ne._rebuild", ["line 2: rammer.ir.expr._rebuild"]),
         ("import rammer.ir.expr\nrammer.ir.expr.affine", ["line 2: rammer.ir.expr.affine"]),
@@ -115,8 +115,8 @@ def test_a_changed_signature_is_another_text(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_the_command_exits_with_what_it_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.py").write_text("from rammer.compiler import Compiler\n")
+    (tmp_path / "a.py").write_text("from rammer.compiler.compiler import Compiler\n")
     assert interface.main([str(tmp_path)]) == 1
-    assert "a.py: line 1: rammer.compiler.Compiler" in capsys.readouterr().out
+    assert "a.py: line 1: rammer.compiler.compiler.Compiler" in capsys.readouterr().out
     assert interface.main([str(ROOT / "tests/c_plugin")]) == 0
     assert interface.main([]) == 0 and capsys.readouterr().out.endswith(signatures())

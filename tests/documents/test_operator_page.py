@@ -16,7 +16,7 @@ from onnx import parser
 import rammer
 from rammer.cli.main import main
 from rammer.errors import BadInput
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 import rammer_c
 

@@ -14,12 +14,12 @@ import pytest
 from onnx import parser
 
 import rammer
-from rammer.compiled.options import Request
 from rammer.compiled.segments import ProgramSegment
+from rammer.compiler.compile_options import Request
 from rammer.device.loader import Registry
 from rammer.ir.program import Task
-from rammer.profile.store import KernelStore
 from rammer.runtime.session import open_executable
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import registry_of
 from rammer_testing.judge import relative_error
 

@@ -20,14 +20,14 @@ import numpy as np
 from golden_cubin import code_digest
 from golden_text import digest, digits, text_digest
 
-from rammer.codegen.task import Argument
-from rammer.compiled.options import CompileOptions
+from rammer.codegen.task_parameters import Argument
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
-from rammer.frontend.reader import read_model
-from rammer.profile.store import KernelStore
+from rammer.frontend.read.reader import read_model
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.cases import NetCase, picked
 from rammer_testing.nets import model_of
 from rammer_testing.single import UntiledOperator, subjects
@@ -37,8 +37,8 @@ from rammer_cuda.compile import compile_cubin
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent.bodies import operator_bodies
 from rammer_cuda.persistent.dataflow import as_planned, plan_words
-from rammer_cuda.persistent.table import make_table
-from rammer_cuda.persistent.text import kernel_text
+from rammer_cuda.persistent.kernel_text import kernel_text
+from rammer_cuda.persistent.task_table import make_table
 from rammer_cuda.source import task_kernel, translation_unit
 
 LIST = Path(__file__).with_name("cases.txt")

@@ -16,18 +16,18 @@ from typing import Any
 
 from golden_text import digest, digits
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import Compiled, ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Backend, Binding, Hardware, OpenOptions
 from rammer.errors import RammerError
-from rammer.frontend.bind import bind
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.read.reader import read_model
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.graph import Graph
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
-from rammer.profile.store import KernelStore
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.cases import pick_of
 
 from rammer_cuda.backend import open_backend

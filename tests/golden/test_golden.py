@@ -25,7 +25,7 @@ from rammer.schedule import wavefront
 from rammer.schedule.policy import rows_of
 from rammer_testing.cases import NetCase
 from rammer_testing.nets import KINDS
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.chain import kernel as chain_text

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
-from rammer.frontend.lowering import REGISTRY
+import rammer.frontend.lower.operators  # noqa: F401  (importing it fills the registry)
+from rammer.frontend.lower.lowering_registry import REGISTRY
 from rammer_testing.graphs.case import Call, GraphCase
 from rammer_testing.graphs.draw import Draw, Reject, schema_of
 from rammer_testing.graphs.generate import OPSETS, graph, merged, tidied

@@ -13,7 +13,7 @@ from rammer.device.loader import Registry
 from rammer_testing.graphs.case import Call, GraphCase
 from rammer_testing.graphs.generate import merged
 from rammer_testing.graphs.judge import Judge, Setting
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 KEPT = sorted((Path(__file__).parent / "cases").glob("*.json"))
 DEVICES = ("toy", "ipu_sim", "rocm")

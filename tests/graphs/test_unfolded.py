@@ -11,11 +11,11 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import rammer
 from rammer.errors import BadInput
-from rammer.frontend import limits
-from rammer.frontend.bind import bind
-from rammer.frontend.reader import read_model
-from rammer.passes.fold import Fold
-from rammer.passes.pipeline import default_passes
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.read import limits
+from rammer.frontend.read.reader import read_model
+from rammer.passes.graph.fold_constants import Fold
+from rammer.passes.pass_pipeline import default_passes
 from rammer_testing.graphs.case import GraphCase
 from rammer_testing.graphs.generate import graph
 from rammer_testing.graphs.judge import Judge, Setting
@@ -27,7 +27,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(limits, "MAX_FOLDED_BYTES", limit)
     monkeypatch.setattr(limits, "WIDENED", 0)
     few = tuple(Fold(limit, 0) if isinstance(p, Fold) else p for p in default_passes())
-    monkeypatch.setattr("rammer.compiler.default_passes", lambda: few)
+    monkeypatch.setattr("rammer.compiler.compiler.default_passes", lambda: few)
 
 
 def known(case: GraphCase, share: float, rng: np.random.Generator) -> GraphCase:

@@ -15,7 +15,7 @@ from rammer_testing.graphs.case import GraphCase
 from rammer_testing.graphs.judge import Setting
 from rammer_testing.graphs.record import CASES, Record
 from rammer_testing.graphs.workers import campaign
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 ONLY = ("Sin", "Cos", "Neg", "Abs", "Relu")
 BAD = CampaignPlan(

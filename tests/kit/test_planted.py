@@ -16,10 +16,10 @@ from rammer.device.loader import Registry
 from rammer.ir.operator import ROperator
 from rammer_testing import search
 from rammer_testing.cases import NetCase, Sampler
-from rammer_testing.crew import Member
+from rammer_testing.nonempty import some
 from rammer_testing.search import Hunt
 from rammer_testing.single import Trial, UntiledOperator
-from rammer_testing.some import some
+from rammer_testing.worker_pool import Member
 
 #: Seconds of CPU that looking at the first cases may take.
 LOOKING = 25.0

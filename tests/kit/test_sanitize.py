@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import OpenOptions
-from rammer.frontend.reader import read_model
-from rammer.profile.store import KernelStore
-from rammer_testing.some import some
+from rammer.frontend.read.reader import read_model
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 pytest.importorskip("cuda.bindings")
 
 from sanitize import SHORT, entry_of, knows_barriers
 
 from rammer_cuda.backend import open_backend
-from rammer_cuda.persistent.shape import parted
+from rammer_cuda.persistent.fit_to_block import parted
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,17 @@ import onnx
 import pytest
 from onnx import helper
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
-from rammer.frontend.reader import read_model
-from rammer.profile.store import KernelStore
+from rammer.frontend.read.reader import read_model
 from rammer.reference.outputs import expected_outputs
 from rammer.runtime.executable import Executable
-from rammer.runtime.source import open_source
+from rammer.runtime.model_source import open_source
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.accuracy import TOLERANCE
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 FILES = sorted((Path(__file__).parent / "exports").glob("*.onnx"))
 #: Dynamic axes take these sizes, one column after the other.

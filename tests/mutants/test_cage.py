@@ -13,18 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rammer_testing import cage
+from rammer_testing import sandbox
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system ties no process to cores")
 @pytest.mark.parametrize("cores", (1, 2))
 def test_a_child_may_use_few_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
     """An OpenCL runtime starts a thread for every one of them, which on a large machine took more than the memory."""
-    monkeypatch.setattr(cage, "CORES", cores)
-    monkeypatch.setattr(cage, "command", lambda words: print(*sorted(os.sched_getaffinity(0))) or 0)
+    monkeypatch.setattr(sandbox, "CORES", cores)
+    monkeypatch.setattr(sandbox, "command", lambda words: print(*sorted(os.sched_getaffinity(0))) or 0)
     before = os.sched_getaffinity(0)
     (tmp_path / "a").mkdir()
-    seen = cage.caged(["run"], tmp_path / "a")
+    seen = sandbox.caged(["run"], tmp_path / "a")
     allowed = set(map(int, seen.out.split()))
     assert not seen.fault and allowed <= before and len(allowed) == min(cores, len(before))
     assert os.sched_getaffinity(0) == before, "the parent keeps its own"
@@ -35,8 +35,8 @@ def test_bytecode_that_python_keeps_is_no_deed(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "a").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    monkeypatch.setattr(cage, "command", lambda words: print(__import__("imported_first").__name__) or 0)
-    seen = cage.caged(["run"], tmp_path / "a")
+    monkeypatch.setattr(sandbox, "command", lambda words: print(__import__("imported_first").__name__) or 0)
+    seen = sandbox.caged(["run"], tmp_path / "a")
     assert (seen.fault, seen.out) == ("", "imported_first\n")
 
 
@@ -83,9 +83,9 @@ def test_what_a_driver_reserves_is_not_the_files(tmp_path: Path) -> None:
 def test_a_run_that_cannot_begin_is_no_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[[], object], said: str
 ) -> None:
-    monkeypatch.setattr(cage, "_opened", lambda device: start())
-    with pytest.raises(cage.Machinery, match=f"a run did not begin: .*{said}"):
-        cage.caged(["run"], tmp_path, seconds=0.4 if said == "it was late" else 30)
+    monkeypatch.setattr(sandbox, "_opened", lambda device: start())
+    with pytest.raises(sandbox.Machinery, match=f"a run did not begin: .*{said}"):
+        sandbox.caged(["run"], tmp_path, seconds=0.4 if said == "it was late" else 30)
 
 
 @pytest.mark.sampled(1)
@@ -94,12 +94,12 @@ def test_a_campaign_that_cannot_begin_says_so(more: list[str]) -> None:
     """It is no campaign without faults."""
     words = [sys.executable, "-m", "rammer_testing.mutants", "--kind", "model", "--device", "nowhere", "--count", "4", *more]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100)
-    assert done.returncode == cage.Machinery.exit_code, done.stdout + done.stderr
+    assert done.returncode == sandbox.Machinery.exit_code, done.stdout + done.stderr
     assert "nowhere" in done.stderr and "Traceback" not in done.stderr and " mutants, " not in done.stdout
 
 
 @pytest.mark.parametrize(("work", "late"), [(lambda: time.sleep(2), False), (lambda: all(iter(lambda: 1, 0)), True)])
 def test_time_is_of_the_processor(tmp_path: Path, work: Callable[[], object], late: bool) -> None:
     """Else a loaded machine makes findings of runs that wait their turn; what is late says where it is."""
-    seen = cage.forked(lambda: int(bool(work())), tmp_path / "out", tmp_path / "err", 0.5)
+    seen = sandbox.forked(lambda: int(bool(work())), tmp_path / "out", tmp_path / "err", 0.5)
     assert seen[2] == late and ("test_cage.py" in (tmp_path / "err").read_text()) == late

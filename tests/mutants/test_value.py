@@ -13,14 +13,14 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from rammer_testing.cage import Machinery
-from rammer_testing.crew import Line, Member
 from rammer_testing.mutants.campaign import Campaign
 from rammer_testing.mutants.crew import MutantPlan, begin
 from rammer_testing.mutants.kinds import INPUTS, OUTPUTS
 from rammer_testing.mutants.tally import FAULT, RIGHT, Tally
 from rammer_testing.mutants.value import NOT_JUDGED, Voices
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
+from rammer_testing.sandbox import Machinery
+from rammer_testing.worker_pool import Line, Member
 
 HEAD = '<ir_version: 9, opset_import: ["" : 21]> m (float[4] x) => (float[4] y)'
 

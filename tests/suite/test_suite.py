@@ -16,7 +16,7 @@ from onnx.backend.base import Backend
 import rammer.onnx_backend as backend
 from rammer.cli.main import cli
 from rammer.errors import BadInput, DeviceUnavailable, Mismatch
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 from rammer_testing.suite.cases import SuiteCase, load, names
 from rammer_testing.suite.run import grouped, scores
 from rammer_testing.suite.score import (

@@ -16,17 +16,17 @@ from rammer.cli.files import STDOUT, InputPath, OutputPath, note_source, write_t
 from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, compile_options, parse_shapes
 from rammer.cli.several import bench_spread, joining_options, named, spread_table
 from rammer.commands import gathered
-from rammer.compiled.options import DEFAULT, Request
+from rammer.compiler.compile_options import DEFAULT, Request
+from rammer.distributed.runtime.distributed_session import Joining
+from rammer.distributed.transport.mpi_launch import launched, world
 from rammer.errors import BadInput
 from rammer.report.bench import Effort, Row, Runner, bench_device, bench_peer
 from rammer.report.environment import environment
-from rammer.report.operators import HEADERS as OPERATOR_HEADERS
-from rammer.report.operators import OperatorShare, shares, table_rows
+from rammer.report.operator_times import HEADERS as OPERATOR_HEADERS
+from rammer.report.operator_times import OperatorShare, shares, table_rows
 from rammer.report.peers import load_peer, peer_names
-from rammer.report.table import duration, markdown, plain
+from rammer.report.text_table import duration, markdown, plain
 from rammer.runtime.host_bound import WHOLE
-from rammer.runtime.spread_session import Joining
-from rammer.transport.launch import launched, world
 
 HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "compile", "kernels", "on host", "ratio"]
 
@@ -159,7 +159,7 @@ def first_elsewhere() -> bool:
 def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputChoice]:
     """Each model takes the --shape options that name its inputs; one that names no model's input is an error."""
     from rammer.device.loader import Registry
-    from rammer.runtime.source import open_source
+    from rammer.runtime.model_source import open_source
 
     given, plugins = parse_shapes(shapes), Registry().operators
     sources = [open_source(model, plugins) for model in models]
@@ -199,7 +199,7 @@ def _device(model: Path, device: str, request: Request, choice: InputChoice, wan
 
 def _peer(model: Path, peer: str, choice: InputChoice, effort: Effort, precision: str) -> Row:
     from rammer.device.loader import Registry
-    from rammer.runtime.source import open_source
+    from rammer.runtime.model_source import open_source
 
     source = open_source(model, Registry().operators)
     inputs = collect_inputs(source.head, choice)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from rammer.compiled.files import PARTIAL
+from rammer.cache.cache_folder import cache_folder
+from rammer.cache.whole_files import PARTIAL
 from rammer.errors import BadInput
-from rammer.profile.folder import cache_folder
-from rammer.profile.store import KernelStore
-from rammer.report.table import plain, size
+from rammer.report.text_table import plain, size
+from rammer.tuning.kernel_store import KernelStore
 
 #: What is kept in files of its own: shown name -> folders under the cache folder. Plugins keep compiled kernels, and whatever
 #: else they cache, under ``binaries/NAME``.

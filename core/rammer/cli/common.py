@@ -14,11 +14,11 @@ from rich.console import Console
 
 from rammer.cli.files import note_source
 from rammer.cli.options import InputChoice
-from rammer.compiled.options import Progress, Request
+from rammer.compiler.compile_options import Progress, Request
 from rammer.ir.formats import readable
 from rammer.runtime.inputs import load_npy, load_npz, make_inputs
-from rammer.runtime.lengths import FIXED, Lengths
-from rammer.runtime.source import Head
+from rammer.runtime.model_source import Head
+from rammer.runtime.shape_buckets import FIXED, Lengths
 
 if TYPE_CHECKING:
     from rammer.runtime.executable import Executable

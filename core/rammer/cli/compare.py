@@ -19,10 +19,10 @@ from rammer.cli.options import (
     input_options,
     tolerance_options,
 )
-from rammer.compiled.options import Request
+from rammer.compiler.compile_options import Request
 from rammer.errors import Mismatch
-from rammer.report.compare import HEADERS, Difference, differences, outlier_differences, perturbed, rows
-from rammer.report.table import plain
+from rammer.report.output_errors import HEADERS, Difference, differences, outlier_differences, perturbed, rows
+from rammer.report.text_table import plain
 from rammer.runtime.inputs import load_npz, with_outliers
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def command(
 
     Example: rammer compare model.onnx --device rocm --device ipu_sim --against onnxruntime
     """
-    from rammer.frontend.contrib.function import departures
+    from rammer.frontend.lower.contrib.function import departures
     from rammer.reference.outputs import expected_outputs
 
     table, bad, said = [], 0, list[str]()

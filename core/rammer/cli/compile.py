@@ -9,10 +9,10 @@ import click
 from rammer.cli.common import opened, progress
 from rammer.cli.files import InputPath, OutputPath, write_file
 from rammer.cli.options import compile_options, parse_shapes, target_option
-from rammer.compiled.options import Request
+from rammer.compiler.compile_options import Request
 from rammer.ir.operator import RKernel
-from rammer.report.operators import grouped, stays
-from rammer.report.table import duration, plain, size
+from rammer.report.operator_times import grouped, stays
+from rammer.report.text_table import duration, plain, size
 
 
 @click.command()

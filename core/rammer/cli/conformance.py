@@ -13,7 +13,7 @@ from rammer.cli.distributions import require_kit
 from rammer.cli.files import STDOUT, OutputPath, write_text
 from rammer.cli.options import parse_options
 from rammer.errors import Mismatch
-from rammer.report.table import plain
+from rammer.report.text_table import plain
 
 
 @click.command()

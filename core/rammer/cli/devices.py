@@ -12,8 +12,8 @@ import click
 from rammer.cli.reach import reach_table, reached, transport_table
 from rammer.device.loader import PLUGINS, DeviceStatus, Registry
 from rammer.device.plugin_output import stdout_to_stderr
-from rammer.report.table import plain, size
-from rammer.transport import launch
+from rammer.distributed.transport import mpi_launch
+from rammer.report.text_table import plain, size
 
 
 @click.command()
@@ -28,7 +28,7 @@ def command(as_json: bool, no_test: bool) -> None:
     registry = Registry()
     with stdout_to_stderr():  # of plugins that print while they are opened and run
         statuses = list(registry.statuses())
-        others = launch.launched() > 1 and launch.world()[0] > 0
+        others = mpi_launch.launched() > 1 and mpi_launch.world()[0] > 0
         rows = [] if others else [row for status in statuses for row in _rows(registry, status, not no_test)]
         ways = [] if no_test else reached(registry, statuses)
     if others:

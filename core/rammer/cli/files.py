@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from rammer.compiled.files import output_target, write_folder, write_whole
+from rammer.cache.cache_folder import cache_folder
+from rammer.cache.whole_files import output_target, write_folder, write_whole
 from rammer.errors import BadInput
-from rammer.profile.folder import cache_folder
 
 if TYPE_CHECKING:
-    from rammer.runtime.source import ModelSource
+    from rammer.runtime.model_source import ModelSource
 
 #: The name of standard output, for options that may write there.
 STDOUT: Final = "-"

@@ -12,21 +12,29 @@ from rammer.cli.common import collect_inputs, opened, progress
 from rammer.cli.files import InputPath, OutputFolder, note_source, write_texts
 from rammer.cli.options import InputChoice, compile_options, parse_shapes, target_option
 from rammer.commands import gathered
-from rammer.compiled.options import Progress, Request, check_precision
+from rammer.compiler.compile_options import Progress, Request, check_precision
 from rammer.device.loader import Registry
+from rammer.distributed.report.distributed_text import describe_spread
+from rammer.distributed.runtime.distributed_session import (
+    SEVERAL,
+    check_spread,
+    kind_of,
+    open_shapes,
+    options_for,
+    placed,
+    several,
+)
+from rammer.distributed.transport.protocol import Site
+from rammer.distributed.transport.transport_registry import known_links
 from rammer.errors import BadInput
-from rammer.profile.store import KernelStore
-from rammer.report.spread import describe_spread
-from rammer.report.stages import STAGES, dump_texts
-from rammer.runtime.checks import check_inputs
-from rammer.runtime.lengths import Lengths, scope
-from rammer.runtime.source import check_kept, open_source
-from rammer.runtime.spread_session import SEVERAL, check_spread, kind_of, open_shapes, options_for, placed, several
-from rammer.transport.find import known_links
-from rammer.transport.protocol import Site
+from rammer.report.stage_text import STAGES, dump_texts
+from rammer.runtime.input_checks import check_inputs
+from rammer.runtime.model_source import check_kept, open_source
+from rammer.runtime.shape_buckets import Lengths, scope
+from rammer.tuning.kernel_store import KernelStore
 
 if TYPE_CHECKING:
-    from rammer.compiler import Compiler
+    from rammer.compiler.compiler import Compiler
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ def _spread(model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[
     """The text of a model over several devices: its cut and its program."""
     if printed.stage != "program" or printed.dump is not None:
         raise BadInput("of several devices only the program is printed", "--stage", "inspect the model on one of them")
-    from rammer.place.spreading import compile_open
+    from rammer.distributed.partition.search import compile_open
 
     shapes, request = asked
     place = placed(printed.place)
@@ -116,7 +124,7 @@ def _spread(model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[
 
 
 def _compiler(registry: Registry, name: str, request: Request, sink: Progress) -> Compiler:
-    from rammer.compiler import Compiler
+    from rammer.compiler.compiler import Compiler
 
     options = options_for(name, request.device_options)
     backend = registry.open(name, request.require, request.target, options)

@@ -68,7 +68,7 @@ def _run() -> None:
 
 def _tell(problem: RammerError) -> int:
     """Print an expected error; its exit code."""
-    from rammer.compiled.debug import TRACEBACKS, level
+    from rammer.debug import TRACEBACKS, level
 
     print(f"rammer: error: {problem}", file=sys.stderr)
     if level() >= TRACEBACKS:

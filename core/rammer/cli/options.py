@@ -14,9 +14,9 @@ import click
 
 from rammer.cli.files import InputPath, used_files
 from rammer.commands import gathered
-from rammer.compiled.options import BATCHING, LAYOUTS, PRECISIONS, Request
+from rammer.compiler.compile_options import BATCHING, LAYOUTS, PRECISIONS, Request
 from rammer.errors import BadInput
-from rammer.ir.data import LARGEST
+from rammer.ir.untrusted_json import LARGEST
 
 F = TypeVar("F", bound=Callable[..., Any])
 

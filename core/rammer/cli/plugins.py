@@ -19,7 +19,7 @@ from rammer.cli.options import parse_options
 from rammer.device.hooks import Hooks
 from rammer.device.loader import Registry
 from rammer.errors import BadInput, Mismatch
-from rammer.report.table import plain
+from rammer.report.text_table import plain
 
 #: The device of the template, and its files.
 TOY = "toy"

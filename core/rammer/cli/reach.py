@@ -6,12 +6,12 @@ from itertools import combinations
 from typing import Any, Final
 
 from rammer.device.loader import DeviceStatus, Registry
+from rammer.distributed.transport import mpi_launch
+from rammer.distributed.transport.measure_links import measured_links
+from rammer.distributed.transport.protocol import Party, Site
+from rammer.distributed.transport.transport_registry import choose, transports
 from rammer.errors import MissingDependency, RammerError
-from rammer.report.table import duration, plain
-from rammer.transport import launch
-from rammer.transport.find import choose, transports
-from rammer.transport.measure import measured_links
-from rammer.transport.protocol import Party, Site
+from rammer.report.text_table import duration, plain
 
 #: Units that are measured with each other, at most.
 MOST: Final = 8
@@ -21,9 +21,9 @@ PATIENCE: Final = 10.0
 
 def reached(registry: Registry, statuses: list[DeviceStatus]) -> list[dict[str, Any]]:
     """Every two units of this process that work; under a launcher of MPI, every two processes."""
-    if launch.launched() > 1:
-        names = [f"process {n}" for n in range(launch.launched())]
-        return _measured(registry, [Site(name, "cpu", n, launch.apart()) for n, name in enumerate(names)])
+    if mpi_launch.launched() > 1:
+        names = [f"process {n}" for n in range(mpi_launch.launched())]
+        return _measured(registry, [Site(name, "cpu", n, mpi_launch.apart()) for n, name in enumerate(names)])
     units = [(f"{s.name}:{u.index}", u.kind) for s in statuses if s.state == "ok" for u in s.hardware][:MOST]
     return [row for pair in combinations(units, 2) for row in _measured(registry, [Site(*unit) for unit in pair])]
 
@@ -36,7 +36,7 @@ def _measured(registry: Registry, sites: list[Site]) -> list[dict[str, Any]]:
         fabric = transport.open(Party(tuple(sites), PATIENCE))
         failed = True
         try:
-            links = measured_links(fabric, names, launch.starting(PATIENCE), f"measured by {transport.name}")
+            links = measured_links(fabric, names, mpi_launch.starting(PATIENCE), f"measured by {transport.name}")
             failed = False
         finally:
             fabric.close(failed)

@@ -23,21 +23,21 @@ from rammer.cli.options import (
 )
 from rammer.cli.several import joining_options, named, opened_spread, prepared, run_report, show_spread, timed_runs, trace_spread
 from rammer.commands import gathered
-from rammer.compiled.options import Request
 from rammer.compiled.segments import ProgramSegment
+from rammer.compiler.compile_options import Request
 from rammer.device.manifest import Tracer
+from rammer.distributed.runtime.distributed_session import Joining
 from rammer.errors import BadInput, Mismatch, printable
 from rammer.ir.names import shortened
-from rammer.report.compare import HEADERS, differences, rows
-from rammer.report.measured import measured_trace, summarise
-from rammer.report.operators import grouped, stays
-from rammer.report.table import duration, plain
-from rammer.runtime.checking import is_asked
+from rammer.report.measured_trace import measured_trace, summarise
+from rammer.report.operator_times import grouped, stays
+from rammer.report.output_errors import HEADERS, differences, rows
+from rammer.report.text_table import duration, plain
 from rammer.runtime.executable import Executable
 from rammer.runtime.inputs import load_npz, save_npz
-from rammer.runtime.lengths import told
-from rammer.runtime.specialised import Specialised, Timing
-from rammer.runtime.spread_session import Joining
+from rammer.runtime.loaded_model import LoadedModel, Timing
+from rammer.runtime.operator_check import is_asked
+from rammer.runtime.shape_buckets import told
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def run_spread(
         finish(report, wanted, outputs, want, tolerance.of(request.chosen.precision))
 
 
-def run_repeatedly(special: Specialised, inputs: dict[str, Array], count: int) -> tuple[dict[str, Array], list[Timing]]:
+def run_repeatedly(special: LoadedModel, inputs: dict[str, Array], count: int) -> tuple[dict[str, Array], list[Timing]]:
     """One warm-up when more than one run is asked for, then ``count`` timed runs."""
     if count > 1:
         special.run(inputs)
@@ -168,7 +168,7 @@ def run_repeatedly(special: Specialised, inputs: dict[str, Array], count: int) -
     return outputs, timings
 
 
-def build_report(exe: Executable, special: Specialised, outputs: dict[str, Array], timings: list[Timing]) -> dict[str, Any]:
+def build_report(exe: Executable, special: LoadedModel, outputs: dict[str, Array], timings: list[Timing]) -> dict[str, Any]:
     """Everything that ``run`` prints, as plain data."""
     hardware, device, ranged = exe.backend.hardware, exe.backend.vdevice, special.compiled.ranged
     return {
@@ -243,7 +243,7 @@ def tracer(exe: Executable) -> Tracer:
     return exe.backend
 
 
-def trace(exe: Executable, special: Specialised, inputs: dict[str, Array], path: Path) -> str:
+def trace(exe: Executable, special: LoadedModel, inputs: dict[str, Array], path: Path) -> str:
     """Write the measured trace of one more run; its summary. BadInput where the device records no task times."""
     device = tracer(exe)
     programs: list[tuple[ProgramSegment, Mapping[str, Array]]] = []

@@ -13,17 +13,17 @@ from rammer.cli.common import Array, collect_inputs, describe_array, progress
 from rammer.cli.files import InputPath, note_source
 from rammer.cli.options import SECONDS, Finite, InputChoice
 from rammer.commands import gathered
-from rammer.compiled.options import Request
+from rammer.compiler.compile_options import Request
+from rammer.distributed.report.distributed_text import SpreadTrace
+from rammer.distributed.runtime.distributed_run import SpreadRuns, Timed
+from rammer.distributed.runtime.distributed_session import Joining, SpreadModel, open_spread, several
+from rammer.distributed.runtime.run_trace import traced_runs
+from rammer.distributed.transport.counters import Counters
+from rammer.distributed.transport.protocol import TIMEOUT
 from rammer.errors import BadInput, printable
 from rammer.ir.names import shortened
-from rammer.report.spread import SpreadTrace
-from rammer.report.table import duration, plain, size
-from rammer.runtime.lengths import told
-from rammer.runtime.spread_run import SpreadRuns, Timed
-from rammer.runtime.spread_session import Joining, SpreadModel, open_spread, several
-from rammer.runtime.spread_trace import traced_runs
-from rammer.transport.counters import Counters
-from rammer.transport.protocol import TIMEOUT
+from rammer.report.text_table import duration, plain, size
+from rammer.runtime.shape_buckets import told
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from rammer.codegen import operations as ops
-from rammer.codegen.bounds import interval_within, linear, tidy
-from rammer.codegen.needs import Needs
+from rammer.codegen.c_target import CTarget
+from rammer.codegen.hoist_shared import Needs
 from rammer.codegen.operations import Val
-from rammer.codegen.target import CTarget
-from rammer.codegen.vectors import CODES, STORED
+from rammer.codegen.symbolic_bounds import interval_within, linear, tidy
+from rammer.codegen.vector_text import CODES, STORED
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Const, Expr, Interval, Op, Ref, Table

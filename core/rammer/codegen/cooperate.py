@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from rammer.codegen import operations as ops
 from rammer.codegen.context import FunctionContext
-from rammer.codegen.layout import ALIGNMENT, Layout, Stage, heads, scratch_of
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
+from rammer.codegen.stage_layout import ALIGNMENT, Layout, Stage, heads, scratch_of
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Ref

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from rammer.codegen.target import CTarget
-from rammer.codegen.vectors import GNU, WIDTHS, vectors
+from rammer.codegen.c_target import CTarget
+from rammer.codegen.vector_text import GNU, WIDTHS, vectors
 
 __all__ = ["C99", "STANDARD", "helpers", "one_thread"]
 

@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass, replace
 
 from rammer.codegen import operations as ops
-from rammer.codegen.collapse import collapse_reduction
+from rammer.codegen.c_target import CFunction, CTarget, head_of, words
+from rammer.codegen.c_text import total
+from rammer.codegen.collapse_axes import collapse_reduction
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.cooperate import scratch_with_partials, shared
-from rammer.codegen.layout import Layout, Stage, scratch_of
 from rammer.codegen.nests import Nest, Target, Test
 from rammer.codegen.scalar import Block
-from rammer.codegen.target import CFunction, CTarget, head_of, words
-from rammer.codegen.task import hash_of
-from rammer.codegen.text import total
+from rammer.codegen.stage_layout import Layout, Stage, scratch_of
+from rammer.codegen.task_parameters import hash_of
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Ref, integer

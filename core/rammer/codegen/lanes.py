@@ -5,7 +5,7 @@ float32, and of float16, which computes as such, become vectors where they depen
 (``STORED``). Everything else stays scalar, and what vectors cannot express (gathers, tables, integer arithmetic on
 lanes) is computed lane by lane into a small array.
 Padding tests on the lane axis are assumed to hold unless the scope is ``padded``: the caller computes the
-interior with one, the edges with another (see ``rammer.codegen.rows``). In a ``whole`` scope the caller has
+interior with one, the edges with another (see ``rammer.codegen.vector_rows``). In a ``whole`` scope the caller has
 also tested that vectors reaching into padding stay inside the tensor's memory.
 """
 
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from rammer.codegen import operations as ops
-from rammer.codegen.bounds import tidy
 from rammer.codegen.context import INT32, Place
 from rammer.codegen.operations import Val
 from rammer.codegen.partial_sums import block_sizes
 from rammer.codegen.scalar import Block, Reducing, Sum
-from rammer.codegen.vectors import CODES, MATH, STORED
+from rammer.codegen.symbolic_bounds import tidy
+from rammer.codegen.vector_text import CODES, MATH, STORED
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref

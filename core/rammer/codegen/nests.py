@@ -11,14 +11,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rammer.codegen.bounds import fold
-from rammer.codegen.collapse import collapse_axes
+from rammer.codegen.collapse_axes import collapse_axes
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.cooperate import THREADS, Group, SharedReduction
 from rammer.codegen.lanes import ColumnBlock, LaneBlock
-from rammer.codegen.layout import Stage, heads, read_through
-from rammer.codegen.rows import LaneAxis, choose, whole_rows
 from rammer.codegen.scalar import Block
+from rammer.codegen.stage_layout import Stage, heads, read_through
+from rammer.codegen.symbolic_bounds import fold
+from rammer.codegen.vector_rows import LaneAxis, choose, whole_rows
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Load, Ref, integer

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rammer.codegen.c_target import CTarget
 from rammer.codegen.dialects import SUFFIX
-from rammer.codegen.target import CTarget
 from rammer.errors import DeviceFailure
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Number

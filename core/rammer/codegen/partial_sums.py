@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from rammer.codegen.text import Text
+from rammer.codegen.c_text import Text
 
 #: Most floats that are added one after another (where vectors walk along a sum, each lane is a partial sum).
 LONGEST_SUM: Final = 256

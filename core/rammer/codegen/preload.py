@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rammer.codegen.bounds import tidy
 from rammer.codegen.scalar import Block
+from rammer.codegen.symbolic_bounds import tidy
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Load

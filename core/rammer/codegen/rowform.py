@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from rammer.codegen.layout import heads
+from rammer.codegen.stage_layout import heads
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, computed_at
 from rammer.ir.expr import Expr, Load, Ref, integer

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Self, TypeAlias
 
 from rammer.codegen import operations as ops
-from rammer.codegen.bounds import tidy
 from rammer.codegen.context import INT32, FunctionContext, Place
 from rammer.codegen.operations import Val
 from rammer.codegen.partial_sums import block_sizes
+from rammer.codegen.symbolic_bounds import tidy
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table, integer

@@ -8,7 +8,7 @@ from dataclasses import Field, replace
 from importlib import import_module
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from rammer.codegen.task import Argument, Unsuited
+from rammer.codegen.task_parameters import Argument, Unsuited
 from rammer.device.code_hash import code_hash
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure

@@ -2,7 +2,7 @@
 
 A zip of JSON, program texts and constants, all uncompressed. Its comment is a digest of all members (``seal_of``), for
 constants by the checksum of each, which the head has: a damaged file never runs. No pickle; reading it
-(``rammer.compiled.unpack``) imports no ONNX tooling unless an operator runs on the host.
+(``rammer.compiled.artifact_reader``) imports no ONNX tooling unless an operator runs on the host.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from rammer.compiled.files import write_cached, write_whole
-from rammer.compiled.kept import LARGE, KeptConstants
+from rammer.cache.cached_constants import LARGE, ConstantCache
+from rammer.cache.whole_files import write_cached, write_whole
 from rammer.compiled.segments import Compiled, HostSegment, Segment, host_needs
+from rammer.ir.constants.mapped_files import Mapped, check_file, released
 from rammer.ir.graph import Value
-from rammer.ir.mapped import Mapped, check_file, released
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -52,22 +52,22 @@ class Artifact:
 
 
 @dataclass(frozen=True)
-class KeptApart:
+class SeparateConstants:
     """Where large constants of kept programs go, but for those that are in ``sources``."""
 
-    kept: KeptConstants
+    kept: ConstantCache
     sources: tuple[Mapped, ...]
 
 
 def save_artifact(
-    path: Path, artifact: Artifact, apart: KeptApart | None = None, verify: Callable[[], object] = lambda: None
+    path: Path, artifact: Artifact, apart: SeparateConstants | None = None, verify: Callable[[], object] = lambda: None
 ) -> None:
     """``write_artifact`` to a path, in one step: one with a key into the cache. Raises OSError if that fails."""
     (write_cached if artifact.key else write_whole)(path, lambda file: write_artifact(file, artifact, apart, verify))
 
 
 def write_artifact(
-    file: BinaryIO, artifact: Artifact, apart: KeptApart | None = None, verify: Callable[[], object] = lambda: None
+    file: BinaryIO, artifact: Artifact, apart: SeparateConstants | None = None, verify: Callable[[], object] = lambda: None
 ) -> None:
     """Write a compiled model with all constants in it, or large ones ``apart``. ``verify`` is called when all constants have been
     read: what it raises ends the writing."""
@@ -120,7 +120,7 @@ def is_text(member: str) -> bool:
 
 
 def _write_segment(
-    archive: zipfile.ZipFile, texts: dict[str, bytes], number: int, segment: Segment, apart: KeptApart | None
+    archive: zipfile.ZipFile, texts: dict[str, bytes], number: int, segment: Segment, apart: SeparateConstants | None
 ) -> dict[str, Any]:
     if isinstance(segment, HostSegment):
         texts[f"{number}.node"] = segment.node.to_bytes()
@@ -137,9 +137,9 @@ def _port(value: Value) -> list[str]:
     return [value.name, str(value.port), value.external]
 
 
-def _pack(archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array], apart: KeptApart | None) -> list[list[Any]]:
+def _pack(archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array], apart: SeparateConstants | None) -> list[list[Any]]:
     """Write arrays one after another into a member; returns name, type, shape, first byte and checksum of each, and of those that
-    are kept apart a row of ``KeptConstants``."""
+    are kept apart a row of ``ConstantCache``."""
     index, place = list[list[Any]](), 0
     with archive.open(member, "w", force_zip64=True) as file:
         for name, array in arrays.items():

@@ -11,22 +11,22 @@ import numpy as np
 
 from rammer.device.manifest import Backend, Binding, Preparing
 from rammer.ir.compute import ComputeGraph
+from rammer.ir.constants.mapped_files import in_memory
+from rammer.ir.constants.recipes import Constants, Contents, as_array
 from rammer.ir.extent import Ranged
 from rammer.ir.graph import Graph, Node
-from rammer.ir.joined import Constants, Contents, as_array
-from rammer.ir.mapped import in_memory
 from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from rammer.frontend.control import BodyRunner
-    from rammer.frontend.later import Rest
-    from rammer.tile.graph import TileGraph
+    from rammer.frontend.bind.deferred import DeferredModel
+    from rammer.frontend.loops.control_operators import BodyRunner
+    from rammer.fusion.tile_graph import TileGraph
 
 
 class HostOperator(Protocol):
-    """One operator that runs on the host (``rammer.compiled.host.HostNode``)."""
+    """One operator that runs on the host (``rammer.compiled.host_node.HostNode``)."""
 
     @property
     def node(self) -> Node:
@@ -124,7 +124,7 @@ class Compiled:
     segments: tuple[Segment, ...]
     passes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    rest: Rest | None = None
+    rest: DeferredModel | None = None
     ranged: Ranged | None = None
     float32: tuple[str, ...] = ()
     read_types: Mapping[str, str] = field(default_factory=dict)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from rammer.device.custom_operators import CustomOperator
     from rammer.device.manifest import Binding, Device
-    from rammer.device.operators import CustomOperator
-    from rammer.frontend.lowering import LoweringFn
+    from rammer.distributed.transport.protocol import Transport
+    from rammer.frontend.lower.lowering_registry import LoweringFn
     from rammer.ir.operator import ROperator
-    from rammer.passes.pipeline import Pass
+    from rammer.passes.pass_pipeline import Pass
     from rammer.schedule.policy import Policy
-    from rammer.transport.protocol import Transport
 
 __all__ = ["Hooks", "hookimpl"]
 
@@ -60,4 +60,5 @@ class Hooks:
 
     @hookspec
     def rammer_transports(self) -> Sequence[Transport]:  # type: ignore[empty-body]
-        """Ways by which tensors cross from device to device, besides ``local`` and ``mpi`` (``rammer.transport.protocol``)."""
+        """Ways by which tensors cross from device to device, besides ``local`` and ``mpi``
+        (``rammer.distributed.transport.protocol``)."""

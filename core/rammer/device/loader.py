@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pluggy
 
 from rammer.device.code_hash import code_hash, package_of
-from rammer.device.contributions import Checked, candidates, declarations, lowerings, passes, policies, spelled, transports
+from rammer.device.custom_operators import CustomOperator
 from rammer.device.declared_api import DeclaredDevice, declared_devices
 from rammer.device.guard import Opening, guarded
+from rammer.device.hook_results import Checked, candidates, declarations, lowerings, passes, policies, spelled, transports
 from rammer.device.hooks import PROJECT, Hooks
 from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardware, OpenOptions
-from rammer.device.operators import CustomOperator
 from rammer.device.plugin_output import stdout_to_stderr
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, MissingDependency, RammerError, of_driver, printable
-from rammer.ir.data import whole_number
 from rammer.ir.operator import ROperator
+from rammer.ir.untrusted_json import whole_number
 
 if TYPE_CHECKING:
-    from rammer.frontend.lowering import LoweringFn
-    from rammer.passes.pipeline import Pass
+    from rammer.distributed.transport.protocol import Transport
+    from rammer.frontend.lower.lowering_registry import LoweringFn
+    from rammer.passes.pass_pipeline import Pass
     from rammer.schedule.policy import Policy
-    from rammer.transport.protocol import Transport
 
 __all__ = ["DeviceStatus", "Registry"]
 

@@ -13,10 +13,10 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from rammer.errors import MissingDependency as MissingDependency  # where plugins look for it
+from rammer.ir.at_length import PARTS
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram, Storage
-from rammer.ir.shorter import PARTS
 from rammer.ir.types import TensorType
 
 __all__ = [
@@ -300,7 +300,7 @@ class Backend(Protocol):
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and kernel families worth trying for an untiled operator, best predicted first. Of them only the first few are
-        asked for: a device to which a candidate is work gives them ``Lazily`` (``rammer.device.lazily``)."""
+        asked for: a device to which a candidate is work gives them ``LazySequence`` (``rammer.device.lazy_sequence``)."""
         ...
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:

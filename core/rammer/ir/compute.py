@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from rammer.ir import expr as ex
-from rammer.ir.decoded import Decoded, decoded_of
+from rammer.ir.dequantized_product import Decoded, decoded_of
 from rammer.ir.expr import Cast, Const, Expr, Interval, Load, Op, Ref
 from rammer.ir.names import SHOWN, checked, quoted, unquoted
 from rammer.ir.parse import TENSOR, Form, Pattern, form_of, pattern_of

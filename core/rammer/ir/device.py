@@ -40,7 +40,7 @@ class VDevice:
     everything it reads counts towards the footprint.
     A product of constant weights each of which at most ``few_rows`` results share is bound by its weights' bytes: the
     device's kernels take such products together, side by side.
-    ``precisions`` are those that a user may ask for (``rammer.compiled.options``).
+    ``precisions`` are those that a user may ask for (``rammer.compiler.compile_options``).
     On one that ``spills``, what a task keeps beyond its vEU's memory lies in the device's: on chip it was in a cache.
     ``dots`` is the peak of one vEU for products of bytes summed in 32 bits, where it has an instruction for them
     (multiplications and additions a second; 0: none).

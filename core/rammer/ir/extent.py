@@ -52,7 +52,7 @@ _EXTENT: Final = re.compile(rf"({_TERM}(?: \+ {_TERM})*)(?: \+ (-?\d{{1,18}}))?"
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class RowWindow:
     """``count`` places of an axis from that element of a tensor on which the place along axis ``by`` chooses; modulo ``of``
     where that is not 0, else none before the axis begins."""
 
@@ -64,12 +64,12 @@ class Beside:
         return f"by {self.by} for {self.count}{f' of {self.of}' if self.of else ''}"
 
     @staticmethod
-    def parse(text: str) -> Beside:
+    def parse(text: str) -> RowWindow:
         """Inverse of ``str``. ValueError for anything else."""
         found = _BESIDE.fullmatch(text)
         if found is None:
             raise ValueError(f"{text[:80]!r} tells no places")
-        return Beside(found[1], int(found[2]), int(found[3] or 0))
+        return RowWindow(found[1], int(found[2]), int(found[3] or 0))
 
     def holds(self, place: int, begin: int) -> bool:
         """Whether ``place`` is one of them, which begin at ``begin``."""
@@ -78,7 +78,7 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class SkipTasks:
     """An operator's tasks whose first element along ``axis`` lies at or beyond ``extent`` compute nothing that counts: they
     write ``fills``, one for each output, and nothing where that is None. With ``below`` it is the tasks that end at or before
     ``extent``: what they would write is there (``standing``). ``extent`` is a function of inputs of one element (int64) of the
@@ -90,7 +90,7 @@ class Ending:
     extent: AffineExtent
     fills: tuple[float | None, ...]
     below: bool = False
-    beside: Beside | None = None
+    beside: RowWindow | None = None
 
     @property
     def writes(self) -> bool:
@@ -104,22 +104,22 @@ class Ending:
         return f"{self.axis} {'below' if self.below else 'at'} {self.extent}{fills}"
 
     @staticmethod
-    def parse(text: str, outputs: int) -> Ending:
+    def parse(text: str, outputs: int) -> SkipTasks:
         """Inverse of ``str``, for an operator with so many ``outputs``. ValueError for anything else."""
         axis, _, rest = text.partition(" ")
         side, _, rest = rest.partition(" ")
         if side == "beside":
             extent, _, places = rest.partition(" ")
-            return Ending(axis, AffineExtent.parse(extent), (None,) * outputs, True, Beside.parse(places))
+            return SkipTasks(axis, AffineExtent.parse(extent), (None,) * outputs, True, RowWindow.parse(places))
         if side not in ("at", "below"):
             raise ValueError(f"{text[:80]!r} says not at which length tasks end")
         extent, filled, fills = rest.partition(" with ")
         made = tuple(None if f == "none" else float(f) for f in fills.split(", ")) if filled else (None,) * outputs
-        return Ending(axis, AffineExtent.parse(extent), made, side == "below")
+        return SkipTasks(axis, AffineExtent.parse(extent), made, side == "below")
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class ReduceBound:
     """A reduction of an operator to which nothing counts at or beyond ``extent`` along its reduced ``axis``: what it combines
     there is its combiner's identity, whatever the lengths, as far as it was written. A device may end its loop there or go on."""
 
@@ -131,11 +131,11 @@ class Stop:
         return f"{self.compute}.{self.axis} at {self.extent}"
 
     @staticmethod
-    def parse(text: str) -> Stop:
+    def parse(text: str) -> ReduceBound:
         """Inverse of ``str``. ValueError for anything else."""
         place, _, extent = text.partition(" at ")
         compute, _, axis = place.partition(".")
-        return Stop(compute, axis, AffineExtent.parse(extent))
+        return ReduceBound(compute, axis, AffineExtent.parse(extent))
 
 
 #: Where no dimension follows from others.

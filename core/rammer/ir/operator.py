@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from rammer.ir.compute import Axis, Box, Compute, load_box
 from rammer.ir.device import Scope
 from rammer.ir.expr import Interval, Load
-from rammer.ir.extent import Ending, Point, Stop
+from rammer.ir.extent import Point, ReduceBound, SkipTasks
 from rammer.ir.names import checked
 from rammer.ir.types import TensorType
 
@@ -52,8 +52,8 @@ class ROperator:
     tile: tuple[int, ...] = ()
     family: str = ""
     config: tuple[tuple[str, int], ...] = ()
-    endings: tuple[Ending, ...] = ()
-    stops: tuple[Stop, ...] = ()
+    endings: tuple[SkipTasks, ...] = ()
+    stops: tuple[ReduceBound, ...] = ()
 
     def __post_init__(self) -> None:
         for what, name in (("an operator", self.name), *((f"config of {self.name}", key) for key, _ in self.config)):

@@ -27,7 +27,7 @@ from rammer.ir.parts import (
     Task,
     Wait,
 )
-from rammer.ir.text import format_parts, parse_parts
+from rammer.ir.program_text import format_parts, parse_parts
 from rammer.ir.types import TensorType, row_major
 
 __all__ = [

@@ -16,12 +16,12 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Box, Compute, ComputeGraph
 from rammer.ir.expr import Expr, Load
 from rammer.ir.names import Names, identifier
-from rammer.ir.pieces import pieces
+from rammer.ir.piecewise import pieces
 from rammer.ir.program import Storage
 from rammer.ir.reindex import collected
-from rammer.plan.address import dense, inverted, viewed
+from rammer.passes.compute.batch_candidates import rearranges
+from rammer.plan.load_addresses import dense, inverted, viewed
 from rammer.plan.overlap import Shared, overlap
-from rammer.tile.siblings import rearranges
 
 Pieces = list[tuple[Box, Load]]
 #: No output that lies over an input.

@@ -16,14 +16,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rammer.ir.clocks import Ints
 from rammer.ir.collector import collector_paused
 from rammer.ir.operator import ROperator
-from rammer.ir.past import Past
+from rammer.ir.prefix_set import PrefixSet
 from rammer.ir.program import Counter, Storage, Task, Wait
-from rammer.ir.tasks import Longs
+from rammer.ir.task_arrays import Longs
 from rammer.plan.overlap import Shared, overlap
 from rammer.schedule.policy import Schedule
+from rammer.verify.happens_before import Ints
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Order:
 
     names: tuple[str, ...]
     needs: tuple[tuple[int, ...], ...]
-    before: tuple[Past, ...]
+    before: tuple[PrefixSet, ...]
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ def operator_order(schedule: Schedule, after: Mapping[str, tuple[str, ...]]) -> 
     number = {name: i for i, name in enumerate(names)}
     fences = _fences(stages) if schedule.barriers else {}
     needs: list[tuple[int, ...]] = []
-    before: list[Past] = []
+    before: list[PrefixSet] = []
     for name in names:
         direct = {number[p] for p in (*after[name], *fences.get(name, ())) if p in number}
-        needed, known = [], Past()
+        needed, known = [], PrefixSet()
         for p in sorted(direct, reverse=True):  # latest first: it may imply the others
             if p not in known:
                 needed.append(p)
@@ -183,7 +183,7 @@ class Placing:
     """Rows advance as far as the operators that their next run of tasks needs have been placed whole; of those that may, the
     ones before the first operator go on together. What a row waits for does not depend on the order in which this is found.
 
-    ``now[v]`` is row v's vector clock (see ``ir.clocks``): of each row, the tasks that have certainly finished.
+    ``now[v]`` is row v's vector clock (see ``verify.happens_before``): of each row, the tasks that have certainly finished.
     ``finished[o]`` is what whoever waits for all of operator o knows then: what each of its rows knew when it ran its last
     task of o. ``knows[o, v]`` says of operators that row v had to ask for that it knows them to be finished.
     """

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnx import NodeProto
 
-from rammer.device.operators import CustomOperators
+from rammer.device.custom_operators import CustomOperators
 from rammer.errors import BadInput, DeviceUnavailable, RammerError
-from rammer.frontend.custom import check_use
-from rammer.frontend.reader import Model
+from rammer.frontend.read.plugin_operators import check_use
+from rammer.frontend.read.reader import Model
 from rammer.runtime.inputs import load_npz
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"

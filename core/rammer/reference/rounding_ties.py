@@ -18,7 +18,7 @@ import onnx
 from onnx import ModelProto, NodeProto, helper
 
 from rammer.errors import BadInput, DeviceUnavailable
-from rammer.report.compare import differences
+from rammer.report.output_errors import differences
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -195,7 +195,7 @@ def _from_ties(node: NodeProto, values: Mapping[str, Array], where: Array) -> Ar
 
 def _referred(proto: ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
     """Outputs of ONNX Runtime; None where it refuses."""
-    from rammer.frontend.reader import read_model
+    from rammer.frontend.read.reader import read_model
     from rammer.reference.outputs import run_onnxruntime
 
     try:

@@ -12,7 +12,7 @@ import numpy as np
 from rammer.device.manifest import Bound
 from rammer.report.peers import Prepared, StreamDelay, stream_delays
 from rammer.runtime.host_bound import WHOLE
-from rammer.runtime.specialised import Specialised
+from rammer.runtime.loaded_model import LoadedModel
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -90,7 +90,7 @@ def bound_call(bound: Bound, delays: Sequence[StreamDelay] = ()) -> Callable[[],
 
 def bench_device(
     runner: Runner,
-    special: Specialised,
+    special: LoadedModel,
     inputs: Mapping[str, Array],
     effort: Effort,
     *,

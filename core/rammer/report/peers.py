@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rammer.device.loader import installed
-from rammer.frontend.reader import Model
+from rammer.frontend.read.reader import Model
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

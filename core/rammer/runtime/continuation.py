@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from rammer.compiled.segments import HostSegment
-from rammer.runtime.residents import Residents
-from rammer.runtime.specialised import NO_RUN, Specialised, Timing
+from rammer.runtime.loaded_model import NO_RUN, LoadedModel, Timing
+from rammer.runtime.loaded_programs import LoadedPrograms
 
 if TYPE_CHECKING:
-    from rammer.frontend.control import BodyRunner
-    from rammer.frontend.later import Rest
-    from rammer.frontend.reader import Model
+    from rammer.frontend.bind.deferred import DeferredModel
+    from rammer.frontend.loops.control_operators import BodyRunner
+    from rammer.frontend.read.reader import Model
     from rammer.ir.port import InputPort
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -30,15 +30,15 @@ class Continuation:
     """``rest`` on a device: ``make`` compiles and loads a model whose shapes are all known, one thread at a time; ``residents``
     hold what was made, and ``bodies`` runs those of control flow."""
 
-    rest: Rest
-    make: Callable[[Model], Specialised]
-    residents: Residents[Key]
+    rest: DeferredModel
+    make: Callable[[Model], LoadedModel]
+    residents: LoadedPrograms[Key]
     bodies: BodyRunner
 
     @property
     def host_nodes(self) -> list[HostSegment]:
         """Operators that run on the host, those of the programs made so far among them."""
-        from rammer.compiled.host import HostNode
+        from rammer.compiled.host_node import HostNode
 
         first = [HostSegment(HostNode(n, {}), "the shape of its result depends on run-time data") for n in self.rest.first]
         return [*first, *(h for special in list(self.residents.held.values()) for h in special.host_nodes)]
@@ -62,14 +62,14 @@ class Continuation:
 
     def _hosted(self, known: dict[str, Array]) -> dict[str, Array]:
         """What the operators compute whose results show their shapes only then."""
-        from rammer.compiled.host import HostNode
+        from rammer.compiled.host_node import HostNode
 
         made: dict[str, Array] = {}
         for node in self.rest.first:
             made |= HostNode(node, {}).values({n: known[n] for n in node.inputs if n}, self.bodies, self.rest.known)
         return made
 
-    def _specialised(self, known: Mapping[str, Array]) -> Specialised:
+    def _specialised(self, known: Mapping[str, Array]) -> LoadedModel:
         model = self.rest.model(known)
         decided = ((n, a) for n, a in model.known.items() if n not in self.rest.known)
         key = (model.inputs, tuple((n, str(a.dtype), a.shape, a.tobytes()) for n, a in decided))

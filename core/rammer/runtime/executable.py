@@ -13,36 +13,36 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from rammer.compiled.artifact import Artifact
-from rammer.compiled.options import RESIDENT, CompileOptions, Progress, quiet
+from rammer.compiled.artifact_reader import as_refusal
 from rammer.compiled.segments import Compiled, ProgramSegment, with_contents, with_needs
-from rammer.compiled.unpack import as_refusal
+from rammer.compiler.compile_options import RESIDENT, CompileOptions, Progress, quiet
 from rammer.device.capabilities import ProgramsBeside
 from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.errors import BadInput, DeviceFailure, warn
 from rammer.ir.collector import collector_paused
+from rammer.ir.constants.recipes import Contents
 from rammer.ir.extent import NoRange
-from rammer.ir.joined import Contents
 from rammer.ir.operator import RKernel
-from rammer.profile.store import KernelStore
-from rammer.runtime.binding import Asked, asked
-from rammer.runtime.bodies import BodyPrograms
-from rammer.runtime.bound import ModelBound
-from rammer.runtime.checking import check_values, is_asked, with_results
-from rammer.runtime.checks import check_inputs, shapes_of
+from rammer.runtime.auto_ranges import Seen
+from rammer.runtime.bind_request import Asked, asked
+from rammer.runtime.bound_call import ModelBound
 from rammer.runtime.continuation import Continuation
-from rammer.runtime.keeping import KeptPrograms, fits_part, fits_shapes, part_key
-from rammer.runtime.lengths import BOUND, FIXED, MEMORY, Lengths, ShapeKey, Shapes, Span, key_for, spelled
-from rammer.runtime.residents import Residents
-from rammer.runtime.seen import Seen
-from rammer.runtime.source import Head, ModelSource
-from rammer.runtime.specialised import NO_RUN, Specialised, Timing, load_segments
-from rammer.runtime.standing import Terms
+from rammer.runtime.control_flow import BodyPrograms
+from rammer.runtime.input_checks import check_inputs, shapes_of
+from rammer.runtime.loaded_model import NO_RUN, LoadedModel, Timing, load_segments
+from rammer.runtime.loaded_programs import LoadedPrograms
+from rammer.runtime.model_source import Head, ModelSource
+from rammer.runtime.operator_check import check_values, is_asked, with_results
+from rammer.runtime.program_cache import ProgramCache, fits_part, fits_shapes, part_key
+from rammer.runtime.ranged_call import BindSpec
+from rammer.runtime.shape_buckets import BOUND, FIXED, MEMORY, Lengths, ShapeKey, Shapes, Span, key_for, spelled
+from rammer.tuning.kernel_store import KernelStore
 
 if TYPE_CHECKING:
-    from rammer.compiler import Compiler
-    from rammer.frontend.reader import Model
+    from rammer.compiler.compiler import Compiler
+    from rammer.frontend.read.reader import Model
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Shapes of runs whose program is known without another look at the ranges.
@@ -83,32 +83,32 @@ class Executable:
         self.backend = guarded(self.backend, self.device)
 
     @cached_property
-    def residents(self) -> Residents[ShapeKey]:
+    def residents(self) -> LoadedPrograms[ShapeKey]:
         """The programs on the device."""
-        return Residents(self.head.name, self.resident)
+        return LoadedPrograms(self.head.name, self.resident)
 
     @cached_property
     def bodies(self) -> BodyPrograms:
         """The bodies of control flow on the device."""
-        return BodyPrograms(self._continued, Residents(self.head.name, self.resident), self._has_part)
+        return BodyPrograms(self._continued, LoadedPrograms(self.head.name, self.resident), self._has_part)
 
     @cached_property
-    def kept(self) -> KeptPrograms:
+    def kept(self) -> ProgramCache:
         """The programs on disk."""
         about = (self.source, self.backend, self.device, self.options, self.device_options)
-        return KeptPrograms(*about, self.registry, self.programs)
+        return ProgramCache(*about, self.registry, self.programs)
 
     @property
     def hosted(self) -> list[str]:
         """Operators that the host has computed so far, a name for each; of control flow those whose bodies it ran, too."""
-        from rammer.frontend.control import CONTROL
+        from rammer.frontend.loops.control_operators import CONTROL
 
         specials = (*self.residents.held.values(), *self.bodies.residents.held.values())
         found = [h.node.node.op for special in specials for h in special.host_nodes]
         return [op for op in found if op not in CONTROL or self.bodies.on_host]
 
     @property
-    def cache(self) -> Mapping[ShapeKey, Specialised]:
+    def cache(self) -> Mapping[ShapeKey, LoadedModel]:
         """The programs on the device by input shapes, the one used last at the end."""
         return self.residents.held
 
@@ -120,7 +120,7 @@ class Executable:
     @cached_property
     def compiler(self) -> Compiler:
         """The compiler; importing it (and ONNX with it) waits until something is compiled."""
-        from rammer.compiler import Compiler
+        from rammer.compiler.compiler import Compiler
 
         store, name = self.store or KernelStore.default(), self.device.partition(":")[0]
         made = Compiler(self.backend, self.options, store, self.registry, self.progress, name)
@@ -147,8 +147,9 @@ class Executable:
         return outputs
 
     def check_run(self, inputs: Mapping[str, Array]) -> None:
-        """Run once with the results of all operators as outputs (``rammer.runtime.checking``). BadInput names the first operator
-        that reads an index out of range, or makes NaN or an infinity. ``run`` does so, too, where ``RAMMER_CHECK=1`` is set."""
+        """Run once with the results of all operators as outputs (``rammer.runtime.operator_check``). BadInput names the first
+        operator that reads an index out of range, or makes NaN or an infinity. ``run`` does so, too, where ``RAMMER_CHECK=1`` is
+        set."""
         if self.source.known is not None:
             raise BadInput("a compiled file does not have the operators to check", "--check", "give the model")
         model = with_results(self.source.model)
@@ -169,7 +170,7 @@ class Executable:
         Of a model with ranges, arrays of the greatest lengths are bound for all of them: ``bound.run(past=5)``; where runs
         have shown which change, for all up to the arrays'. Others have a program alone. An output may stay in the memory of an
         input for the next run, ``{"present": "past"}``: such an input need not be given, and begins with zeros; where the
-        output continues it, one row is written a run (``rammer.runtime.standing``); of a compiled file it is copied there.
+        output continues it, one row is written a run (``rammer.runtime.ranged_call``); of a compiled file it is copied there.
 
         Arrays are the device's (DLPack or ``__cuda_array_interface__``: torch, CuPy, JAX) or the host's; a host array
         bound to a device with memory of its own is copied there once, and ``bound.write`` copies new values. Outputs
@@ -186,13 +187,13 @@ class Executable:
         key = key_for(what.shapes, what.spans, what.lengths.derived)
         if not of_file and (what.kept or what.found or self.lengths.buckets > 1):
             key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
-        terms = Terms(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
+        terms = BindSpec(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
         if what.found and what.spans and self._ranged(lambda: self._bindable(key, what), what.spans) is None:
             return self.bind(inputs, outputs, stream)
         with self.residents.used(lambda: self._bindable(key, what)) as special:
             return special.bind(what.inputs, what.outputs, stream, terms)
 
-    def _bindable(self, key: ShapeKey, what: Asked) -> Specialised:
+    def _bindable(self, key: ShapeKey, what: Asked) -> LoadedModel:
         """The program of a bound call for a range, or with outputs that stay in their inputs' memory."""
         with compiling(self.backend):
             found = self.residents.find(key)
@@ -211,11 +212,11 @@ class Executable:
         """``inputs`` as contiguous arrays of the declared types; BadInput says which one is wrong and how."""
         return check_inputs(self.head.inputs, inputs)
 
-    def prepare(self, inputs: Mapping[str, Array]) -> Specialised:
+    def prepare(self, inputs: Mapping[str, Array]) -> LoadedModel:
         """Compile and load for the shapes of ``inputs``, or return what is cached."""
         return self.specialise(shapes_of(self.head, inputs))
 
-    def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
+    def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> LoadedModel:
         """Compile and load for these input shapes, or return what is cached. It may be freed when others are needed."""
         lengths, at = self.lengths, tuple(shapes.items())
         if (key := self._ranges.get(at)) is not None and lengths.spans and (known := self.residents.find(key)) is not None:
@@ -237,7 +238,7 @@ class Executable:
             self._ranges.clear()
         self._ranges[shapes] = key
 
-    def _ranged(self, make: Callable[[], Specialised], spans: Mapping[str, Span]) -> Specialised | None:
+    def _ranged(self, make: Callable[[], LoadedModel], spans: Mapping[str, Span]) -> LoadedModel | None:
         """The program for a range that ``make`` gives; None where there is none, and each shape is compiled on its own now."""
         try:
             return make()
@@ -250,7 +251,7 @@ class Executable:
         self.lengths, self.seen.on = FIXED, False
         return None
 
-    def _specialised(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> Specialised:
+    def _specialised(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> LoadedModel:
         """What serves these shapes, of which the lengths in ``spans`` may change. NoRange where there is no such program."""
         longest = lengths.longest(self.head.inputs, shapes, spans)
         key = key_for(longest, spans, lengths.derived)
@@ -268,13 +269,13 @@ class Executable:
         with compiling(self.backend):  # whoever waits here for the same shapes finds them made
             return self.residents.find(key) or self._made(key, key, compiled)
 
-    def _made(self, key: ShapeKey, kept: ShapeKey, compile_it: Callable[[], Compiled]) -> Specialised:
+    def _made(self, key: ShapeKey, kept: ShapeKey, compile_it: Callable[[], Compiled]) -> LoadedModel:
         """What is kept on disk as ``kept``, or compiled."""
         found = self._obtained(self.kept.path(kept), lambda c: fits_shapes(c, self.head, kept), compile_it)
         self.residents.keep(key, found)
         return found
 
-    def _obtained(self, path: Path | None, fits: Callable[[Compiled], bool], compile_it: Callable[[], Compiled]) -> Specialised:
+    def _obtained(self, path: Path | None, fits: Callable[[Compiled], bool], compile_it: Callable[[], Compiled]) -> LoadedModel:
         """What is kept at ``path`` and ``fits``, or is compiled and kept, on the device."""
         start = time.perf_counter()
         with collector_paused():  # once: what was read would be looked through before it is loaded
@@ -295,7 +296,7 @@ class Executable:
             return self.compiler.compile_model(self.source.model, shapes)
         return self.compiler.compile_range(self.source.model, shapes, spans, lengths.derived)
 
-    def adopt(self, compiled: Compiled) -> Specialised:
+    def adopt(self, compiled: Compiled) -> LoadedModel:
         """Load a program that was compiled elsewhere; runs of its input shapes or lengths use it."""
         hidden, spans = ((), {}) if compiled.ranged is None else (compiled.ranged.lengths.values(), compiled.ranged.spans)
         shapes = sorted((v.external or v.name, v.type.shape) for v in compiled.graph.inputs if v.name not in hidden)
@@ -305,7 +306,7 @@ class Executable:
             self.residents.keep(key, special)
             return special
 
-    def _loaded(self, compiled: Compiled, start: float) -> Specialised:
+    def _loaded(self, compiled: Compiled, start: float) -> LoadedModel:
         """``compiled`` on the device. What waits for values is compiled when they are there."""
         compiled = with_contents(compiled, self.contents)
         loaded, following = load_segments(self.backend, compiled, lambda: self.source.check(thoroughly=False)), None
@@ -313,10 +314,10 @@ class Executable:
             for table in segment.tables:
                 self.beside.add(table, segment.constants)
         if compiled.rest is not None:
-            following = Continuation(compiled.rest, self._continued, Residents(self.head.name, self.resident), self.bodies)
-        return Specialised(compiled, loaded, time.perf_counter() - start, following, self.bodies)
+            following = Continuation(compiled.rest, self._continued, LoadedPrograms(self.head.name, self.resident), self.bodies)
+        return LoadedModel(compiled, loaded, time.perf_counter() - start, following, self.bodies)
 
-    def _continued(self, model: Model) -> Specialised:
+    def _continued(self, model: Model) -> LoadedModel:
         """A part of the model whose shapes are known, kept by what it holds."""
         with compiling(self.backend):
             path = self._part_path(model)

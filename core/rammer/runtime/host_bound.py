@@ -12,8 +12,8 @@ from rammer.device.arrays import Array, check_names, check_type, dtype_of, host_
 from rammer.device.manifest import RunResult
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
-from rammer.ir.standing import state_ports
 from rammer.ir.types import TensorType
+from rammer.verify.in_place_state import state_ports
 
 __all__ = ["HostBound"]
 

@@ -20,9 +20,9 @@ from rammer.ir.expr import Expr, Load
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, RProgram, Storage
 from rammer.ir.types import TensorType
-from rammer.plan.room import room
-from rammer.profile.probe import random_inputs as random_inputs  # where plugins look for them
-from rammer.profile.probe import random_values as random_values
+from rammer.plan.process_memory import room
+from rammer.tuning.kernel_probe import random_inputs as random_inputs  # where plugins look for them
+from rammer.tuning.kernel_probe import random_values as random_values
 
 __all__ = ["HostMemory", "evaluate_task", "random_inputs", "random_values", "view"]
 

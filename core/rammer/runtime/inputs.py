@@ -15,8 +15,8 @@ from rammer.ir.formats import FORMATS, FloatFormat, numpy_type
 from rammer.ir.names import shortened
 from rammer.ir.port import InputPort
 from rammer.ir.types import itemsize
-from rammer.plan.room import room
-from rammer.runtime.source import Head
+from rammer.plan.process_memory import room
+from rammer.runtime.model_source import Head
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

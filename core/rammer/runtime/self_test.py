@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Backend
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.evaluate import run_graph
 from rammer.ir.program import Port
-from rammer.profile.store import KernelStore
+from rammer.tuning.kernel_store import KernelStore
 
 LINES = (
     "conv: f32[m:12, h:9, w:10] = sum[c:5, i:3, j:3] pad(x[c, h + i - 1, w + j - 1], 0.0) * k[m, c, i, j]",

@@ -8,8 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rammer.cache.cache_folder import cache_folder
 from rammer.compiled.artifact import Artifact, is_artifact
-from rammer.compiled.options import (
+from rammer.compiled.artifact_reader import as_refusal, check_device, load_artifact
+from rammer.compiled.segments import Compiled, ProgramSegment
+from rammer.compiler.compile_options import (
     ANY,
     DEFAULT,
     CompileOptions,
@@ -19,26 +22,23 @@ from rammer.compiled.options import (
     check_precision,
     quiet,
 )
-from rammer.compiled.segments import Compiled, ProgramSegment
-from rammer.compiled.unpack import as_refusal, check_device, load_artifact
 from rammer.device.loader import PLUGINS, Registry
 from rammer.device.manifest import Backend
 from rammer.errors import BadInput, DeviceUnavailable, warn
 from rammer.ir.names import quoted
 from rammer.ir.port import InputPort
-from rammer.profile.folder import cache_folder
-from rammer.profile.store import KernelStore
-from rammer.profile.tune import MEASURED
+from rammer.runtime.auto_ranges import Seen
 from rammer.runtime.executable import Executable
-from rammer.runtime.lengths import FIXED, Lengths, spelled
-from rammer.runtime.residents import check_resident
-from rammer.runtime.seen import Seen
-from rammer.runtime.source import Head, ModelSource, check_kept, open_source
+from rammer.runtime.loaded_programs import check_resident
+from rammer.runtime.model_source import Head, ModelSource, check_kept, open_source
+from rammer.runtime.shape_buckets import FIXED, Lengths, spelled
+from rammer.tuning.kernel_store import KernelStore
+from rammer.tuning.tuner import MEASURED
 
 if TYPE_CHECKING:
     import onnx
 
-    from rammer.frontend.reader import Model
+    from rammer.frontend.read.reader import Model
 
 
 def open_executable(
@@ -196,7 +196,7 @@ def _folded(compiled: Compiled, veus: int) -> Compiled:
 
 
 def _folded_one(segment: ProgramSegment, veus: int) -> ProgramSegment:
-    from rammer.schedule.fold import fold
+    from rammer.schedule.fold_rows import fold
 
     cases = segment.cases
     cases = replace(cases, tables=tuple(fold(t, veus) for t in cases.tables)) if cases is not None else None

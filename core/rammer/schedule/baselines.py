@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
-from rammer.schedule.clock import stage_kernels
-from rammer.schedule.place import Row, fastest, side_by_side
 from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
+from rammer.schedule.stage_clock import stage_kernels
+from rammer.schedule.task_placement import Row, fastest, side_by_side
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from typing import Literal, TypeAlias, cast
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
-from rammer.schedule.clock import StageClock, stage_kernels
-from rammer.schedule.cuts import blocks, chains, windows
-from rammer.schedule.endings import Dag, Found, Latency, Least, TooLarge, bits, components, search
-from rammer.schedule.place import Row, levels_of, side_by_side
+from rammer.schedule.ios_blocks import blocks, chains, windows
+from rammer.schedule.ios_dp import Dag, Found, Latency, Least, TooLarge, bits, components, search
 from rammer.schedule.policy import Memory, OperatorGraph, Policy, Schedule, rows_of
+from rammer.schedule.stage_clock import StageClock, stage_kernels
+from rammer.schedule.task_placement import Row, levels_of, side_by_side
 
 #: Transitions searched in one block before it is cut. The published Inception block has 5,040; of eleven random graphs
 #: WS(32, 4, 0.75), RandWire's, the largest has 10.1 million with r=3 and s=8.

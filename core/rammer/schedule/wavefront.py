@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
-from rammer.schedule.place import Row, WeightAffinity, choices, side_by_side
 from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
+from rammer.schedule.task_placement import Row, WeightAffinity, choices, side_by_side
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rammer.codegen.search import FamilyBackend, Limits
+from rammer.codegen.family_backend import FamilyBackend, Limits
 from rammer.codegen.writer import generator_hash
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Recorded
 from rammer.errors import BadInput, DeviceUnavailable
+from rammer.fusion.tile_search import candidates as tile_candidates
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator, compared
 from rammer.ir.program import RProgram
-from rammer.profile.probe import probe_program, random_inputs
-from rammer.tile.search import candidates as tile_candidates
+from rammer.tuning.kernel_probe import probe_program, random_inputs
 
 from rammer_cuda.cell.recognise import MOST_ROWS
 from rammer_cuda.compile import compile_all, compile_cubin, version
@@ -221,7 +221,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Recorded:
         """Every block of one run with the SM that ran it, from kernels that record it."""
         from rammer_cuda.executor import CudaProgram
-        from rammer_cuda.persistent.executor import PersistentProgram
+        from rammer_cuda.persistent.persistent_executor import PersistentProgram
         from rammer_cuda.trace import trace, trace_persistent
 
         loaded = self.load(program, constants)

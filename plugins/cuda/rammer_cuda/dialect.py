@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rammer.codegen.c_target import CTarget
 from rammer.codegen.dialects import STANDARD, helpers
-from rammer.codegen.target import CTarget
 
 _HALF = """
 __device__ __forceinline__ float rm_load_f16(const unsigned short *p) {

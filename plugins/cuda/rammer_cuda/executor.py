@@ -12,16 +12,16 @@ import numpy as np
 
 from rammer.device.manifest import Array, Binding
 from rammer.ir.program import RProgram
-from rammer.profile.probe import usual_lengths
+from rammer.tuning.kernel_probe import usual_lengths
 
 from rammer_cuda.bound import GpuProgram
-from rammer_cuda.cache import Cached, cached_kernels
 from rammer_cuda.driver import check, driver
 from rammer_cuda.gpu import Gpu
+from rammer_cuda.horizontal_fusion import packed
+from rammer_cuda.kernel_cache import Cached, cached_kernels
 from rammer_cuda.kernels.lengths import ended
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, cached_launches, consecutive, launches
-from rammer_cuda.packs import packed
 from rammer_cuda.pdl import Switches
 from rammer_cuda.resident import Resident
 from rammer_cuda.source import Writer

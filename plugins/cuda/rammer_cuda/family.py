@@ -1,5 +1,5 @@
 """Kernel families of this device: each lives in a folder of its own and is a line of ``rammer_cuda.families``. Nothing else
-knows it by name: what others must know of it, it says (``rammer.codegen.family``)."""
+knows it by name: what others must know of it, it says (``rammer.codegen.kernel_family``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rammer.codegen.family import KernelFamily
+from rammer.codegen.kernel_family import KernelFamily
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 

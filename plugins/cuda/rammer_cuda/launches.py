@@ -16,11 +16,11 @@ import numpy as np
 
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, Storage, WaveTask, waves
-from rammer.ir.text import MOST_TASKS
+from rammer.ir.program_text import MOST_TASKS
 from rammer.ir.types import itemsize
 from rammer.plan.overlap import overlap
 
-from rammer_cuda.cache import Cached
+from rammer_cuda.kernel_cache import Cached
 
 #: Tasks from which on a program's launches are cached: fewer are planned in a few milliseconds.
 CACHED_FROM = 1_000

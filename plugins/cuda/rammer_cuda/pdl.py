@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from rammer_cuda.driver import check, driver
-from rammer_cuda.turns import STEADY, in_turns
+from rammer_cuda.interleaved_timing import STEADY, in_turns
 
 #: The device variable by which a kernel is told, in every module (``device/order.cuh``).
 SWITCH = b"rm_pdl"

@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from rammer.codegen.task import Argument, Packing
+from rammer.codegen.task_parameters import Argument, Packing
 from rammer.device.manifest import Array
-from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
+from rammer.device.shared_constants import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import DeviceFailure
-from rammer.ir.content import digest
-from rammer.ir.joined import ArrayRecipe, Part, parts_of
-from rammer.ir.mapped import released
+from rammer.ir.constants.digest import digest
+from rammer.ir.constants.mapped_files import released
+from rammer.ir.constants.recipes import ArrayRecipe, Part, parts_of
 from rammer.ir.program import RProgram
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import fills, image, view

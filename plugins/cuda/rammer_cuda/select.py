@@ -22,19 +22,19 @@ from rammer.codegen.writer import kinds_of
 from rammer.device.manifest import Array, Binding
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
-from rammer.profile.probe import random_inputs
 from rammer.schedule.wavefront import Wavefront
+from rammer.tuning.kernel_probe import random_inputs
 
-from rammer_cuda.cache import Cached
 from rammer_cuda.executor import CudaProgram, Room
 from rammer_cuda.families import family_of
 from rammer_cuda.gpu import Gpu
+from rammer_cuda.interleaved_timing import TurnTimes, in_turns
+from rammer_cuda.kernel_cache import Cached
 from rammer_cuda.persistent.bodies import callable_part
-from rammer_cuda.persistent.cache import cached_fit
-from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
-from rammer_cuda.persistent.shape import Fitted, parted
+from rammer_cuda.persistent.fit_to_block import Fitted, parted
+from rammer_cuda.persistent.form_cache import cached_fit
+from rammer_cuda.persistent.persistent_executor import LIMIT, PersistentProgram
 from rammer_cuda.source import Writer
-from rammer_cuda.turns import TurnTimes, in_turns
 
 #: Values of ``--option executor=``.
 CHOICES = ("auto", "graph", "wavewise", "persistent", "mixed")

@@ -23,8 +23,8 @@ from rammer_cuda.driver import check, driver
 from rammer_cuda.executor import CapturedGraph, CudaProgram, Recipe, build_graph
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch
-from rammer_cuda.persistent.executor import PersistentProgram, Walk
-from rammer_cuda.persistent.text import kernel_text
+from rammer_cuda.persistent.kernel_text import kernel_text
+from rammer_cuda.persistent.persistent_executor import PersistentProgram, Walk
 from rammer_cuda.resident import Resident
 
 #: Words of 8 bytes of one RmRecord.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from rammer.codegen.family import Choice
+from rammer.codegen.kernel_family import Choice
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 

@@ -18,11 +18,11 @@ import numpy as np
 from onnx.reference import ReferenceEvaluator
 
 from rammer.device.manifest import Backend
+from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
+from rammer.distributed.transport import mpi_launch
+from rammer.distributed.transport.measure_links import measured_links
+from rammer.distributed.transport.protocol import Party, Site
 from rammer.errors import RammerError
-from rammer.runtime.spread_run import Joined, SpreadRuns
-from rammer.transport import launch
-from rammer.transport.measure import measured_links
-from rammer.transport.protocol import Party, Site
 from rammer_testing.small_models import dense_layers
 
 from .fake_gpus import HostBackend, HostBlocks, HostEnd, HostUnit, host_cupy, host_place
@@ -77,7 +77,7 @@ def played(folder: Path, fault: bool) -> HostBlocks:
 
 def main(asked: Asked) -> dict[str, Any]:
     """Counters; raises where outputs are not what one device makes."""
-    rank, size = launch.world()
+    rank, size = mpi_launch.world()
     blocks, last = played(Path(asked.folder), asked.fault == "map" and rank == size - 1), rank == size - 1
     spread, backend = spread_over(size, LAYERS)
     sites = tuple(Site(f"cuda:{n}", "gpu", n) for n in range(size))

@@ -11,23 +11,23 @@ from typing import Any, TypeAlias
 import numpy as np
 from ranged_models import RANGED, RangedModel, parsed
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Ref
 from rammer.ir.extent import AffineExtent, Point
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Task
-from rammer.profile.probe import OwnTensors
-from rammer.profile.store import KernelStore
 from rammer.runtime.host_memory import HostMemory
-from rammer.runtime.lengths import widened
-from rammer.schedule.fold import fold
+from rammer.runtime.shape_buckets import widened
+from rammer.schedule.fold_rows import fold
+from rammer.tuning.kernel_probe import OwnTensors
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.bounds import bounded_results
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 from .cuda_on_host import MOST_THREADS, on_host
 from rammer_cuda.backend import CudaBackend, open_backend

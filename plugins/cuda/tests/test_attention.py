@@ -14,13 +14,13 @@ from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
 from rammer_testing.host_c import Array
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 from rammer_cuda.emulator.launch import COMPILER
 
 pytest.importorskip("cuda.bindings")
 
-from rammer.codegen.task import Unsuited
+from rammer.codegen.task_parameters import Unsuited
 
 from .warps import random_values, run_warps
 from rammer_cuda.attention.cost import ATTENTION

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rammer.compiled.options import CompileOptions
+from rammer.compiler.compile_options import CompileOptions
 from rammer.errors import BadInput, DeviceFailure
-from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
-from rammer.runtime.source import open_source
+from rammer.runtime.model_source import open_source
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import Subject
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import SmallModel
-from rammer_testing.some import some
 
 pytestmark = pytest.mark.cuda
 

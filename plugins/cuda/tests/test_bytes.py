@@ -15,21 +15,21 @@ pytest.importorskip("cuda.bindings")
 
 from families import operator
 
-from rammer.codegen.contraction import roles_of
-from rammer.codegen.task import Unsuited
-from rammer.compiled.options import CompileOptions
+from rammer.codegen.contraction_form import roles_of
+from rammer.codegen.task_parameters import Unsuited
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Array, Binding, OpenOptions
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir import expr as ex
 from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Cast
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
-from rammer.plan.layouts import channels_last
-from rammer.profile.store import KernelStore
-from rammer_testing.some import some
+from rammer.plan.image_layout import channels_last
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 from .cuda_choices import choices
 from .cuda_on_host import on_host

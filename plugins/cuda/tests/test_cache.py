@@ -15,28 +15,28 @@ from zoo import find
 from zoo.nasnet import nasnet_cifar
 from zoo.sequence import lstm_tc
 
-from rammer.compiled.files import cache_text, cached_text
-from rammer.compiled.options import CompileOptions
+from rammer.cache.whole_files import cache_text, cached_text
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
-from rammer.profile.store import KernelStore
-from rammer_testing.some import some
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 pytest.importorskip("cuda.bindings")
 
 from .cuda_on_host import told
-from rammer_cuda import cache, compile, launches
+from rammer_cuda import compile, kernel_cache, launches
 from rammer_cuda.backend import open_backend
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.persistent import cache as cached_plan
+from rammer_cuda.persistent import form_cache as cached_plan
 from rammer_cuda.persistent.dataflow import plan_words
-from rammer_cuda.persistent.shape import Fitted, fitted
+from rammer_cuda.persistent.fit_to_block import Fitted, fitted
 from rammer_cuda.source import Writer
 
 
@@ -56,10 +56,10 @@ def compiled(model: onnx.ModelProto) -> tuple[RProgram, Binding]:
 
 @pytest.mark.slow
 def test_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
     made = told(Writer().all(program.operators, binding))
-    assert told(cache.cached_kernels(program, binding, Writer())) == made
+    assert told(kernel_cache.cached_kernels(program, binding, Writer())) == made
     assert len(list((tmp_path / "binaries" / "cuda").iterdir())) == 1
 
     emitted: list[str] = []
@@ -72,7 +72,7 @@ def test_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         def all(self, operators: object, binding: Binding) -> dict[str, TaskKernel]:
             pytest.fail("written again")
 
-    again = cache.cached_kernels(program, binding, Noting())
+    again = kernel_cache.cached_kernels(program, binding, Noting())
     assert told(again) == made
     packed = {k.entry for k in again.values() if any(a.packing for a in k.arguments)}
     plain = {k.entry for k in again.values()} - packed
@@ -89,7 +89,7 @@ def fit() -> tuple[RProgram, Binding, Fitted]:
 
 @pytest.mark.slow
 def test_forms_for_rows_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
     program, binding, made = fit()
     asked = list[object]()
     monkeypatch.setattr(cached_plan, "fitted", lambda *given: asked.append(given) or made)
@@ -103,7 +103,7 @@ def test_forms_for_rows_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["a wait", "an output", "a text", "a number"])
 def test_damaged_forms_are_made_again(damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
     program, binding, made = fit()
     cached_plan.cached_fit(program, binding, TARGETS["sm_90a"])
     (path,) = (tmp_path / "binaries" / "cuda").iterdir()
@@ -127,12 +127,14 @@ def test_damaged_forms_are_made_again(damage: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_other_constants_are_another_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
-    cache.cached_kernels(program, binding, Writer())
+    kernel_cache.cached_kernels(program, binding, Writer())
     fewer = fewer_constants(program, binding)
-    assert told(cache.cached_kernels(program, fewer, Writer())) == told(Writer().all(program.operators, fewer))
-    assert packed(cache.cached_kernels(program, fewer, Writer())) < packed(cache.cached_kernels(program, binding, Writer()))
+    assert told(kernel_cache.cached_kernels(program, fewer, Writer())) == told(Writer().all(program.operators, fewer))
+    assert packed(kernel_cache.cached_kernels(program, fewer, Writer())) < packed(
+        kernel_cache.cached_kernels(program, binding, Writer())
+    )
 
 
 def fewer_constants(program: RProgram, binding: Binding) -> Binding:
@@ -154,9 +156,9 @@ def packed(kernels: Mapping[str, TaskKernel]) -> set[str]:
 
 @pytest.mark.slow
 def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
-    made = told(cache.cached_kernels(program, binding, Writer()))
+    made = told(kernel_cache.cached_kernels(program, binding, Writer()))
     (file,) = (tmp_path / "binaries" / "cuda").iterdir()
     whole = file.read_text()
     for junk in (
@@ -169,13 +171,13 @@ def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_
         whole.replace('"threads"', '"thread"', 1),
     ):
         file.write_text(junk)
-        assert told(cache.cached_kernels(program, binding, Writer())) == made, junk[:60]
+        assert told(kernel_cache.cached_kernels(program, binding, Writer())) == made, junk[:60]
         assert file.read_text() == whole
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_plan_of_words_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int) -> None:
-    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
     program, binding = compiled(lstm_tc(0, batch=batch, layers=3, steps=5))
     plan = plan_words(program, binding)
     assert plan.words and any(t.waits for row in plan.program.rows for t in row)
@@ -185,7 +187,7 @@ def test_the_plan_of_words_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
     plan = cached_plan.cached_words(program, binding)
     assert plan.program is program and not plan.words
@@ -195,10 +197,10 @@ def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Under a good checksum: kernels of other tensors, names that are none, sizes and counts without end."""
-    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
     monkeypatch.setattr(launches, "CACHED_FROM", 1)
     program, binding = small_nasnet()
-    made, plan = told(cache.cached_kernels(program, binding, Writer())), launches.cached_launches(program)
+    made, plan = told(kernel_cache.cached_kernels(program, binding, Writer())), launches.cached_launches(program)
     files = {p.name.split(".")[-2]: p for p in (tmp_path / "binaries" / "cuda").iterdir()}
     for what, changes in {
         "kernels": (
@@ -216,7 +218,7 @@ def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytes
         for change in changes:
             assert change[0] in text
             cache_text(files[what], text.replace(*change, 1))
-            assert told(cache.cached_kernels(program, binding, Writer())) == made, change
+            assert told(kernel_cache.cached_kernels(program, binding, Writer())) == made, change
             assert launches.cached_launches(program) == plan, change
             assert cached_text(files[what]) == text, change
 

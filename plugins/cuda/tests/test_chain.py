@@ -15,13 +15,13 @@ from rammer.ir.expr import Load, Op, Ref, integer
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 pytest.importorskip("cuda.bindings")
 
 from products import CASES, conv
 
-from rammer.codegen.task import Unsuited
+from rammer.codegen.task_parameters import Unsuited
 
 from .cuda_choices import WARPGROUPS, choices
 from rammer_cuda.backend import CudaBackend, open_backend
@@ -133,7 +133,7 @@ def test_only_sm_90a_is_offered_warpgroup_products() -> None:
 
 
 def test_a_patch_covers_every_window_once() -> None:
-    from rammer.codegen.contraction import product_of
+    from rammer.codegen.contraction_form import product_of
 
     from rammer_cuda.contraction.depth import depth_of
 

@@ -9,9 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import OpenOptions
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 
 pytest.importorskip("cuda.bindings")
 

@@ -17,16 +17,16 @@ from zoo.speech import deepspeech2
 
 pytest.importorskip("cuda.bindings")
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.program import RProgram, waves
-from rammer.ir.standing import states
-from rammer.profile.store import KernelStore
 from rammer.runtime.host_memory import HostMemory, view
-from rammer_testing.some import some
+from rammer.tuning.kernel_store import KernelStore
+from rammer.verify.in_place_state import states
+from rammer_testing.nonempty import some
 
 from rammer_cuda import executor, select
 from rammer_cuda.backend import open_backend
@@ -34,10 +34,10 @@ from rammer_cuda.families import family_of
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch
-from rammer_cuda.persistent import executor as persistent
-from rammer_cuda.persistent.cut import MixedParts, cut_around
+from rammer_cuda.persistent import persistent_executor as persistent
 from rammer_cuda.persistent.dataflow import plan_words
-from rammer_cuda.persistent.shape import Fitted
+from rammer_cuda.persistent.fit_to_block import Fitted
+from rammer_cuda.persistent.partition import MixedParts, cut_around
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

@@ -7,18 +7,18 @@ from random import Random
 
 import pytest
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.program import Port, RProgram
 from rammer.plan.waits import dependences
-from rammer.profile.store import KernelStore
 from rammer.runtime.self_test import tiny_graph
 from rammer.schedule.wavefront import Wavefront
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 from rammer_testing.programs import random_net
-from rammer_testing.some import some
 
 pytest.importorskip("cuda.bindings")
 
@@ -108,7 +108,7 @@ def _binding(segment: ProgramSegment):  # type: ignore[no-untyped-def]
 
 
 def test_launches_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
     monkeypatch.setattr(planning, "CACHED_FROM", 1)
     _, segment = compiled("sm_90a", "sequential")
     plan = planning.cached_launches(segment.program)
@@ -118,7 +118,7 @@ def test_launches_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert planning.cached_launches(again) == plan
     monkeypatch.undo()
     gaps = [planning.Launch("o", (1, 2, 5), (0,)), planning.Launch("p", (3, 4), ())]
-    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path / "other")
+    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path / "other")
     monkeypatch.setattr(planning, "CACHED_FROM", 1)
     monkeypatch.setattr(planning, "launches", lambda program: gaps)
     assert planning.cached_launches(again) == planning.cached_launches(again) == gaps

@@ -13,7 +13,7 @@ pytest.importorskip("cuda.bindings")
 from products import CASES
 
 from rammer.ir.program import Buffer, RProgram
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 from rammer_cuda import executor, hardware, resident
 from rammer_cuda.backend import whole_program

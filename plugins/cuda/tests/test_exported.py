@@ -8,13 +8,13 @@ from onnx import ModelProto, NodeProto, helper
 from onnx_models import model, tensor
 from pass_graphs import normal
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import Binding
-from rammer.frontend.reader import read_model
-from rammer.profile.store import KernelStore
+from rammer.frontend.read.reader import read_model
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.single import UntiledOperator, trial_of
 
 from .cuda_on_host import planted, problem_of

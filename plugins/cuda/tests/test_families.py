@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from rammer.codegen.rowform import joinable, map_form, row_form
-from rammer.codegen.task import Unsuited
+from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import OpenOptions
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 

@@ -15,19 +15,19 @@ pytest.importorskip("cuda.bindings")
 from families import CASES as OTHERS
 from products import CASES as PRODUCTS
 
-from rammer.codegen.family import Choice
-from rammer.codegen.task import Unsuited
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.codegen.kernel_family import Choice
+from rammer.codegen.task_parameters import Unsuited
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.ir.expr import rename_tensors
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, RProgram, dense
-from rammer.profile.store import KernelStore
-from rammer.profile.tune import KEPT
 from rammer.runtime.self_test import tiny_graph
-from rammer_testing.some import some
+from rammer.tuning.kernel_store import KernelStore
+from rammer.tuning.tuner import KEPT
+from rammer_testing.nonempty import some
 
 from .test_attention import CASES as ATTENTIONS
 from .test_bytes import CASES as BYTES

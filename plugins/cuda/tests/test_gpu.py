@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.evaluate import run_graph
 from rammer.ir.program import Port
-from rammer.profile.store import KernelStore
 from rammer.runtime.self_test import tiny_graph
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.accuracy import AccuracyCase, cases, model_error
 
 pytestmark = pytest.mark.cuda

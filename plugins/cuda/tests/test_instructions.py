@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings")
 
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 from rammer_cuda.contraction import warpgroup
 from rammer_cuda.contraction.instruction import MMA_TF32, RESULTS, RING, Fragment

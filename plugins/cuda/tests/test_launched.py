@@ -15,7 +15,7 @@ pytest.importorskip("cuda.bindings")
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 from rammer.runtime.host_memory import HostMemory
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 from .cuda_on_host import on_host, told
 from .ranged_on_host import MODELS, RangedSearch, Step, points, runs_here, searched
@@ -90,7 +90,7 @@ class Restoring(Writer):
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache in which nothing is."""
-    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
 
 
 @pytest.mark.slow

@@ -14,19 +14,19 @@ from products import CASES as PRODUCTS
 from tables.scheduling import POLICIES
 from zoo import SEED, ZOO, find
 
-from rammer.codegen.family import KernelFamily
-from rammer.codegen.search import SLOWER
-from rammer.compiled.options import CompileOptions
+from rammer.codegen.family_backend import SLOWER
+from rammer.codegen.kernel_family import KernelFamily
 from rammer.compiled.segments import Compiled, ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.capabilities import Thrifty
 from rammer.device.loader import Registry
 from rammer.device.manifest import Binding, OpenOptions
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.operator import RKernel, ROperator
-from rammer.profile.store import KernelStore
-from rammer.profile.tune import Tuner
-from rammer_testing.some import some
+from rammer.tuning.kernel_store import KernelStore
+from rammer.tuning.tuner import Tuner
+from rammer_testing.nonempty import some
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.family import Held

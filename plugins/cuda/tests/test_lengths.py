@@ -11,18 +11,18 @@ import pytest
 pytest.importorskip("cuda.bindings")
 
 from rammer.device.manifest import OpenOptions
+from rammer.ir.at_length import PARTS, ending_axes, part_of, shorter
 from rammer.ir.operator import ROperator
-from rammer.ir.shorter import PARTS, ending_axes, part_of, shorter
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 from .ranged_on_host import MODELS, RangedSearch, Step, lot_of, points, searched
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_all
 from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.families import family_of
+from rammer_cuda.horizontal_fusion import beside
 from rammer_cuda.kernels.lengths import ended
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.packs import beside
 from rammer_cuda.source import task_kernel, translation_unit
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")

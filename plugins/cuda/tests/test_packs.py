@@ -10,14 +10,14 @@ import pytest
 from onnx import TensorProto, helper
 
 from rammer.compiled.segments import Compiled, ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions, Recorded, Span
-from rammer.frontend.bind import bind
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.read.reader import read_model
 from rammer.ir.evaluate import run_graph
-from rammer.profile.store import KernelStore
-from rammer.report.measured import summarise
-from rammer_testing.some import some
+from rammer.report.measured_trace import summarise
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 
@@ -25,9 +25,9 @@ pytest.importorskip("cuda.bindings")
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
+from rammer_cuda.horizontal_fusion import packed
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, launches
-from rammer_cuda.packs import packed
 from rammer_cuda.source import translation_unit
 from rammer_cuda.trace import traced_tasks
 

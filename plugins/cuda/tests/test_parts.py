@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from zoo import find
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure, DeviceUnavailable
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.operator import ROperator
-from rammer.profile.store import KernelStore
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.cases import KINDS, NetCase, Sampler
+from rammer_testing.nonempty import some
 from rammer_testing.single import Trial, subjects, trial_of
-from rammer_testing.some import some
 
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, find_race
 
@@ -37,9 +37,9 @@ from rammer_cuda.kernels.part import dynamic_bytes, with_statics_at
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent.bodies import callable_part, operator_bodies, pointed
 from rammer_cuda.persistent.dataflow import plan_words
-from rammer_cuda.persistent.shape import SHAPES, Fitted, fitted
-from rammer_cuda.persistent.table import KERNEL_BITS, EntryForm, make_table
-from rammer_cuda.persistent.text import Body, kernel_text, part_function
+from rammer_cuda.persistent.fit_to_block import SHAPES, Fitted, fitted
+from rammer_cuda.persistent.kernel_text import Body, kernel_text, part_function
+from rammer_cuda.persistent.task_table import KERNEL_BITS, EntryForm, make_table
 from rammer_cuda.source import task_kernel
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")

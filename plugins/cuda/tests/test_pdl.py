@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.program import Port
-from rammer.profile.store import KernelStore
 from rammer.runtime.self_test import tiny_graph
-from rammer_testing.some import some
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 pytest.importorskip("cuda.bindings")
 

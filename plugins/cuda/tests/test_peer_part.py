@@ -14,23 +14,23 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
+from rammer.distributed.distributed_program import DistributedProgram
+from rammer.distributed.partition.ranged_model import OpenShapes
+from rammer.distributed.partition.search import compile_open, compile_spread
+from rammer.distributed.runtime.device_part import Runs
+from rammer.distributed.transport.counters import Counters
+from rammer.distributed.transport.measure_links import ROUNDS, WARM, measured_links
+from rammer.distributed.transport.memory_layout import Exposed
+from rammer.distributed.transport.protocol import Endpoint, RunsParts, Site, TimesItself
+from rammer.distributed.transport.transport_registry import choose
 from rammer.errors import DeviceFailure, DeviceUnavailable
-from rammer.frontend.reader import read_model
-from rammer.ir.spread import Spread
-from rammer.place.ranges import OpenShapes
-from rammer.place.spreading import compile_open, compile_spread
-from rammer.profile.store import KernelStore
-from rammer.runtime.spread_part import Runs
-from rammer.transport.counters import Counters
-from rammer.transport.exposed import Exposed
-from rammer.transport.find import choose
-from rammer.transport.measure import ROUNDS, WARM, measured_links
-from rammer.transport.protocol import Endpoint, RunsParts, Site, TimesItself
+from rammer.frontend.read.reader import read_model
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import dense_layers
-from rammer_testing.some import some
 
 from .fake_gpus import HostBackend, HostEnd, HostMemory, host_cupy, host_place
 from rammer_cuda.peer import exchange, fabric, symmetric
@@ -42,7 +42,7 @@ from rammer_cuda.peer.memory import Offer
 SHAPE = (4, 32)
 
 
-def spread_over(devices: int, layers: int) -> tuple[Spread, Any]:
+def spread_over(devices: int, layers: int) -> tuple[DistributedProgram, Any]:
     registry = Registry()
     backend = registry.open("ipu_sim", options={"tiles": "8"})
     made = Compiler(backend, CompileOptions(), KernelStore(None), registry, device="ipu_sim")
@@ -51,7 +51,9 @@ def spread_over(devices: int, layers: int) -> tuple[Spread, Any]:
     ), backend
 
 
-def parts_of(spread: Spread, backend: Any, depth: int, limit: float, monkeypatch: pytest.MonkeyPatch) -> list[module.CudaPart]:
+def parts_of(
+    spread: DistributedProgram, backend: Any, depth: int, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> list[module.CudaPart]:
     cupy = host_cupy()
     monkeypatch.setattr(module, "cupy", lambda: cupy)
     monkeypatch.setattr(module, "place", host_place)
@@ -146,7 +148,7 @@ def recurrent(count: int) -> onnx.ModelProto:
     return model
 
 
-def recurrent_over(devices: int, layers: int) -> tuple[Spread, Any]:
+def recurrent_over(devices: int, layers: int) -> tuple[DistributedProgram, Any]:
     """One state crosses, from the last device to the first; others stay where they are made."""
     registry, model = Registry(), recurrent(layers)
     backend = registry.open("ipu_sim", options={"tiles": "8"})

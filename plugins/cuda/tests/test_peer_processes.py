@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rammer.distributed.transport.counters import Counters
 from rammer.errors import DeviceUnavailable
-from rammer.transport.counters import Counters
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 ROOT, RANKS = Path(__file__).parents[3], "plugins.cuda.tests.peer_ranks"
 needs_mpi = pytest.mark.skipif(

@@ -12,27 +12,27 @@ import pytest
 from zoo import find
 from zoo.sequence import lstm_tc
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import BadInput, DeviceFailure
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.program import Counter, Port, RProgram, Task, Wait
-from rammer.profile.store import KernelStore
 from rammer.runtime.self_test import tiny_graph
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.conformance import CHECKS, TIMED, subject
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
-from rammer_testing.some import some
 
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.persistent.bodies import KernelBodies, operator_bodies
 from rammer_cuda.persistent.dataflow import Dataflow, plan_words
-from rammer_cuda.persistent.executor import find_hang
-from rammer_cuda.persistent.table import RowTable, make_table
-from rammer_cuda.persistent.text import kernel_text
+from rammer_cuda.persistent.kernel_text import kernel_text
+from rammer_cuda.persistent.persistent_executor import find_hang
+from rammer_cuda.persistent.task_table import RowTable, make_table
 from rammer_cuda.select import keeps_constants
 
 pytest.importorskip("cuda.bindings")
@@ -260,7 +260,7 @@ def test_a_thousand_fresh_runs_equal_the_reference(key: str, rng: np.random.Gene
     """To 1e-5 those of the other executor, where a race would show. ONNX Runtime's, too, but for nets whose sums cancel: of the
     small SqueezeNet rocm and ONNX Runtime themselves are 1e-5 and 5e-6 from float64, so such nets are held to 1e-4."""
 
-    from rammer_cuda.persistent.executor import PersistentProgram
+    from rammer_cuda.persistent.persistent_executor import PersistentProgram
 
     seed, batch = int(rng.integers(1 << 30)), key.removeprefix("lstm ")
     model = small_lstm(rng, int(batch), layers=4, steps=12) if batch.isdigit() else find(key).build(seed)
@@ -282,7 +282,7 @@ def test_a_thousand_fresh_runs_equal_the_reference(key: str, rng: np.random.Gene
 
 @pytest.mark.cuda
 def test_a_hang_names_the_veu_and_the_wait(rng: np.random.Generator) -> None:
-    from rammer_cuda.persistent.executor import PersistentProgram
+    from rammer_cuda.persistent.persistent_executor import PersistentProgram
 
     backend = open_backend(OpenOptions())
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(small_lstm(rng)), {}).segments[0]
@@ -305,7 +305,7 @@ def test_a_hang_names_the_veu_and_the_wait(rng: np.random.Generator) -> None:
 def test_bound_calls_use_the_callers_arrays(rng: np.random.Generator) -> None:
     import cupy
 
-    from rammer_cuda.persistent.executor import PersistentProgram
+    from rammer_cuda.persistent.persistent_executor import PersistentProgram
 
     backend = open_backend(OpenOptions())
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(small_lstm(rng)), {}).segments[0]

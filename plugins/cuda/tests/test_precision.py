@@ -12,12 +12,12 @@ from rammer.device.manifest import Array, Binding, OpenOptions
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 pytest.importorskip("cuda.bindings")
 
-from rammer.codegen.contraction import product_of
-from rammer.codegen.task import Unsuited
+from rammer.codegen.contraction_form import product_of
+from rammer.codegen.task_parameters import Unsuited
 
 from .cuda_choices import WARPS, choices
 from rammer_cuda.backend import CudaBackend, open_backend

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from products import PROLOGUES
 
-from rammer.codegen.contraction import product_of, roles_of
-from rammer.codegen.task import Unsuited
+from rammer.codegen.contraction_form import product_of, roles_of
+from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 

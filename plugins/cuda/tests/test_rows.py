@@ -20,8 +20,8 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 from rammer_testing.cases import Sampler
+from rammer_testing.nonempty import some
 from rammer_testing.single import subjects
-from rammer_testing.some import some
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host

@@ -10,24 +10,24 @@ from zoo import find
 
 pytest.importorskip("cuda.bindings")
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Compute
 from rammer.ir.operator import RKernel, ROperator, Written
-from rammer.profile.store import KernelStore
 from rammer.schedule.ios import IOS
-from rammer.schedule.place import fastest, leanest, side_by_side
 from rammer.schedule.policy import OperatorGraph
+from rammer.schedule.task_placement import fastest, leanest, side_by_side
 from rammer.schedule.wavefront import Wavefront
-from rammer_testing.some import some
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 from rammer_cuda.backend import open_backend
 from rammer_cuda.families import family_of
 from rammer_cuda.gpu import TARGETS
-from rammer_cuda.persistent.shape import CROWD, SEARCH, fitted, together
+from rammer_cuda.persistent.fit_to_block import CROWD, SEARCH, fitted, together
 
 DEVICE = TARGETS["sm_90a"].vdevice
 

@@ -12,16 +12,16 @@ from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 pytest.importorskip("cuda.bindings")
 
 from families import operator as from_text
 from products import CASES, conv, matmul
 
-from rammer.codegen.contraction import product_of
-from rammer.codegen.family import Choice
-from rammer.codegen.task import Unsuited
+from rammer.codegen.contraction_form import product_of
+from rammer.codegen.kernel_family import Choice
+from rammer.codegen.task_parameters import Unsuited
 
 from .cuda_choices import WARPGROUPS, choices
 from .host_wgmma import run_warpgroups

@@ -17,19 +17,19 @@ from onnx import helper
 from onnx_models import model, tensor
 from sibling_models import cell
 
-from rammer.codegen.task import Unsuited
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.codegen.task_parameters import Unsuited
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
-from rammer.frontend.bind import bind
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.read.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
-from rammer.profile.store import KernelStore
-from rammer.schedule.clock import in_waves
+from rammer.schedule.stage_clock import in_waves
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.cases import Sampler
+from rammer_testing.nonempty import some
 from rammer_testing.single import subjects
-from rammer_testing.some import some
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.families import family_of

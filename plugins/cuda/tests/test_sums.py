@@ -13,25 +13,25 @@ from zoo.net import Net
 
 pytest.importorskip("cuda.bindings")
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.operator import RKernel, ROperator, Written
 from rammer.ir.program import RProgram, dense, waves
 from rammer.ir.types import TensorType
-from rammer.profile.store import KernelStore
 from rammer.runtime.host_memory import HostMemory
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.wavefront import Wavefront
-from rammer_testing.some import some
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.gpu import TARGETS
-from rammer_cuda.persistent.shape import PartedSum, fitted, together
-from rammer_cuda.persistent.sums import LEAST, PARTS, split_sums
+from rammer_cuda.persistent.fit_to_block import PartedSum, fitted, together
+from rammer_cuda.persistent.split_reductions import LEAST, PARTS, split_sums
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 DEVICE = TARGETS["sm_90a"].vdevice

@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
-from rammer.codegen.family import KernelFamily
+from rammer.codegen.kernel_family import KernelFamily
 from rammer.device.manifest import OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer_testing.cases import NetCase
+from rammer_testing.nonempty import some
 from rammer_testing.single import UntiledOperator, subjects
-from rammer_testing.some import some
 
 pytest.importorskip("cuda.bindings")
 

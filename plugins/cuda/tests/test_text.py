@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 import rammer_cuda
 

@@ -12,7 +12,7 @@ from families import operator as from_text
 pytest.importorskip("cuda.bindings")
 
 from rammer.ir.compute import Axis
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 from .cuda_choices import WARPGROUPS, choices
 from .host_wgmma import run_warpgroups

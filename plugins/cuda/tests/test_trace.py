@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions, Tracer
-from rammer.profile.store import KernelStore
-from rammer.report.measured import summarise
-from rammer.runtime.source import open_source
+from rammer.report.measured_trace import summarise
+from rammer.runtime.model_source import open_source
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import MODELS
-from rammer_testing.some import some
 
 pytest.importorskip("cuda.bindings")
 
@@ -27,8 +27,8 @@ from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.persistent.bodies import operator_bodies
 from rammer_cuda.persistent.dataflow import plan_words
-from rammer_cuda.persistent.table import make_table
-from rammer_cuda.persistent.text import kernel_text
+from rammer_cuda.persistent.kernel_text import kernel_text
+from rammer_cuda.persistent.task_table import make_table
 from rammer_cuda.source import Writer, translation_unit
 
 
@@ -76,7 +76,7 @@ def test_the_persistent_kernel_compiles_with_records(name: str, rng: np.random.G
 def test_both_executors_trace_and_bind(name: str, executor: str, rng: np.random.Generator) -> None:
     from rammer_cuda.executor import CudaProgram, Room
     from rammer_cuda.hardware import gpu_of, probe_gpus
-    from rammer_cuda.persistent.executor import PersistentProgram
+    from rammer_cuda.persistent.persistent_executor import PersistentProgram
     from rammer_cuda.trace import trace, trace_persistent
 
     model = MODELS[name]

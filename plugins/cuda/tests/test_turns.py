@@ -11,22 +11,22 @@ from zoo.sequence import lstm_tc
 
 pytest.importorskip("cuda.bindings")
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.program import RProgram
-from rammer.passes.pipeline import default_passes
-from rammer.passes.roll import RollRecurrences
-from rammer.profile.store import KernelStore
-from rammer_testing.some import some
+from rammer.passes.loops.chunk_recurrent import RollRecurrences
+from rammer.passes.pass_pipeline import default_passes
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
-from rammer_cuda import select, turns
+from rammer_cuda import interleaved_timing, select
 from rammer_cuda.backend import open_backend
 from rammer_cuda.gpu import TARGETS
+from rammer_cuda.interleaved_timing import in_turns
 from rammer_cuda.pdl import Switches
-from rammer_cuda.turns import in_turns
 
 #: Seconds of a graph and of one kernel of DeepSpeech2, about.
 SECONDS = {"graph": 430e-6, "persistent": 260e-6}
@@ -84,7 +84,9 @@ def test_the_faster_one_is_the_faster_one_beside_another_process(
 
 def test_a_small_program_beside_many_processes_is_not_run_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10**9))
-    monkeypatch.setattr(turns.time, "perf_counter", lambda: next(clock) * 0.035)  # seven runs that each waited for 5 ms
+    monkeypatch.setattr(
+        interleaved_timing.time, "perf_counter", lambda: next(clock) * 0.035
+    )  # seven runs that each waited for 5 ms
     runs: list[float] = []
 
     def replay() -> float:
@@ -92,7 +94,7 @@ def test_a_small_program_beside_many_processes_is_not_run_for_longer(monkeypatch
         return runs[-1]
 
     assert not in_turns({"": replay}).steady
-    assert turns.SECONDS[1] / 5e-3 <= len(runs) <= turns.SECONDS[1] / 5e-3 + turns.RUNS
+    assert interleaved_timing.SECONDS[1] / 5e-3 <= len(runs) <= interleaved_timing.SECONDS[1] / 5e-3 + interleaved_timing.RUNS
 
 
 class Disturbed(OnSharedGpu):

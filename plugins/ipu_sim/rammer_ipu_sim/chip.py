@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from rammer.device.manifest import Hardware
 from rammer.errors import BadInput
-from rammer.ir.data import whole_number
 from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.untrusted_json import whole_number
 
 #: Where each figure of ``Chip`` comes from.
 SOURCES: Mapping[str, str] = {

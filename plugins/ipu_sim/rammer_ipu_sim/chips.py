@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rammer.device.manifest import Array
 from rammer.errors import DeviceFailure
-from rammer.ir.homes import TRANSFER
 from rammer.ir.program import Buffer, RProgram
+from rammer.verify.multi_device import TRANSFER
 
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.cycles import StepCycles

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rammer.codegen.c_target import CTarget
 from rammer.codegen.dialects import BITS, STANDARD, helpers
 from rammer.codegen.emit import emit
-from rammer.codegen.target import CTarget
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 

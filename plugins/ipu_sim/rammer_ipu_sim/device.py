@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rammer.device.manifest import Array, Binding, Hardware, OpenOptions, Recorded, Span
-from rammer.device.shared import SharedConstants
+from rammer.device.shared_constants import SharedConstants
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
+from rammer.fusion.tile_search import candidates
+from rammer.ir.at_length import shorter
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator, Written, compared
 from rammer.ir.program import RProgram
-from rammer.ir.shorter import shorter
-from rammer.tile.search import candidates
 
 from rammer_ipu_sim.chip import Chip, configured, hardware, vdevice
 from rammer_ipu_sim.codelet import codelet

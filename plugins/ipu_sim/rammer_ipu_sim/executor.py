@@ -10,18 +10,18 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rammer.device.manifest import Bound, RunResult
-from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
+from rammer.device.shared_constants import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir import expr as ex
 from rammer.ir.compute import contraction_operands
+from rammer.ir.constants.mapped_files import in_memory
+from rammer.ir.constants.recipes import as_array, parts_of
 from rammer.ir.evaluate import evaluate
-from rammer.ir.homes import CROSSING
-from rammer.ir.joined import as_array, parts_of
-from rammer.ir.mapped import in_memory
 from rammer.ir.program import MoveTime, RProgram
 from rammer.ir.types import itemsize
 from rammer.runtime.host_bound import HostBound
 from rammer.runtime.host_memory import fills as whole
+from rammer.verify.multi_device import CROSSING
 
 from rammer_ipu_sim.batch import BatchPlan, plan_batch
 from rammer_ipu_sim.chip import Chip

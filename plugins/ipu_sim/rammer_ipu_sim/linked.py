@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from rammer.distributed.distributed_program import DistributedProgram, Link
+from rammer.distributed.transport.local import LOCAL
+from rammer.distributed.transport.protocol import Site
 from rammer.errors import DeviceFailure
-from rammer.ir.homes import TRANSFER
-from rammer.ir.spread import Link, Spread
-from rammer.report.table import duration, size
-from rammer.transport.local import LOCAL
-from rammer.transport.protocol import Site
+from rammer.report.text_table import duration, size
+from rammer.verify.multi_device import TRANSFER
 
 from rammer_ipu_sim.chip import GC2
 from rammer_ipu_sim.executor import LoadedProgram
@@ -37,7 +37,7 @@ def ways(count: int) -> tuple[Link, ...]:
     return links(replace(GC2, chips=count))
 
 
-def played(spread: Spread, backend: Any) -> Sequence[str]:
+def played(spread: DistributedProgram, backend: Any) -> Sequence[str]:
     """What runs take on the chips that ``backend`` describes, all together: seconds of one, and between results."""
     count, whole = len(spread.parts), spread.whole
     apart = sorted({o.family for o in whole.operators if not o.computes and o.family != TRANSFER})

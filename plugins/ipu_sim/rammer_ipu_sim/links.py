@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from rammer.ir.spread import Link
+from rammer.distributed.distributed_program import Link
 
 from rammer_ipu_sim.chip import Chip
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Backend, Device, Hardware, OpenOptions
-from rammer.ir.spread import Link, Spread
-from rammer.transport.local import LOCAL
-from rammer.transport.protocol import Site, Transport
+from rammer.distributed.distributed_program import DistributedProgram, Link
+from rammer.distributed.transport.local import LOCAL
+from rammer.distributed.transport.protocol import Site, Transport
 
 from rammer_ipu_sim.chip import hardware
 
@@ -51,7 +51,7 @@ def ways(count: int) -> Sequence[Link]:
     return asked(count)
 
 
-def played(spread: Spread, backend: Backend) -> Sequence[str]:
+def played(spread: DistributedProgram, backend: Backend) -> Sequence[str]:
     """What runs take on all chips together."""
     from rammer_ipu_sim.linked import played as asked
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.ir.extent import Ending
+from rammer.ir.extent import SkipTasks
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, RProgram, Storage, WaveTask, waves
 
@@ -165,7 +165,7 @@ def ended(batch: Batch, point: Mapping[str, int]) -> tuple[list[Batch], list[tup
     return parts, fills
 
 
-def _beside(batch: Batch, operator: ROperator, ending: Ending, point: Mapping[str, int]) -> list[Batch]:
+def _beside(batch: Batch, operator: ROperator, ending: SkipTasks, point: Mapping[str, int]) -> list[Batch]:
     """The tasks that are no others than those of the rows; all of them, where tasks have more places than one."""
     rows, axes = ending.beside, [a.name for a in operator.anchor.axes]
     assert rows is not None

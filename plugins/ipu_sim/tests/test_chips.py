@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
+from rammer.distributed.distributed_program import DistributedProgram, Transfer
+from rammer.distributed.link import joined_constants
+from rammer.distributed.partition.predict import StepTime, predict
+from rammer.distributed.partition.search import compile_spread
 from rammer.errors import BadInput, DeviceFailure
-from rammer.frontend.reader import read_model
-from rammer.ir.spread import Spread, Transfer
+from rammer.frontend.read.reader import read_model
 from rammer.ir.types import TensorType
-from rammer.place.predict import StepTime, predict
-from rammer.place.spreading import compile_spread
-from rammer.plan.join import joined_constants
-from rammer.profile.store import KernelStore
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 from rammer_testing.small_models import dense_layers
-from rammer_testing.some import some
 from rammer_testing.spreads import whole_inputs
 
 from rammer_ipu_sim.chip import Chip, configured
@@ -30,7 +30,7 @@ from rammer_ipu_sim.links import CARD, Traffic, links, rate, route, way
 SHAPE = (4, 32)
 
 
-def spread_over(chips: int, layers: int) -> Spread:
+def spread_over(chips: int, layers: int) -> DistributedProgram:
     """A pipeline over chips of 8 tiles."""
     registry = Registry()
     backend = registry.open("ipu_sim", options={"tiles": "8", "chips": str(chips)})

@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, RProgram, dense
 from rammer.ir.types import TensorType
-from rammer.profile.store import KernelStore
 from rammer.runtime.self_test import self_test, tiny_graph
-from rammer_testing.some import some
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 from rammer_ipu_sim.chip import GC2, SOURCES, configured
 from rammer_ipu_sim.device import SimulatorBackend

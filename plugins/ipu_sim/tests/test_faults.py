@@ -12,10 +12,10 @@ from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, RProgram
 from rammer.ir.types import TensorType
-from rammer.ir.verify import VerifyError, verify
-from rammer.schedule.registry import parse_policy
+from rammer.schedule.policy_registry import parse_policy
+from rammer.verify.verifier import VerifyError, verify
+from rammer_testing.nonempty import some
 from rammer_testing.programs import random_net
-from rammer_testing.some import some
 
 from rammer_ipu_sim.chip import Chip, configured
 from rammer_ipu_sim.executor import Drop, LoadedProgram

@@ -17,7 +17,7 @@ from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
-from rammer.profile.probe import random_inputs, task_times
+from rammer.tuning.kernel_probe import random_inputs, task_times
 
 from rammer_rocm.build import Builder, standard, version
 from rammer_rocm.constants import DeviceConstants

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import platformdirs
 
+from rammer.cache.cache_folder import why_shared
 from rammer.errors import DeviceFailure, warn
-from rammer.profile.folder import why_shared
 
 from rammer_rocm.opencl_runtime import opencl
 

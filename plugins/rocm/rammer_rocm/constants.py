@@ -16,11 +16,11 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.codegen.task import Packing
-from rammer.compiled.shares import by_bytes, readers
+from rammer.cache.parallel_io import by_bytes, readers
+from rammer.codegen.task_parameters import Packing
 from rammer.device.manifest import Array
-from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
-from rammer.ir.joined import Part
+from rammer.device.shared_constants import ConstantForm, SharedConstants, WantedForm, form_of
+from rammer.ir.constants.recipes import Part
 from rammer.ir.program import Buffer, Storage
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import fills, image

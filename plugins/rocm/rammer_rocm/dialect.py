@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from rammer.codegen.c_target import CTarget
 from rammer.codegen.dialects import STANDARD, helpers
-from rammer.codegen.target import CTarget
-from rammer.codegen.vectors import MATH, WIDTHS, Vectors, vector_name, vectors
+from rammer.codegen.vector_text import MATH, WIDTHS, Vectors, vector_name, vectors
 
 _TYPES: Final = {
     **STANDARD,

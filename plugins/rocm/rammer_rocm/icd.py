@@ -29,8 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from rammer.compiled.files import warn_of_cached, write_cached
-from rammer.profile.folder import cache_folder, make_private, why_untrusted
+from rammer.cache.cache_folder import cache_folder, make_private, why_untrusted
+from rammer.cache.whole_files import warn_of_cached, write_cached
 
 VENDORS_VARIABLE: Final = "OCL_ICD_VENDORS"
 SYSTEM_VENDORS: Final = Path("/etc/OpenCL/vendors")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rammer.codegen.target import CTarget
+from rammer.codegen.c_target import CTarget
 
 from rammer_rocm.kernels.task import TaskFunction
 

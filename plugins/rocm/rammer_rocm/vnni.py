@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from rammer.cache.cache_folder import cache_folder
+from rammer.cache.whole_files import cache_text, cached_text
 from rammer.child_processes import python_command, run_program
-from rammer.compiled.files import cache_text, cached_text
-from rammer.profile.folder import cache_folder
 
 from rammer_rocm.opencl_runtime import opencl, units
 

@@ -9,12 +9,12 @@ import pytest
 from families import CASES as OTHERS
 from products import CASES as PRODUCTS
 
-from rammer.codegen.task import Packing, Unsuited
+from rammer.codegen.task_parameters import Packing, Unsuited
 from rammer.device.capabilities import WITHIN, ProgramsBeside
 from rammer.device.manifest import Binding
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 from rammer_rocm.kernels import OpenClKernels
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from zoo import find
 
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
-from rammer.profile.store import KernelStore
+from rammer.tuning.kernel_store import KernelStore
 
 pytest.importorskip("pyopencl")
 
@@ -48,7 +48,7 @@ def test_functions_are_cached_but_those_that_pack_constants(
     program: tuple[OpenClKernels, RProgram, Binding], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     backend, table, binding = program
-    monkeypatch.setattr("rammer.compiled.written.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
     noted, real = list[str](), kernels.task_function
 
     def noting(operator: ROperator, *more: object) -> TaskFunction:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rammer.device.manifest import OpenOptions
-from rammer.passes.stored import packed
+from rammer.passes.graph.weight_only_quant import packed
 from rammer_testing.cases import NetCase, pick_of
 from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 

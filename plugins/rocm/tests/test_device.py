@@ -13,10 +13,10 @@ from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Buffer, Counter, Port, RProgram, Storage, Task, Wait, dense
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 pytest.importorskip("pyopencl")
-from rammer.codegen.task import Unsuited
+from rammer.codegen.task_parameters import Unsuited
 
 from rammer_rocm.backend import OpenClProfiler, random_inputs
 from rammer_rocm.executor import OpenClProgram, make_table

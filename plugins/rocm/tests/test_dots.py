@@ -16,7 +16,7 @@ from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Storage
 from rammer.ir.types import TensorType, row_major
 from rammer.runtime.host_memory import view
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 pytest.importorskip("pyopencl")
 from rammer_testing.single import images, placed

@@ -11,17 +11,17 @@ import pytest
 from families import CASES as OTHERS
 from products import CASES as PRODUCTS
 
-from rammer.codegen.task import Unsuited
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.codegen.task_parameters import Unsuited
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port
-from rammer.profile.store import KernelStore
 from rammer.runtime.self_test import tiny_graph
-from rammer_testing.some import some
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 import rammer_rocm.kernels as kernels
 from rammer_rocm.kernels import OpenClKernels

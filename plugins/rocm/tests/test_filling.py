@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rammer.device.manifest import OpenOptions
-from rammer.device.shared import WantedForm, form_of
+from rammer.device.shared_constants import WantedForm, form_of
 
 pytest.importorskip("pyopencl")
 from rammer_rocm.backend import OpenClBackend

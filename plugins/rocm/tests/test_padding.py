@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rammer.codegen.task import Unsuited
+from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import OpenOptions
 from rammer_testing.cases import NetCase
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 pytest.importorskip("pyopencl")
 from rammer_testing.single import UntiledOperator, check, subjects, trial_of

@@ -12,11 +12,11 @@ import rammer
 from rammer.device.in_place import HostRoom
 from rammer.device.manifest import OpenOptions
 from rammer.errors import RammerError
-from rammer.passes.pipeline import default_passes
-from rammer.passes.roll import RollRecurrences
+from rammer.passes.loops.chunk_recurrent import RollRecurrences
+from rammer.passes.pass_pipeline import default_passes
 from rammer.runtime.executable import Executable
 from rammer_testing.graphs.generate import graph
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 pytest.importorskip("pyopencl")
 from rammer_rocm.backend import OpenClBackend

@@ -11,16 +11,16 @@ import pytest
 
 import rammer
 from rammer.device.manifest import Binding
+from rammer.fusion.tile_search import ranked_tiles
 from rammer.ir.compute import Compute
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
-from rammer.tile.search import ranked_tiles
 from rammer_testing.cases import NetCase, Sampler
 from rammer_testing.net import Net
+from rammer_testing.nonempty import some
 from rammer_testing.single import subjects
-from rammer_testing.some import some
 
 from rammer_rocm.dialect import OPENCL
 from rammer_rocm.kernels import OpenClKernels

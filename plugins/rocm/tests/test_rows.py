@@ -10,14 +10,14 @@ import pytest
 from onnx import helper, numpy_helper
 
 import rammer
-from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Array
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer.ir.device import MemoryLayer, VDevice
-from rammer.profile.store import KernelStore
-from rammer_testing.some import some
+from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.nonempty import some
 
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.plugin import DEVICE

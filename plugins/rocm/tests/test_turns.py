@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import rammer
-from rammer.codegen.resting import rest_of
+from rammer.codegen.skip_unchanged import rest_of
 from rammer.ir.program import RProgram
+from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
-from rammer_testing.some import some
 
 from rammer_rocm import source
 from rammer_rocm.repeat import MOVE_WORDS, TIMES, Seam, move_table

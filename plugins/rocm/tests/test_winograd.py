@@ -11,13 +11,13 @@ import pytest
 from onnx import helper, numpy_helper
 
 import rammer
-from rammer.codegen.task import Unsuited
+from rammer.codegen.task_parameters import Unsuited
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Array, OpenOptions
 from rammer.errors import BadInput
 from rammer.runtime.executable import Executable
 from rammer_testing.cases import NetCase
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 pytest.importorskip("pyopencl")
 from rammer_testing.single import UntiledOperator, check, subjects, trial_of

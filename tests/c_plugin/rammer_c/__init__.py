@@ -23,22 +23,22 @@ from typing import Any
 
 import numpy as np
 
+from rammer.codegen.c_target import CFunction
 from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit
-from rammer.codegen.target import CFunction
 from rammer.codegen.writer import KernelWriter
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Array, Binding, Bound, Device, Hardware, Loaded, OpenOptions, RunResult
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, MissingDependency
+from rammer.fusion.tile_search import candidates
+from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.ir.program import Counter, RProgram
-from rammer.profile.probe import random_inputs, task_times
 from rammer.runtime.host_bound import HostBound
 from rammer.runtime.host_memory import HostMemory
-from rammer.schedule.fold import fold
-from rammer.tile.search import candidates
-from rammer.tile.traffic import task_cost
+from rammer.schedule.fold_rows import fold
+from rammer.tuning.kernel_probe import random_inputs, task_times
 
 VEUS = os.cpu_count() or 1
 CACHE = 256 << 10  # bytes of vEU memory: what a task may keep, well inside a core's second-level cache

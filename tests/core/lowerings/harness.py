@@ -15,15 +15,15 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.lowering import CannotLower
-from rammer.frontend.nodes import element_type
-from rammer.frontend.reader import TARGET_OPSET, read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.lower.lowering_registry import CannotLower
+from rammer.frontend.read.node_protos import element_type
+from rammer.frontend.read.reader import TARGET_OPSET, read_model
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.evaluate import run_graph
 from rammer.ir.formats import carried, readable, restored
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 from rammer_testing.suite.nodes import node_tests
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from onnx import helper
 
-from rammer.frontend.extents import Extent, geometry_of
+from rammer.frontend.lower.window_extents import Extent, geometry_of
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 _Attributes: TypeAlias = "Mapping[str, Any]"

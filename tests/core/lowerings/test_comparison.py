@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import check_node_case, check_random, node_cases
 
-from rammer.frontend.lowerings.comparison import BINARY
+from rammer.frontend.lower.operators.comparison import BINARY
 
 
 @pytest.mark.parametrize("case", node_cases(*BINARY, "Not", "IsNaN", "IsInf", "Where"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import check_node_case, check_random, node_cases
 
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 Config = dict[str, Any]
 

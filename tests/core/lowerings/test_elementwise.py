@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from harness import check_node_case, check_random, node_cases, node_model, run_node_model
 
-from rammer.frontend.lowerings.elementwise import BINARY, UNARY, VARIADIC
+from rammer.frontend.lower.operators.elementwise import BINARY, UNARY, VARIADIC
 from rammer.ir import expr as ex
 
 OTHERS = ("Mean", "Reciprocal", "Mod", "BitShift", "BitwiseNot", "Pow")

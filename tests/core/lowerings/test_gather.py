@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from harness import check_node_case, check_random, lower_model, node_cases, node_model, run_node_model
 
-from rammer.frontend.lowering import CannotLower
+from rammer.frontend.lower.lowering_registry import CannotLower
 from rammer.ir import expr as ex
 from rammer.ir.expr import Table
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 OPS = (
     "Gather",

@@ -9,8 +9,8 @@ import pytest
 from harness import check_node_case, check_random, lower_model, node_cases, node_model
 from onnx import TensorProto, helper
 
-from rammer.frontend.lower import lower
-from rammer.frontend.lowering import CannotLower
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.lower.lowering_registry import CannotLower
 from rammer.ir.evaluate import run_graph
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.types import TensorType

@@ -19,9 +19,9 @@ from harness import (
 )
 from onnx import numpy_helper
 
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.evaluate import run_graph
 
 

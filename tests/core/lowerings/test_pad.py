@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from harness import check_node_case, compare, node_cases, node_model, run_node_model
 
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.evaluate import run_graph
 
 

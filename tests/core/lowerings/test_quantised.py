@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from lowerings.quantised_words import QUANTISED
 
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower
+from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Compute, ComputeGraph, contraction_operands
 from rammer.ir.evaluate import run_graph
 from rammer.ir.expr import Cast, Op
-from rammer.passes.narrow import narrowed
-from rammer.passes.pipeline import default_passes
+from rammer.passes.graph.convert_to_float16 import narrowed
+from rammer.passes.pass_pipeline import default_passes
+from rammer_testing.nonempty import some
 from rammer_testing.operators.case import OperandDraw, OperatorCase
-from rammer_testing.some import some
 
 #: Draws of each operator.
 COUNT = 40

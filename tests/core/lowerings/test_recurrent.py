@@ -16,7 +16,7 @@ from harness import (
     run_node_model,
 )
 
-from rammer.ir.pieces import pieces
+from rammer.ir.piecewise import pieces
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STEPS, BATCH, INPUTS, HIDDEN = 5, 3, 4, 6

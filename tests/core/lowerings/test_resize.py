@@ -22,9 +22,9 @@ from harness import (
 )
 
 from rammer.errors import BadInput
-from rammer.frontend.coordinates import Resampling
+from rammer.frontend.lower.resize_coordinates import Resampling
 from rammer.ir import expr as ex
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 

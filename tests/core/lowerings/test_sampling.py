@@ -10,7 +10,7 @@ import pytest
 from harness import check_node_case, check_random, lower_model, node_cases, node_model, ort_outputs, run_node_model
 
 from rammer.errors import BadInput
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 
 @pytest.mark.parametrize("case", node_cases("GridSample", "DeformConv"))

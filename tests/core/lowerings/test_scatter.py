@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from harness import check_node_case, check_random, lower_model, node_cases, node_model, run_node_model
 
-from rammer.frontend.host_operators import OPERATORS
-from rammer.frontend.lowering import CannotLower
-from rammer.frontend.lowerings import scatter
-from rammer_testing.some import some
+from rammer.frontend.host.operators import OPERATORS
+from rammer.frontend.lower.lowering_registry import CannotLower
+from rammer.frontend.lower.operators import scatter
+from rammer_testing.nonempty import some
 
 WORDS = ["none", "add", "mul", "max", "min"]
 

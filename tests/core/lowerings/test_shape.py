@@ -17,7 +17,7 @@ from rammer.ir.compute import Axis, Compute, ComputeGraph
 from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Load
 from rammer.ir.reindex import reshape_indices
-from rammer_testing.some import some
+from rammer_testing.nonempty import some
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile", "Split", "Slice")
 

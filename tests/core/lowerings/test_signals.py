@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from harness import STATIC_INPUTS, check_node_case, check_random, lower_model, node_cases, node_model, run_node_model
 
-from rammer.frontend.lowering import CannotLower
-from rammer.frontend.lowerings import adjoint, determinant, fourier
-from rammer_testing.some import some
+from rammer.frontend.lower.lowering_registry import CannotLower
+from rammer.frontend.lower.operators import adjoint, determinant, fourier
+from rammer_testing.nonempty import some
 
 OPS = ("STFT", "Col2Im", "MaxUnpool", "Det", "RoiAlign", "LinearAttention", "Adagrad", "Adam", "Momentum")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import check_node_case, check_random, compare, node_cases
 
-from rammer.frontend.lower import lower
+from rammer.frontend.lower.graph_lowering import lower
 from rammer.ir.evaluate import run_graph
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.types import TensorType

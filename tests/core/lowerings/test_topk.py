@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from harness import check_node_case, lower_model, node_cases, node_model, run_node_model
 
-from rammer.frontend.lowering import CannotLower
-from rammer.frontend.lowerings import topk
-from rammer_testing.some import some
+from rammer.frontend.lower.lowering_registry import CannotLower
+from rammer.frontend.lower.operators import topk
+from rammer_testing.nonempty import some
 
 
 @pytest.mark.parametrize("case", node_cases("TopK"))

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 import onnx
 
-from rammer.report.table import duration, plain
+from rammer.report.text_table import duration, plain
 from rammer.runtime.executable import Executable
 from rammer_testing.models import LIGHT_MODELS, WHEEL_MODELS, fetch, inputs_for, light_model
 from rammer_testing.weights import graph_inputs, random_inputs, reseed, runner, strip_final_softmax
@@ -113,9 +113,9 @@ def model_error(case: AccuracyCase, device: str, seed: int, **options: str) -> R
 
 def exact_outputs(proto: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The model in float64: its tensor expressions evaluated by NumPy, with no device involved."""
-    from rammer.frontend.bind import bind
-    from rammer.frontend.lower import lower
-    from rammer.frontend.reader import read_model
+    from rammer.frontend.bind.binder import bind
+    from rammer.frontend.lower.graph_lowering import lower
+    from rammer.frontend.read.reader import read_model
     from rammer.ir.evaluate import run_graph
 
     graph = bind(read_model(proto), {name: a.shape for name, a in inputs.items()})

@@ -9,15 +9,15 @@ from typing import Any, TypeAlias, get_args
 
 import numpy as np
 
-from rammer.compiled.options import PRECISIONS
+from rammer.compiler.compile_options import PRECISIONS
 from rammer.device.manifest import Binding, Exhaustive, Families
 from rammer.errors import DeviceFailure
+from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.compute import Compute
 from rammer.ir.device import Scope
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Task, dense
 from rammer.ir.types import TensorType
-from rammer.tile.traffic import task_cost
 from rammer_testing.long_checks import operator_of, program_of_operators
 from rammer_testing.place_checks import operand_shapes
 from rammer_testing.samples import place

@@ -19,7 +19,7 @@ from rammer.device.manifest import Binding, Recorded, Span, Tracer
 from rammer.ir.compute import Compute
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, Port, RProgram, Task, dense
-from rammer.ir.verify import verify
+from rammer.verify.verifier import verify
 from rammer_testing.small_models import MODELS
 from rammer_testing.strict_checks import crooked
 from rammer_testing.subject import Subject

@@ -32,7 +32,7 @@ from rammer.errors import BadInput, DeviceFailure, RammerError
 from rammer.ir.compute import Compute
 from rammer.ir.operator import ROperator
 from rammer.ir.program import dense
-from rammer.runtime.specialised import Specialised
+from rammer.runtime.loaded_model import LoadedModel
 from rammer_testing.array_checks import check_caller_arrays, check_two_bound
 from rammer_testing.backend_checks import check_freed, check_kernels, check_opening, check_queue
 from rammer_testing.bound_checks import check_bind
@@ -148,7 +148,7 @@ def check_model(device: Subject, model: SmallModel) -> None:
         exe.close()
 
 
-def _compared(device: Subject, model: SmallModel, special: Specialised, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def _compared(device: Subject, model: SmallModel, special: LoadedModel, inputs: Mapping[str, Array]) -> dict[str, Array]:
     have, timing = special.run(inputs)
     device.expect(timing.device > 0, f"{model.name}: a run took {timing.device} s on the device")
     for name, want in reference(special.compiled, inputs).items():

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
-from rammer.report.table import markdown
+from rammer.report.text_table import markdown
 from rammer_testing.cases import LATE
 from rammer_testing.single import UntiledOperator
 

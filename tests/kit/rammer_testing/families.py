@@ -22,13 +22,13 @@ from typing import Any
 
 import click
 
+from rammer.cache.whole_files import write_whole
 from rammer.commands import gathered
-from rammer.compiled.files import write_whole
 from rammer.errors import RammerError
 from rammer_testing.cases import NetCase, Sampler
-from rammer_testing.crew import Member, check_tried
 from rammer_testing.nets import KINDS
 from rammer_testing.search import Hunt, Search, again
+from rammer_testing.worker_pool import Member, check_tried
 from rammer_testing.workers import HuntOutcome, failed, hunt
 
 #: Shrunk cases that are printed of each kind of failure.

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from rammer.child_processes import find_program, run_program
+from rammer.codegen.c_target import CFunction, CTarget
 from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit, scratch_bytes
 from rammer.codegen.guarded_buffer import GuardedBuffer
-from rammer.codegen.target import CFunction, CTarget
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceUnavailable
 from rammer.ir.compute import Compute

@@ -13,7 +13,7 @@ import numpy as np
 from rammer.ir.compute import Compute
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, BufferKind, Counter, Port, RProgram, Task, Wait, dense, waves
-from rammer.ir.verify import verify
+from rammer.verify.verifier import verify
 from rammer_testing.subject import Subject
 from rammer_testing.thread_checks import at_once, ended
 

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from rammer.ir.formats import numpy_type
-from rammer.passes.stored import LEAST
+from rammer.passes.graph.weight_only_quant import LEAST
 from rammer_testing.net import Net
 
 Sizes = Mapping[str, int]

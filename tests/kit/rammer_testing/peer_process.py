@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from rammer.child_processes import spawn_process
-from rammer_testing.cage import end_with_parent
+from rammer_testing.sandbox import end_with_parent
 
 __all__ = ["SHARED", "PeerCrashed", "PeerPort", "PeerProcess", "PeerRefused", "PeerSession"]
 

@@ -11,7 +11,7 @@ from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.expr import Load, Op, Ref, add
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.ir.program import Port, RProgram, Storage, dense
-from rammer.plan.build import Interface, build_program
+from rammer.plan.program_builder import Interface, build_program
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 
 

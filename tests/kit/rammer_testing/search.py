@@ -22,8 +22,8 @@ from rammer.errors import DeviceFailure, RammerError
 from rammer.ir.operator import ROperator
 from rammer_testing.cases import NetCase, Sampler, pick_of, picked, smaller
 from rammer_testing.coverage import Coverage, features, ways
-from rammer_testing.crew import BROKEN, Line, Member, leave
 from rammer_testing.single import Trial, UntiledOperator, check, subjects, trial_of
+from rammer_testing.worker_pool import BROKEN, Line, Member, leave
 
 #: Seconds that shrinking one failure may take.
 SHRINKING = 20.0

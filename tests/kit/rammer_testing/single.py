@@ -17,20 +17,20 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Backend, Binding, Poisoned
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
+from rammer.fusion.connect import CostModel
+from rammer.fusion.stitch_latency import Evaluator
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, BufferKind, Counter, Port, RProgram, Storage, Task, Wait
 from rammer.ir.types import TensorType, is_float, row_major
-from rammer.profile.store import KernelStore
-from rammer.profile.tune import Tuner
 from rammer.runtime.host_memory import view
-from rammer.tile.connect import PriceTerms
-from rammer.tile.evaluator import Evaluator
+from rammer.tuning.kernel_store import KernelStore
+from rammer.tuning.tuner import Tuner
 from rammer_testing.bounds import Bounded, bounded_results
 from rammer_testing.cases import VIEWS, NetCase
 from rammer_testing.nets import model_of
@@ -89,7 +89,7 @@ def subjects(case: NetCase, backend: Backend) -> list[UntiledOperator]:
 
     compiler.program = program  # type: ignore[method-assign, assignment]
     if "fuse" in case.tags:  # whatever can meet on chip does, also where it is predicted slower
-        rates = PriceTerms(lambda operator: FAST, lambda operator: FAST)
+        rates = CostModel(lambda operator: FAST, lambda operator: FAST)
         compiler.asked = lambda binding, ends=None: replace(rates, binding=binding)  # type: ignore[method-assign]
     if case.kind == "stitched":  # likewise what is faster as one operator than its parts one after another, if not side by side
         asked = compiler.latency

@@ -8,15 +8,15 @@ from random import Random
 import numpy as np
 
 from rammer.device.manifest import Backend
+from rammer.distributed.distributed_program import DistributedProgram
+from rammer.distributed.link import joined_constants
+from rammer.distributed.runtime.device_part import load_step
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
-from rammer.ir.homes import CROSSING, FETCH, TRANSFER
 from rammer.ir.operator import ROperator
-from rammer.ir.owners import strided
 from rammer.ir.program import RProgram, Storage, Task
-from rammer.ir.spread import Spread
-from rammer.plan.join import joined_constants
-from rammer.runtime.spread_part import load_step
+from rammer.verify.multi_device import CROSSING, FETCH, TRANSFER
+from rammer.verify.writers import strided
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -25,7 +25,7 @@ class Stuck(Exception):
     """Rows that wait for what never comes."""
 
 
-def run_whole(spread: Spread, inputs: Arrays, backend: Backend) -> dict[str, np.ndarray]:
+def run_whole(spread: DistributedProgram, inputs: Arrays, backend: Backend) -> dict[str, np.ndarray]:
     """The whole program on one device, which plays all of them: outputs by the user's names."""
     loaded = backend.load(spread.whole, joined_constants(spread.parts))
     try:
@@ -34,12 +34,12 @@ def run_whole(spread: Spread, inputs: Arrays, backend: Backend) -> dict[str, np.
         loaded.close()
 
 
-def whole_inputs(spread: Spread, inputs: Arrays) -> dict[str, np.ndarray]:
+def whole_inputs(spread: DistributedProgram, inputs: Arrays) -> dict[str, np.ndarray]:
     """The user's inputs under the names of the whole program's ports."""
     return {f"{i.name}@{device}": inputs[i.name] for i in spread.inputs for device in i.devices}
 
 
-def run_steps(spread: Spread, inputs: Arrays, backends: list[Backend]) -> dict[str, np.ndarray]:
+def run_steps(spread: DistributedProgram, inputs: Arrays, backends: list[Backend]) -> dict[str, np.ndarray]:
     """Every step on its device, transfers as assignments, one step at a time: outputs by the user's names."""
     held: list[dict[str, np.ndarray]] = [{} for _ in spread.parts]
     for given in spread.inputs:

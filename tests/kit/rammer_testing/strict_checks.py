@@ -14,8 +14,8 @@ from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, BufferKind, Counter, Port, RProgram, Task, Wait, dense
-from rammer.ir.verify import verify
 from rammer.runtime.executable import Executable
+from rammer.verify.verifier import verify
 from rammer_testing.bound_checks import equal, opened
 from rammer_testing.judge import TOLERANCE, reference, relative_error
 from rammer_testing.long_checks import usual_seconds

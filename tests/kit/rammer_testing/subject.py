@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from rammer.compiled.options import RESIDENT, CompileOptions
+from rammer.compiler.compile_options import RESIDENT, CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
-from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
-from rammer.runtime.source import open_source
+from rammer.runtime.model_source import open_source
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.small_models import SmallModel
 
 __all__ = ["ConformanceError", "Subject"]

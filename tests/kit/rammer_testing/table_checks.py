@@ -21,7 +21,7 @@ from rammer.ir.compute import Compute
 from rammer.ir.evaluate import run_graph
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, Counter, Port, RProgram, Task, Wait, dense
-from rammer.ir.verify import verify
+from rammer.verify.verifier import verify
 from rammer_testing.judge import TOLERANCE, reference, relative_error
 from rammer_testing.long_checks import usual_seconds
 from rammer_testing.single import UntiledOperator as Alone

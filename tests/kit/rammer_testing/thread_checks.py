@@ -20,7 +20,7 @@ import numpy as np
 
 from rammer.compiled.segments import Compiled
 from rammer.errors import DeviceFailure
-from rammer.runtime.bound import ModelBound
+from rammer.runtime.bound_call import ModelBound
 from rammer.runtime.executable import Executable
 from rammer_testing.bound_checks import HOSTED, opened
 from rammer_testing.judge import TOLERANCE, reference, relative_error

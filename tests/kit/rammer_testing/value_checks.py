@@ -14,7 +14,7 @@ from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.evaluate import run_graph
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Buffer, Port, RProgram, Storage, Task, dense
-from rammer.ir.verify import verify
+from rammer.verify.verifier import verify
 from rammer_testing.bounds import bounded_results
 from rammer_testing.samples import Sample, check_samples, refusal
 from rammer_testing.single import differences

@@ -1,7 +1,7 @@
 """What processes that search kernels side by side have found together.
 
-A process that dies, hangs or breaks its device is started again (``rammer_testing.crew``); what it had counted is kept, since it
-tells after every candidate. What one has covered the others hear of.
+A process that dies, hangs or breaks its device is started again (``rammer_testing.worker_pool``); what it had counted is kept,
+since it tells after every candidate. What one has covered the others hear of.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from rammer_testing.coverage import Coverage
-from rammer_testing.crew import HANG, UNFINISHED, Begin, Crew, Member
 from rammer_testing.search import LIFE
+from rammer_testing.worker_pool import HANG, UNFINISHED, Begin, Crew, Member
 
 #: Seconds without a sign of life after which a process is ended. The share of all the time, and most seconds, that processes get
 #: to end themselves: giving back a GPU takes a while where many do it.

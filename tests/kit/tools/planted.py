@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from plants import PLANTS
 
-from rammer_testing.crew import Begin, Member, Work
 from rammer_testing.families import Drawn, begin
+from rammer_testing.worker_pool import Begin, Member, Work
 from rammer_testing.workers import HuntOutcome, failed, hunt
 
 #: Elements or products of one case: small cases find these faults sooner. Candidates of a family.

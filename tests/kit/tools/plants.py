@@ -71,7 +71,7 @@ def cuda(edit: Edit) -> Plant:
 
 def everything_aligned() -> None:
     """Products believe that every operand begins at a multiple of 16 bytes."""
-    import rammer.codegen.contraction as contraction
+    import rammer.codegen.contraction_form as contraction
 
     honest = contraction.Operand.__init__
 

@@ -39,7 +39,7 @@ from zoo.entry import Entry
 
 import rammer
 from rammer.errors import DeviceUnavailable, Mismatch
-from rammer.report.table import markdown
+from rammer.report.text_table import markdown
 from rammer_testing.cases import Sampler
 from rammer_testing.search import Search, again, partial_tiles
 

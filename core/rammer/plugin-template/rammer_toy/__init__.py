@@ -19,14 +19,14 @@ import numpy as np
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Array, Binding, Bound, Device, Hardware, Loaded, OpenOptions, RunResult
 from rammer.errors import BadInput, DeviceUnavailable
+from rammer.fusion.tile_search import candidates
+from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.ir.program import RProgram, waves
-from rammer.profile.probe import random_inputs, task_times
 from rammer.runtime.host_bound import HostBound
 from rammer.runtime.host_memory import HostMemory
-from rammer.tile.search import candidates
-from rammer.tile.traffic import task_cost
+from rammer.tuning.kernel_probe import random_inputs, task_times
 
 VEUS = 2  # tasks that run at a time: threads of this process
 

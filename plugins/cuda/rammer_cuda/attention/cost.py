@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
-from rammer.codegen.family import Choice, Forms, by_seconds
-from rammer.codegen.task import Unsuited
+from rammer.codegen.kernel_family import Choice, Forms, by_seconds
+from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rammer.codegen import operations as ops
-from rammer.codegen.contraction import Operand
+from rammer.codegen.c_text import total, weighted
+from rammer.codegen.contraction_form import Operand
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
-from rammer.codegen.task import Unsuited
-from rammer.codegen.text import total, weighted
+from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute

@@ -15,10 +15,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
+from rammer.codegen.c_text import Text, digits, total
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.scalar import Block
-from rammer.codegen.task import Argument, hash_of
-from rammer.codegen.text import Text, digits, total
+from rammer.codegen.task_parameters import Argument, hash_of
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Const, Expr, Interval, Load, Ref
 from rammer.ir.operator import ROperator

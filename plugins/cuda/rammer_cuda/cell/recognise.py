@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rammer.codegen.contraction import address
-from rammer.codegen.family import Choice
-from rammer.codegen.packing import in_tiles, packing
-from rammer.codegen.task import Array, Packing, Unsuited, padded
+from rammer.codegen.contraction_form import address
+from rammer.codegen.kernel_family import Choice
+from rammer.codegen.packed_constants import in_tiles, packing
+from rammer.codegen.task_parameters import Array, Packing, Unsuited, padded
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands

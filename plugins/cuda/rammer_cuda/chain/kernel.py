@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from rammer.codegen.c_text import Text, digits, total, weighted
 from rammer.codegen.context import FunctionContext
-from rammer.codegen.family import Forms
+from rammer.codegen.kernel_family import Forms
 from rammer.codegen.scalar import Block
-from rammer.codegen.task import Argument, Unsuited
-from rammer.codegen.text import Text, digits, total, weighted
+from rammer.codegen.task_parameters import Argument, Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref
 

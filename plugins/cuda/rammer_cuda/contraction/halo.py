@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rammer.codegen.contraction import Operand, Product
+from rammer.codegen.c_text import Text, digits, total, weighted
+from rammer.codegen.contraction_form import Operand, Product
 from rammer.codegen.halo import Side, sides_of
-from rammer.codegen.task import Unsuited
-from rammer.codegen.text import Text, digits, total, weighted
+from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from rammer.codegen.contraction import BYTE, Product, product_of
-from rammer.codegen.task import Unsuited
+from rammer.codegen.contraction_form import BYTE, Product, product_of
+from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from rammer.codegen.contraction import BYTE, Product
-from rammer.codegen.task import Argument, Unsuited
-from rammer.codegen.text import Text
+from rammer.codegen.c_text import Text
+from rammer.codegen.contraction_form import BYTE, Product
+from rammer.codegen.task_parameters import Argument, Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 

@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rammer.codegen.contraction import QUOTIENT, Operand, PaddedAxis, Product, consecutive
-from rammer.codegen.task import Packing, Unsuited
-from rammer.codegen.text import Text, digits, numbered, total, weighted
+from rammer.codegen.c_text import Text, digits, numbered, total, weighted
+from rammer.codegen.contraction_form import QUOTIENT, Operand, PaddedAxis, Product, consecutive
+from rammer.codegen.task_parameters import Packing, Unsuited
 
 from rammer_cuda.contraction.depth import Depth
 from rammer_cuda.contraction.packing import Arrangement, Blocks, Common, common_order, pack, pack_common

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from rammer.codegen.contraction import Operand, Product
-from rammer.codegen.packing import in_tiles, packing
-from rammer.codegen.task import Array, Packing, padded
+from rammer.codegen.contraction_form import Operand, Product
+from rammer.codegen.packed_constants import in_tiles, packing
+from rammer.codegen.task_parameters import Array, Packing, padded
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 

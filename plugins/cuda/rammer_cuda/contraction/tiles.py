@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
 
+from rammer.ir.at_length import shorter
 from rammer.ir.compute import Compute
 from rammer.ir.operator import ROperator
-from rammer.ir.shorter import shorter
 
 #: Row tiles that are tried (elements), and the range of column tiles.
 ROWS = (8, 16, 32, 64, 128)

@@ -20,9 +20,9 @@ from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
-from rammer.codegen.contraction import BYTE, Product
-from rammer.codegen.task import Array, Unsuited
-from rammer.codegen.text import Text
+from rammer.codegen.c_text import Text
+from rammer.codegen.contraction_form import BYTE, Product
+from rammer.codegen.task_parameters import Array, Unsuited
 
 from rammer_cuda.contraction.block import GROUP, THREADS, Shape, WarpgroupShape, warpgroup_shape
 from rammer_cuda.contraction.depth import Depth

@@ -21,7 +21,7 @@ import numpy as np
 from rammer.child_processes import find_program, run_program
 from rammer.codegen.dialects import helpers
 from rammer.codegen.guarded_buffer import Array, GuardedBuffer
-from rammer.codegen.task import Argument
+from rammer.codegen.task_parameters import Argument
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceUnavailable
 from rammer.ir.types import itemsize

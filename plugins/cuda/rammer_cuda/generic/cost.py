@@ -10,12 +10,12 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from rammer.codegen.family import Choice
+from rammer.codegen.kernel_family import Choice
 from rammer.device.manifest import Binding
+from rammer.fusion.tile_traffic import task_cost
 from rammer.ir import expr as ex
+from rammer.ir.at_length import shorter
 from rammer.ir.operator import ROperator
-from rammer.ir.shorter import shorter
-from rammer.tile.traffic import task_cost
 
 from rammer_cuda.family import Family
 from rammer_cuda.generic.kernel import generic

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rammer.codegen.c_target import CFunction
+from rammer.codegen.c_text import Text
 from rammer.codegen.emit import emit
-from rammer.codegen.target import CFunction
-from rammer.codegen.task import Argument
-from rammer.codegen.text import Text
+from rammer.codegen.task_parameters import Argument
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 

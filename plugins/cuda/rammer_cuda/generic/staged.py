@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from rammer.codegen.cooperate import shared
-from rammer.codegen.layout import Layout, Stage
+from rammer.codegen.stage_layout import Layout, Stage
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rammer.codegen.c_text import Text, digits
 from rammer.codegen.context import FunctionContext, Place
-from rammer.codegen.contraction import Product, counts
+from rammer.codegen.contraction_form import Product, counts
 from rammer.codegen.operations import Val, ctype
 from rammer.codegen.preload import stored_loads
 from rammer.codegen.scalar import Block
-from rammer.codegen.task import Argument
-from rammer.codegen.text import Text, digits
+from rammer.codegen.task_parameters import Argument
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref
 

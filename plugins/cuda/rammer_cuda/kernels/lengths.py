@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rammer.codegen.ended import EndText
-from rammer.codegen.task import Argument
-from rammer.codegen.text import Text, total
+from rammer.codegen.c_text import Text, total
+from rammer.codegen.early_exit import EndText
+from rammer.codegen.task_parameters import Argument
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.operator import ROperator

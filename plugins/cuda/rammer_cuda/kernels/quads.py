@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Final
 
 from rammer.codegen import operations as ops
-from rammer.codegen.bounds import tidy
 from rammer.codegen.operations import Val
 from rammer.codegen.preload import preload, stored_loads
 from rammer.codegen.scalar import Block
+from rammer.codegen.symbolic_bounds import tidy
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load, Ref, integer
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from rammer.codegen.bounds import tidy
+from rammer.codegen.symbolic_bounds import tidy
 from rammer.ir.expr import Expr, add, integer
 from rammer.ir.operator import ROperator
 

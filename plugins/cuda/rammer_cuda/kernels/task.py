@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rammer.codegen.c_text import digits
 from rammer.codegen.context import Place
-from rammer.codegen.task import Argument, hash_of
-from rammer.codegen.text import digits
+from rammer.codegen.task_parameters import Argument, hash_of
 from rammer.device.manifest import Binding
 from rammer.ir.expr import integer
 from rammer.ir.operator import ROperator

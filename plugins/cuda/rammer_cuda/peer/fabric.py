@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from rammer.device.manifest import Array, Backend
+from rammer.distributed.distributed_program import DistributedProgram
+from rammer.distributed.transport.counters import Counters
+from rammer.distributed.transport.local import LOCAL
+from rammer.distributed.transport.memory_layout import Exposed
+from rammer.distributed.transport.mpi import MPI
+from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Site
 from rammer.errors import DeviceFailure, DeviceUnavailable, MissingDependency
-from rammer.ir.spread import Spread
-from rammer.transport.counters import Counters
-from rammer.transport.exposed import Exposed
-from rammer.transport.local import LOCAL
-from rammer.transport.mpi import MPI
-from rammer.transport.protocol import Endpoint, Fabric, Party, Site
 
 from rammer_cuda.hardware import cupy, gpu_count
 from rammer_cuda.peer.exchange import ANYWHERE, TO_HOST, End
@@ -78,15 +78,15 @@ class PeerFabric:
 
 
 class PeerEndpoint:
-    """A GPU's side (``rammer.transport.protocol.Endpoint``), which runs its part by itself; what else is asked of it, the host
-    waits for."""
+    """A GPU's side (``rammer.distributed.transport.protocol.Endpoint``), which runs its part by itself; what else is asked of it,
+    the host waits for."""
 
     def __init__(self, end: End, words: Endpoint, timeout: float) -> None:
         self.end, self.words, self.timeout, self.counters = end, words, timeout, Counters()
         with end.unit:
             self.stream = cupy().cuda.Stream(non_blocking=True)
 
-    def part(self, spread: Spread, device: int, backend: Backend) -> CudaPart:
+    def part(self, spread: DistributedProgram, device: int, backend: Backend) -> CudaPart:
         """The device's part: waits, steps and writes are queued on the GPU with no host between."""
         return CudaPart(spread, device, backend, self.end, self.counters)
 

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from rammer.device.manifest import Array, Backend
+from rammer.distributed.distributed_program import DeviceStep, DistributedProgram
+from rammer.distributed.runtime.device_part import Runs
+from rammer.distributed.transport.counters import Counters
 from rammer.errors import DeviceFailure
-from rammer.ir.spread import DeviceStep, Spread
 from rammer.ir.types import TensorType
-from rammer.runtime.spread_part import Runs
-from rammer.transport.counters import Counters
 
 from rammer_cuda.bound import GpuProgram, place
 from rammer_cuda.driver import check, driver
@@ -51,7 +51,7 @@ class CudaPart:
     """Runs the steps of device ``device`` of ``spread``, up to ``depth`` runs in flight, one behind the other on one stream. What
     others bring as results of the model comes by another stream, so that no step waits for it."""
 
-    def __init__(self, spread: Spread, device: int, backend: Backend, end: End, counters: Counters) -> None:
+    def __init__(self, spread: DistributedProgram, device: int, backend: Backend, end: End, counters: Counters) -> None:
         self.spread, self.device, self.end, self.counters = spread, device, end, counters
         self.depth = end.layout.depth
         self.states = spread.staying(device)

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final
 
+from rammer.distributed.transport.memory_layout import Exposed
+from rammer.distributed.transport.mpi import MPI
+from rammer.distributed.transport.mpi_launch import starting, watched
+from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Site
 from rammer.errors import DeviceFailure, MissingDependency
-from rammer.transport.exposed import Exposed
-from rammer.transport.launch import starting, watched
-from rammer.transport.mpi import MPI
-from rammer.transport.protocol import Endpoint, Fabric, Party, Site
 
 from rammer_cuda.hardware import Unit, cupy
 from rammer_cuda.peer.entries import PeerEntry, PeerKind

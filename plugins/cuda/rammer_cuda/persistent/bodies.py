@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rammer.codegen.emit import emit
-from rammer.codegen.task import Argument
+from rammer.codegen.task_parameters import Argument
 from rammer.codegen.writer import moved, renaming
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
@@ -17,7 +17,7 @@ from rammer_cuda.gpu import THREADS
 from rammer_cuda.kernels.part import dynamic_bytes
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent.dataflow import Dataflow
-from rammer_cuda.persistent.text import Body
+from rammer_cuda.persistent.kernel_text import Body
 from rammer_cuda.source import task_kernel
 
 #: Threads of the largest block whose kernels are called as they are: as many as cells have.

@@ -16,8 +16,8 @@ from rammer.codegen.writer import kinds_of, renaming
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, Counter, RProgram, Storage, Task, Wait
-from rammer.ir.standing import states
 from rammer.plan.overlap import overlap
+from rammer.verify.in_place_state import states
 
 from rammer_cuda.families import family_of
 from rammer_cuda.family import Held

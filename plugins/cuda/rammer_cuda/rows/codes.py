@@ -15,13 +15,13 @@ from typing import Final
 
 import numpy as np
 
-from rammer.codegen.contraction import check_followers
-from rammer.codegen.family import Forms
+from rammer.codegen.contraction_form import check_followers
+from rammer.codegen.kernel_family import Forms
 from rammer.codegen.operations import Val
 from rammer.codegen.preload import preload, stored_loads
-from rammer.codegen.task import Array, Packing, Unsuited, packing_key, padded
+from rammer.codegen.task_parameters import Array, Packing, Unsuited, packing_key, padded
 from rammer.device.manifest import Binding
-from rammer.ir.decoded import Decoded
+from rammer.ir.dequantized_product import Decoded
 from rammer.ir.expr import Load, integer
 from rammer.ir.operator import ROperator
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from rammer.codegen.bounds import tidy
-from rammer.codegen.contraction import Roles, roles_of
-from rammer.codegen.family import Forms
+from rammer.codegen.contraction_form import Roles, roles_of
+from rammer.codegen.kernel_family import Forms
 from rammer.codegen.operations import Val
-from rammer.codegen.packing import packing
+from rammer.codegen.packed_constants import packing
 from rammer.codegen.preload import preload, stored_loads
-from rammer.codegen.task import Packing, Unsuited
+from rammer.codegen.symbolic_bounds import tidy
+from rammer.codegen.task_parameters import Packing, Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute

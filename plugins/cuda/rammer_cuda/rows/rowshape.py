@@ -8,7 +8,7 @@ from functools import cached_property
 
 from rammer.codegen import operations as ops
 from rammer.codegen.rowform import Accesses, RowForm, accesses, joinable, map_form, row_form, step
-from rammer.codegen.task import Unsuited
+from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import ALIGNED_ELEMENTS, Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load

@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Final
 
 from rammer.codegen import operations as ops
-from rammer.codegen.bounds import tidy
-from rammer.codegen.family import Forms
+from rammer.codegen.kernel_family import Forms
 from rammer.codegen.operations import Val, ctype
 from rammer.codegen.preload import preload, stored_loads
-from rammer.codegen.task import Unsuited
+from rammer.codegen.symbolic_bounds import tidy
+from rammer.codegen.task_parameters import Unsuited
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Load, Ref, add, integer

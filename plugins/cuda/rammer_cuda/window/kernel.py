@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from rammer.codegen.family import Forms
+from rammer.codegen.kernel_family import Forms
 from rammer.codegen.preload import preload, stored_loads
-from rammer.codegen.task import Unsuited
+from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands, identity_load

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from rammer.codegen.family import Forms
-from rammer.codegen.packing import packing
-from rammer.codegen.task import Array, Unsuited, padded
-from rammer.codegen.text import total
+from rammer.codegen.c_text import total
+from rammer.codegen.kernel_family import Forms
+from rammer.codegen.packed_constants import packing
+from rammer.codegen.task_parameters import Array, Unsuited, padded
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice

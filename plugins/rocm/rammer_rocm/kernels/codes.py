@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rammer.codegen.contraction import check_followers
-from rammer.codegen.packing import in_tiles, packing
+from rammer.codegen.contraction_form import check_followers
+from rammer.codegen.packed_constants import in_tiles, packing
 from rammer.codegen.partial_sums import block_sizes, write_in_blocks
-from rammer.codegen.task import Array, Packing, Unsuited, packing_key, padded
-from rammer.codegen.vectors import STORED
+from rammer.codegen.task_parameters import Array, Packing, Unsuited, packing_key, padded
+from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Axis, Compute
-from rammer.ir.decoded import Decoded
+from rammer.ir.dequantized_product import Decoded
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rammer.codegen.family import Forms
-from rammer.codegen.task import Unsuited
+from rammer.codegen.kernel_family import Forms
+from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator

@@ -1,6 +1,6 @@
 """A contraction as panels take it: one row axis, and a column operand that maps of the same operator may compute.
 
-Otherwise as in ``rammer.codegen.contraction``. Everything a panel kernel reads must be affine in the axes, apart from
+Otherwise as in ``rammer.codegen.contraction_form``. Everything a panel kernel reads must be affine in the axes, apart from
 ``m // d`` with ``d`` a multiple of the row tile (grouped convolution), fixed within a task; constant rows are packed
 and may be read in any way.
 """
@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rammer.codegen.contraction import address, check_followers, consecutive, counts, roles_of_axes, with_quotients
-from rammer.codegen.task import Unsuited
-from rammer.codegen.vectors import STORED
+from rammer.codegen.contraction_form import address, check_followers, consecutive, counts, roles_of_axes, with_quotients
+from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands

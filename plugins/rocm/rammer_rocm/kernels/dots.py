@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from rammer.codegen.contraction import QUOTIENT, counts
-from rammer.codegen.task import Unsuited
-from rammer.codegen.text import numbered
+from rammer.codegen.c_text import numbered
+from rammer.codegen.contraction_form import QUOTIENT, counts
+from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute

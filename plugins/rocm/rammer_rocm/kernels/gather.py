@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rammer.codegen.contraction import QUOTIENT
+from rammer.codegen.c_text import numbered
+from rammer.codegen.contraction_form import QUOTIENT
 from rammer.codegen.operations import literal
 from rammer.codegen.rowform import expanded
-from rammer.codegen.task import Unsuited
-from rammer.codegen.text import numbered
+from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Interval, Load

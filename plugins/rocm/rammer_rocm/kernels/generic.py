@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rammer.codegen.c_target import CTarget
 from rammer.codegen.dialects import one_thread
 from rammer.codegen.emit import emit
-from rammer.codegen.family import Choice
-from rammer.codegen.target import CTarget
-from rammer.codegen.task import Argument
+from rammer.codegen.kernel_family import Choice
+from rammer.codegen.task_parameters import Argument
 from rammer.device.manifest import Binding
+from rammer.fusion.tile_search import ranked_tiles
+from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
-from rammer.tile.search import ranked_tiles
-from rammer.tile.traffic import task_cost
 
 from rammer_rocm.dialect import OPENCL, ROUNDED
 from rammer_rocm.kernels.plain import PlainTasks, plain, task_seconds

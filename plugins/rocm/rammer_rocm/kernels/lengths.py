@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from rammer.codegen.task import Unsuited
-from rammer.codegen.text import total
+from rammer.codegen.c_text import total
+from rammer.codegen.task_parameters import Unsuited
 from rammer.ir.extent import AffineExtent
 
 from rammer_rocm.kernels.contraction import PanelProduct, ended_axes

@@ -1,8 +1,9 @@
 """What the generic kernel's loops do for a task of maps and reductions on one core, counted: vectors loaded and stored,
 operations, elements computed alone. ``plain.py`` says what each takes.
 
-A *nest* is one loop nest of a task, a stage of ``codegen/layout.py``. What it reads, and how its loads step along its axes, is
-looked at once for all tiles of an operator; for a tile, the nest is collapsed and vectorised as ``codegen/rows.py`` would.
+A *nest* is one loop nest of a task, a stage of ``codegen/stage_layout.py``. What it reads, and how its loads step along its axes,
+is looked at once for all tiles of an operator; for a tile, the nest is collapsed and vectorised as ``codegen/vector_rows.py``
+would.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rammer.codegen.c_target import CTarget
 from rammer.codegen.context import FunctionContext, Place
-from rammer.codegen.layout import last_stages
-from rammer.codegen.reads import bodies, step, vector_cost
-from rammer.codegen.rows import FOLDED, LINE, side_by_side
-from rammer.codegen.target import CTarget
-from rammer.codegen.vectors import STORED
+from rammer.codegen.stage_layout import last_stages
+from rammer.codegen.stage_reads import bodies, step, vector_cost
+from rammer.codegen.vector_rows import FOLDED, LINE, side_by_side
+from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute

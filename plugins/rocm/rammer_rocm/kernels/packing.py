@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rammer.codegen.contraction import QUOTIENT
-from rammer.codegen.packing import in_tiles, packing
-from rammer.codegen.task import Array, Packing, Unsuited, padded
+from rammer.codegen.contraction_form import QUOTIENT
+from rammer.codegen.packed_constants import in_tiles, packing
+from rammer.codegen.task_parameters import Array, Packing, Unsuited, padded
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Load

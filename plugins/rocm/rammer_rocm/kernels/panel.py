@@ -13,11 +13,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from rammer.codegen.contraction import QUOTIENT
+from rammer.codegen.c_text import digits, numbered
+from rammer.codegen.contraction_form import QUOTIENT
 from rammer.codegen.operations import put
-from rammer.codegen.task import Unsuited
-from rammer.codegen.text import digits, numbered
-from rammer.codegen.vectors import STORED
+from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Load, Ref

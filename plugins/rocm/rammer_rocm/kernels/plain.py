@@ -15,11 +15,11 @@ from itertools import product
 from typing import Final
 
 from rammer.device.manifest import Binding
+from rammer.fusion.tile_traffic import box_bytes
 from rammer.ir.compute import Box
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType, itemsize
-from rammer.tile.traffic import box_bytes
 
 from rammer_rocm.dialect import OPENCL
 from rammer_rocm.kernels.nests import Counts, nests_of

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rammer.codegen.operations import literal
-from rammer.codegen.task import Unsuited
-from rammer.codegen.vectors import STORED
+from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen.vector_text import STORED
 from rammer.ir import expr as ex
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rammer.codegen.operations import fetch, literal
-from rammer.codegen.task import Unsuited
-from rammer.codegen.vectors import STORED
+from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen.vector_text import STORED
 from rammer.ir.expr import TRANSCENDENTAL, Cast, Const, Expr, Load, Op, Ref
 from rammer.ir.operator import ROperator
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rammer.codegen.halo import sides_of
-from rammer.codegen.task import Unsuited
+from rammer.codegen.task_parameters import Unsuited
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load, integer
 

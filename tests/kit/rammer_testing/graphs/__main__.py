@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 from rammer.errors import RammerError
-from rammer_testing.crew import check_tried
 from rammer_testing.graphs.campaign import CampaignPlan
 from rammer_testing.graphs.case import GraphCase
 from rammer_testing.graphs.judge import Judge, Setting, registry_of
 from rammer_testing.graphs.record import Record
 from rammer_testing.graphs.workers import campaign
+from rammer_testing.worker_pool import check_tried
 
 
 def main() -> int:

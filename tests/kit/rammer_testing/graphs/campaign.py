@@ -13,9 +13,9 @@ import numpy as np
 from rammer.runtime.inputs import outlying
 from rammer_testing.graphs.case import GraphCase
 from rammer_testing.graphs.generate import LONGEST, graph, merged
+from rammer_testing.graphs.invalidate import spoiled
 from rammer_testing.graphs.judge import Judge, Setting, Verdict, normalised, registry_of
 from rammer_testing.graphs.shrink import Shrinker
-from rammer_testing.graphs.spoil import spoiled
 
 #: What is alike in two faults that are most likely one: the outcome, and its place or the operators around it.
 Key: TypeAlias = tuple[str, str]

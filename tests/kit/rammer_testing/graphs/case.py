@@ -24,8 +24,8 @@ from onnx import (
 )
 from onnx.defs import onnx_opset_version
 
-from rammer.frontend.checks import all_graphs
-from rammer.frontend.veils import declare
+from rammer.frontend.read.model_checks import all_graphs
+from rammer.frontend.read.onnx_inference_guards import declare
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Opset of the functions that a case defines itself.

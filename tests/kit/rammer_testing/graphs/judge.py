@@ -14,22 +14,22 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from onnx import ModelProto
 
-from rammer.compiled.options import CompileOptions
+from rammer.compiler.compile_options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.errors import BadInput, RammerError
-from rammer.frontend.nodes import attribute_value
-from rammer.frontend.reader import read_model
-from rammer.frontend.uses import Use
-from rammer.frontend.voices import Voice, distrusted
+from rammer.frontend.read.node_protos import attribute_value
+from rammer.frontend.read.reader import read_model
+from rammer.frontend.spec_rulings.operator_questions import Use
+from rammer.frontend.spec_rulings.rulings import Voice, distrusted
 from rammer.ir.types import SHORT, TensorType
-from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
-from rammer.runtime.source import open_source
+from rammer.runtime.model_source import open_source
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.graphs.case import Array, GraphCase
 from rammer_testing.graphs.draw import schema_of
 from rammer_testing.graphs.outside import Outside
-from rammer_testing.graphs.track import Expected, tracker
+from rammer_testing.graphs.perturbed_reference import Expected, tracker
 
 Outputs: TypeAlias = "Mapping[str, Array]"
 #: Outcomes that are no fault of ours.
@@ -241,7 +241,7 @@ def case_types(case: GraphCase) -> list[Any]:
 
 
 def _name(code: int) -> str:
-    from rammer.frontend.nodes import element_type
+    from rammer.frontend.read.node_protos import element_type
 
     return element_type(code)
 

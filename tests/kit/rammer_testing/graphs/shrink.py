@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from rammer.frontend.reader import read_model
+from rammer.frontend.read.reader import read_model
 from rammer_testing.graphs.case import LOCAL, Array, Call, GraphCase
 from rammer_testing.graphs.generate import tidied
 from rammer_testing.graphs.judge import Setting, Verdict
-from rammer_testing.graphs.track import tracker
+from rammer_testing.graphs.perturbed_reference import tracker
 
 #: Says how a case fares.
 Ask = Callable[[GraphCase, Setting], Verdict]

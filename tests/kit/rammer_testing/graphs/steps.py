@@ -18,7 +18,7 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Table
 from rammer.ir.types import is_float
-from rammer_testing.graphs.doubt import Decisions
+from rammer_testing.graphs.uncertain_elements import Decisions
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Half a unit in the last place, and the smallest number above 0.

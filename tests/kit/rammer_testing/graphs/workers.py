@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from rammer_testing.crew import UNFINISHED, Crew, Line, Member, Work
 from rammer_testing.graphs.campaign import CampaignPlan, CampaignSearch, CampaignTally, Key
 from rammer_testing.graphs.record import Record
+from rammer_testing.worker_pool import UNFINISHED, Crew, Line, Member, Work
 
 #: Seconds after the end of a campaign for the graphs that are being run.
 GRACE: Final = 5.0

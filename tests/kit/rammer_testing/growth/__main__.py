@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from rammer.errors import RammerError
-from rammer_testing.crew import Crew, Member
 from rammer_testing.growth.measure import GrowthPlan, begin
 from rammer_testing.growth.shapes import SHAPES
+from rammer_testing.worker_pool import Crew, Member
 
 #: A shape hangs that takes so many times ``--seconds`` for each size; bytes it may take beside its device's driver.
 PATIENCE, MEMORY = 10, 16 << 30

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rammer.compiled.options import CompileOptions
-from rammer.compiler import Compiler
+from rammer.compiler.compile_options import CompileOptions
+from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
-from rammer.frontend.reader import read_model
-from rammer.profile.store import KernelStore
-from rammer_testing.crew import Line, Member, Work
+from rammer.frontend.read.reader import read_model
+from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.growth.shapes import DEEP, SHAPES
+from rammer_testing.worker_pool import Line, Member, Work
 
 #: Cost by step.
 Costs = Mapping[str, float]

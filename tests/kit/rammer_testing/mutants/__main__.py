@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from rammer.errors import RammerError
-from rammer_testing.cage import Machinery
-from rammer_testing.crew import check_tried
 from rammer_testing.mutants.crew import MutantPlan, search
+from rammer_testing.sandbox import Machinery
+from rammer_testing.worker_pool import check_tried
 
 
 def main() -> int:

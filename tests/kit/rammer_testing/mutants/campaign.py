@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from rammer_testing.cage import Machinery, Outcome, caged, command, forked, installed
 from rammer_testing.mutants.change import CANARY
 from rammer_testing.mutants.kinds import KINDS, OUTPUTS, Kind, Seed, same_outputs
 from rammer_testing.mutants.tally import FAULT, OTHER, RAN, REFUSED, RIGHT, Tally
 from rammer_testing.mutants.value import NOT_JUDGED, Voices
+from rammer_testing.sandbox import Machinery, Outcome, caged, command, forked, installed
 
 #: Most changes to one mutant.
 CHANGES = 3

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rammer.compiled.files import write_whole
-from rammer_testing.cage import Machinery
-from rammer_testing.crew import UNFINISHED, Crew, Line, Member, Work
+from rammer.cache.whole_files import write_whole
 from rammer_testing.mutants.tally import Tally
+from rammer_testing.sandbox import Machinery
+from rammer_testing.worker_pool import UNFINISHED, Crew, Line, Member, Work
 
 #: Seconds for mutants that run when the time is up; of silence: right files are made, and a fault is shrunk, in many runs.
 GRACE, PATIENCE = 3.0, 1200.0

@@ -14,10 +14,10 @@ from typing import ClassVar
 import numpy as np
 from onnx import ModelProto
 
-from rammer.profile.store import key_of
-from rammer_testing.cage import Machinery, caged
+from rammer.tuning.kernel_store import key_of
 from rammer_testing.graphs.generate import graph
 from rammer_testing.mutants import change
+from rammer_testing.sandbox import Machinery, caged
 from rammer_testing.small_models import MODELS
 
 Words = list[str]

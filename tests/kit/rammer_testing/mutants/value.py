@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 from onnx import AttributeProto, ModelProto, helper, numpy_helper
 
-from rammer.frontend.model_rewrites import dense
-from rammer_testing.cage import forked
+from rammer.frontend.read.model_rewrites import dense
 from rammer_testing.graphs.case import Array, Call, GraphCase
 from rammer_testing.graphs.judge import Judge, Setting
 from rammer_testing.graphs.outside import Outside
 from rammer_testing.mutants.kinds import INPUTS, OUTPUTS
+from rammer_testing.sandbox import forked
 
 #: Seconds for a judgement.
 PATIENCE: Final = 30.0

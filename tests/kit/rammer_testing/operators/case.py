@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, defs, helper, numpy_helper
 
-from rammer.frontend import schemas
-from rammer.frontend.uses import Use
+from rammer.frontend.read import schemas
+from rammer.frontend.spec_rulings.operator_questions import Use
 from rammer.ir.types import SHORT, TensorType
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.frontend.uses import REDUCTIONS
+from rammer.frontend.spec_rulings.operator_questions import REDUCTIONS
 from rammer_testing.operators.case import OperandDraw, OperatorCase, family
 
 _AXES_OPERAND = {"ReduceSum": 13}

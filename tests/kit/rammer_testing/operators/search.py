@@ -22,7 +22,7 @@ from rammer_testing.operators import (
     windows,
 )
 from rammer_testing.operators.case import FAMILIES, drawn
-from rammer_testing.operators.voices import VoicesVerdict, judge, judge_device
+from rammer_testing.operators.oracles import VoicesVerdict, judge, judge_device
 
 MODULES = (
     attention,

@@ -20,13 +20,13 @@ from typing import Final
 
 import rammer
 from rammer.errors import BadInput
-from rammer.frontend.bind import bind
-from rammer.frontend.lower import lower_node
-from rammer.frontend.lowering import CannotLower
-from rammer.frontend.reader import read_model
-from rammer_testing.cage import MEMORY, forked, limit_memory
+from rammer.frontend.bind.binder import bind
+from rammer.frontend.lower.graph_lowering import lower_node
+from rammer.frontend.lower.lowering_registry import CannotLower
+from rammer.frontend.read.reader import read_model
 from rammer_testing.operators.case import drawn
 from rammer_testing.operators.misuse import Misuse, misuses
+from rammer_testing.sandbox import MEMORY, forked, limit_memory
 
 #: The folders of the packages rammer and rammer_testing.
 PACKAGES: Final = (Path(str(rammer.__file__)).parent, Path(__file__).parents[1])

@@ -15,8 +15,8 @@ from onnx import numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 
-from rammer.frontend.checks import all_graphs
-from rammer.frontend.nodes import is_random
+from rammer.frontend.read.model_checks import all_graphs
+from rammer.frontend.read.node_protos import is_random
 from rammer_testing.suite.nodes import node_tests
 
 #: A test's value: an array, a list of values (a sequence), or None (an optional that holds nothing).

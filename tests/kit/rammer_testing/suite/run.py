@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rammer.errors import BadInput
-from rammer_testing.crew import Begin, Crew, Line, Member, Work
 from rammer_testing.suite.score import FAILED, Score
+from rammer_testing.worker_pool import Begin, Crew, Line, Member, Work
 
 #: Seconds that a test may take, and all of them.
 PATIENCE, FOREVER = 300.0, 24 * 3600.0

@@ -11,11 +11,11 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from rammer.errors import RammerError
-from rammer.frontend.checks import all_graphs
-from rammer.frontend.evaluator import use_of
-from rammer.frontend.nodes import plain_node
-from rammer.frontend.reader import read_model
-from rammer.frontend.voices import distrusted
+from rammer.frontend.bind.evaluator import use_of
+from rammer.frontend.read.model_checks import all_graphs
+from rammer.frontend.read.node_protos import plain_node
+from rammer.frontend.read.reader import read_model
+from rammer.frontend.spec_rulings.rulings import distrusted
 from rammer.reference.outputs import run_onnxruntime
 
 #: Units in the last place of the largest element that a test's own number may be off.

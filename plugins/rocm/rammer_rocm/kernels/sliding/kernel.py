@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from rammer.codegen.packing import packing
-from rammer.codegen.text import numbered, total
+from rammer.codegen.c_text import numbered, total
+from rammer.codegen.packed_constants import packing
 from rammer.ir import expr as ex
 from rammer.ir.types import row_major
 

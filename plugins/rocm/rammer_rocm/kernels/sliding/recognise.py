@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from rammer.codegen.contraction import check_followers, counts
-from rammer.codegen.task import Unsuited
-from rammer.codegen.vectors import STORED
+from rammer.codegen.contraction_form import check_followers, counts
+from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands

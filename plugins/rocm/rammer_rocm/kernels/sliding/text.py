@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from rammer.codegen.contraction import address
+from rammer.codegen.c_text import digits, total
+from rammer.codegen.contraction_form import address
 from rammer.codegen.operations import literal, put
-from rammer.codegen.task import Unsuited
-from rammer.codegen.text import digits, total
+from rammer.codegen.task_parameters import Unsuited
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Load, Ref

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from rammer.codegen.packing import in_tiles, packing
+from rammer.codegen.c_text import total
+from rammer.codegen.packed_constants import in_tiles, packing
 from rammer.codegen.partial_sums import block_sizes, write_in_blocks
-from rammer.codegen.task import Array, Packing, Unsuited
-from rammer.codegen.text import total
+from rammer.codegen.task_parameters import Array, Packing, Unsuited
 from rammer.ir.compute import Axis
 
 from rammer_rocm.kernels.generic import CPU_DIALECT

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rammer.codegen.contraction import check_followers, counts
-from rammer.codegen.task import Unsuited
-from rammer.codegen.vectors import STORED
+from rammer.codegen.contraction_form import check_followers, counts
+from rammer.codegen.task_parameters import Unsuited
+from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.frontend.uses import REDUCTIONS
+from rammer.frontend.spec_rulings.operator_questions import REDUCTIONS
 from rammer.ir.types import is_float
 from rammer_testing.graphs.draw import Draw, DrawnValue, Reject
 from rammer_testing.graphs.operators.elementwise import small

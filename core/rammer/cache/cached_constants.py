@@ -1,0 +1,188 @@
+"""Large constants of kept programs: once on disk, whichever programs of a model read them.
+
+What a model's own files hold, whatever the order of its axes, stays there, and a program names the file and the place; of what
+was made of such (put together, or times factors, as weights that a batch norm was folded into), it names what it was made of.
+Anything else is a file of the cache, named after what it holds. Files are mapped when a program is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from rammer.cache.cache_folder import why_untrusted
+from rammer.cache.whole_files import is_trusted, write_cached
+from rammer.ir.constants.digest import digest, remembered
+from rammer.ir.constants.mapped_files import Mapped, dense_order, place_of, released
+from rammer.ir.constants.recipes import ArrayRecipe, JoinRecipe, Part, ScaledRecipe, as_array, recipe_of
+from rammer.ir.types import is_float
+from rammer.ir.untrusted_json import place_in
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: Bytes from which a constant is kept apart from programs.
+LARGE: Final = 1 << 16
+#: A constant in an index: the file of the model and the first byte, or the name of a file of the cache and 0; its digest; and its
+#: axes in the order in which its values lie in the file, or, of a part of what lies there, its strides (bytes). Of pieces side by
+#: side: whether their axis is a new one, and which; the digest of the whole; and shape and row of each. Of a piece times factors:
+#: their shape, and their bytes in base 64; the digest of the whole; and the row of the piece.
+Row: TypeAlias = "list[Any]"
+MODEL, STRIDED, CACHE, JOINED, SCALED = "model", "strided", "cache", "joined", "scaled"
+#: How often arrays are made of arrays that are made, at most.
+DEEPEST: Final = 8
+
+
+@dataclass
+class ConstantCache:
+    """``folder`` is the cache's, ``home`` that of the model's files, which are ``opened`` by their paths from there: their
+    content was hashed."""
+
+    folder: Path
+    home: Path | None
+    opened: Mapping[str, Mapped]
+    files: dict[Path, Mapped] = field(default_factory=dict)
+
+    def put(self, array: Array, sources: tuple[Mapped, ...]) -> Row:
+        """Keep an array, which may be in a file of the model. OSError where that fails."""
+        recipe = recipe_of(array)
+        if recipe is not None:
+            return self._made_of(recipe, sources)
+        made = digest(array)
+        for file in sources:
+            at, order = place_of(array, file), dense_order(array)
+            if at is None or self.home is None:
+                continue
+            name = file.path.relative_to(self.home).as_posix()
+            if self.opened.get(name) is not file:
+                raise OSError(f"{name} is not a file of the model that was hashed")
+            return [MODEL, name, at, made, list(order)] if order else [STRIDED, name, at, made, list(array.strides)]
+        path = self.folder / made
+        if not is_trusted(path) or path.stat().st_size != array.nbytes:
+            write_cached(path, lambda file: file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
+        released(array)
+        return [CACHE, made, 0, made, list(range(array.ndim))]
+
+    def _made_of(self, recipe: ArrayRecipe, sources: tuple[Mapped, ...]) -> Row:
+        if isinstance(recipe, ScaledRecipe):
+            factors = np.ascontiguousarray(recipe.factors, np.float64)
+            text = b64encode(factors.data).decode()
+            return [SCALED, list(factors.shape), text, recipe.digest(), self.put(as_array(recipe.piece), sources)]
+        assert isinstance(recipe, JoinRecipe)
+        pieces = [[list(p.shape), self.put(as_array(p), sources)] for p in recipe.pieces]
+        return [JOINED, recipe.new, recipe.axis, recipe.digest(), pieces]
+
+    def get(self, row: Row, dtype: str, shape: tuple[int, ...]) -> Part:
+        """The array that a row tells of, or how it is made. ValueError or OSError where it is not there, or is another one."""
+        part = self._part(row, dtype, shape, DEEPEST)
+        if part.shape != shape:
+            raise ValueError("what a kept constant is made of comes to another one")
+        return part
+
+    def _part(self, row: Row, dtype: str, shape: tuple[int, ...], left: int) -> Part:
+        kind = row[0] if isinstance(row, list) and len(row) == 5 else None
+        if kind not in (JOINED, SCALED):
+            return self._one(row, dtype, shape)
+        if not left or not isinstance(row[3], str):
+            raise ValueError("pieces of a kept constant are none")
+        if kind == JOINED:
+            return JoinRecipe(self._pieces(row, dtype, left), row[2], row[1], content=row[3])
+        if not is_float(dtype):
+            raise ValueError("factors of a kept constant that has none")
+        return ScaledRecipe(self._part(row[4], dtype, shape, left - 1), _factors(row[1], row[2]), content=row[3])
+
+    def _pieces(self, row: Row, dtype: str, left: int) -> tuple[Part, ...]:
+        _, new, axis, _, rows = row
+        if not isinstance(new, bool) or type(axis) is not int or axis < 0 or not isinstance(rows, list) or not rows:
+            raise ValueError("pieces of a kept constant are none")
+        pieces = list[Part]()
+        for pair in rows:
+            shape, piece = pair if isinstance(pair, list) and len(pair) == 2 else (None, [])
+            if not _is_shape(shape):
+                raise ValueError("a piece of a kept constant has an impossible shape")
+            pieces.append(self._part(piece, dtype, tuple(shape), left - 1))
+            if pieces[-1].shape != tuple(shape):
+                raise ValueError("a piece of a kept constant has an impossible shape")
+        return tuple(pieces)
+
+    def _one(self, row: Row, dtype: str, shape: tuple[int, ...]) -> Array:
+        if not isinstance(row, list) or len(row) != 5:
+            raise ValueError("a kept constant is none")
+        kind, name, at, made, order = row
+        if (
+            not isinstance(name, str)
+            or type(at) is not int
+            or at < 0
+            or not isinstance(made, str)
+            or not (_are_strides if kind == STRIDED else _is_order)(order, len(shape))
+        ):
+            raise ValueError("a kept constant is none")
+        home = self.folder if kind == CACHE else self.home
+        path = place_in(home, name) if home is not None else None
+        if path is None or kind not in (MODEL, STRIDED, CACHE):
+            raise ValueError("a kept constant lies elsewhere")
+        count = math.prod(shape)
+        if kind == CACHE:
+            _check_cached(self.folder / name, count * np.dtype(dtype).itemsize)
+        file = self._mapped(path) if kind == CACHE else self.opened.get(name)
+        if file is None:
+            raise ValueError(f"{name} is not a file of the model")
+        if kind != CACHE:
+            file.check()
+        if kind == STRIDED:
+            return _strided(file, dtype, shape, at, order, made)
+        lying = np.frombuffer(file.data, dtype, count, at).reshape([shape[d] for d in order])
+        array = lying.transpose([order.index(d) for d in range(len(shape))])
+        if kind == MODEL:  # its content was told from others' as a whole
+            remembered(array, made)
+        elif digest(array) != made:
+            with suppress(OSError):
+                path.unlink()  # it is made again
+            raise ValueError(f"cached constant {path} is damaged")
+        return array
+
+    def _mapped(self, path: Path) -> Mapped:
+        if path not in self.files:
+            self.files[path] = Mapped.of(path)
+        return self.files[path]
+
+
+def _check_cached(path: Path, size: int) -> None:
+    """ValueError if a file of the cache is untrusted or has another size. OSError if there is none."""
+    why = why_untrusted(path) or ("" if path.stat().st_size == size else "it is damaged")
+    if why:
+        raise ValueError(f"cached constant {path} is not used: {why}")
+
+
+def _factors(shape: Any, text: Any) -> Array:
+    """The factors of these extents in a row. ValueError where there are none."""
+    if not _is_shape(shape) or not isinstance(text, str):
+        raise ValueError("factors of a kept constant are none")
+    return np.frombuffer(b64decode(text, validate=True), np.float64).reshape(shape)
+
+
+def _is_shape(found: Any) -> bool:
+    return isinstance(found, list) and all(type(n) is int and n >= 0 for n in found)
+
+
+def _strided(file: Mapped, dtype: str, shape: tuple[int, ...], at: int, strides: list[int], made: str) -> Array:
+    """A part of what a file of the model holds. ValueError where it leaves the file."""
+    last = at + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + np.dtype(dtype).itemsize
+    if last > len(file.data) or 0 in shape:
+        raise ValueError("a kept constant leaves its file")
+    array: Array = np.ndarray(shape, dtype, file.data, at, strides)
+    remembered(array, made)
+    return array
+
+
+def _are_strides(found: object, axes: int) -> bool:
+    return isinstance(found, list) and len(found) == axes and all(type(s) is int and s >= 0 for s in found)
+
+
+def _is_order(found: object, axes: int) -> bool:
+    return isinstance(found, list) and all(type(d) is int for d in found) and sorted(found) == list(range(axes))

@@ -1,0 +1,174 @@
+"""Writing files whole: a reader finds the old file or all of the new one, whatever other process writes or interrupts."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from rammer.cache.cache_folder import make_private, why_untrusted
+from rammer.errors import warn
+
+#: The end of the names of files that are being written; nobody reads them, and ``rammer cache clear`` removes what a killed
+#: process left.
+PARTIAL = ".partial"
+#: Kinds of files that cannot be replaced without harm.
+_SPECIAL: Final = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def write_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Write the file that ``fill`` produces in one step. Raises OSError if that fails; then nothing has changed.
+
+    A symbolic link stays one, and a file keeps its permissions. A read-only file, a folder, a device and a pipe are refused.
+    """
+    target = output_target(path)
+    with _partial_file(target, fill, 0o666, _mode(target)) as partial:
+        partial.replace(target)
+
+
+def write_folder(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write all ``texts``, by file name, into ``folder``, or none. Raises OSError if that fails.
+
+    A new folder appears in one step. In an existing one, files are replaced only after all of them have been written.
+    """
+    if not folder.exists() and not folder.is_symlink():
+        with _partial_folder(folder) as partial:
+            for name, text in texts.items():
+                file = partial / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with file.open("xb") as opened:
+                    opened.write(text.encode())
+            partial.rename(folder)
+        return
+    targets = {output_target(folder / name): text.encode() for name, text in texts.items()}
+    with contextlib.ExitStack() as stack:
+        made = [
+            (stack.enter_context(_partial_file(t, lambda f, d=d: f.write(d), 0o666, _mode(t))), t)  # type: ignore[misc]
+            for t, d in targets.items()
+        ]
+        for partial, target in made:
+            partial.replace(target)
+
+
+def output_target(path: Path) -> Path:
+    """Return the file that ``path`` names after symbolic links. Raises OSError unless it can be created or replaced."""
+    try:
+        mode = path.stat().st_mode  # OSError for a circle of links
+    except FileNotFoundError:
+        mode = 0
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    if (kind := _SPECIAL.get(stat.S_IFMT(mode))) is not None:
+        raise OSError(errno.EINVAL, f"it is {kind}, not an ordinary file", str(path))
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "its folder does not exist", str(path))
+    if not os.access(target if mode else target.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return target
+
+
+def write_cached(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Write the file of the cache that ``fill`` produces in one step, for this user alone. OSError if that is impossible.
+
+    The file, link or pipe that has the name is replaced as far as that is possible; a link is not followed.
+    """
+    make_private(path.parent)
+    with _partial_file(path, fill, 0o600, None) as partial:
+        partial.replace(path)
+
+
+def _mode(path: Path) -> int | None:
+    return path.stat().st_mode & 0o777 if path.exists() else None
+
+
+@contextlib.contextmanager
+def _partial_file(target: Path, fill: Callable[[BinaryIO], object], created: int, mode: int | None) -> Iterator[Path]:
+    """Write a file beside ``target`` with the permissions ``created``, less the process's mask, or exactly ``mode``.
+
+    The file is removed at the end unless it was renamed.
+    """
+    # A name of its own: two threads may write one file at the same time, and the last one wins.
+    partial = target.with_name(os.urandom(8).hex() + PARTIAL)
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), created), "wb") as file:
+            fill(file)
+        if mode is not None:
+            partial.chmod(mode)
+        yield partial
+    finally:
+        with contextlib.suppress(OSError):  # left over only where something failed or Ctrl-C came
+            partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _partial_folder(target: Path) -> Iterator[Path]:
+    """Make a folder beside ``target``, and the folders above it. It is removed at the end unless it was renamed."""
+    above = [p for p in target.parents if not p.exists()]
+    partial = target.with_name(os.urandom(8).hex() + PARTIAL)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others may have put files there meanwhile
+            for folder in above:
+                folder.rmdir()
+        raise
+
+
+def cache_text(path: Path, text: str) -> None:
+    """``text`` in a file of the cache, under a checksum. Best effort: a read-only cache only makes the next start slower."""
+    data = f"{_checksum(path, text)}\n{text}".encode()
+    with contextlib.suppress(OSError):
+        write_cached(path, lambda file: file.write(data))
+
+
+def cached_text(path: Path) -> str | None:
+    """Return what ``cache_text`` wrote there, or None: nothing is there, or a file that is damaged or untrusted, of which a
+    warning tells."""
+    data = cached_bytes(path)
+    if data is None:
+        return None
+    with contextlib.suppress(ValueError):
+        checksum, _, text = data.decode().partition("\n")
+        if checksum == _checksum(path, text):
+            return text
+    warn_of_cached(path, "it is damaged")
+    return None
+
+
+def cached_bytes(path: Path) -> bytes | None:
+    """Return the content of a file of the cache, or None: there is none, or it is untrusted, of which a warning tells."""
+    return path.read_bytes() if is_trusted(path) else None
+
+
+def is_trusted(path: Path) -> bool:
+    """Return True if a file of the cache is there and may be read. A warning tells of one that may not."""
+    try:
+        why = why_untrusted(path)
+        if not why and not os.access(path, os.R_OK):
+            why = os.strerror(errno.EACCES)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as problem:
+        why = problem.strerror or str(problem)
+    if why:
+        warn_of_cached(path, why)
+    return not why
+
+
+def warn_of_cached(path: Path, why: str) -> None:
+    """Warn of a file of the cache that is not used."""
+    warn(f"cached file {path} is not used: {why}; it is made again")
+
+
+def _checksum(path: Path, text: str) -> str:
+    """Of the name, too: a file under another's name is not what it says."""
+    return hashlib.sha256(f"{path.name}\n{text}".encode()).hexdigest()[:16]

@@ -1,0 +1,287 @@
+"""Seeing an operator as a matrix product: which axes are rows, which columns, and who reads them how.
+
+``C[rows, columns] = sum over the reduction axes of A[rows, k] * B[k, columns]`` for every value of the
+remaining axes, which a task holds fixed. Both operands must be affine in the axes, apart from ``m // d``
+with ``d`` a multiple of the row tile (grouped convolution), fixed within a task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from rammer.codegen.prologue import Prologue, parts_of
+from rammer.codegen.task_parameters import Unsuited
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute, identity_load
+from rammer.ir.expr import Const, Expr, Interval, Load, Op, Ref
+from rammer.ir.operator import ROperator
+from rammer.ir.types import itemsize
+
+#: Suffix of the pseudo-axis that stands for ``axis // d``.
+QUOTIENT = "__over__"
+#: Element types that products of ``BYTE`` take, which are summed in int32; operands may differ in their signs.
+BYTES = ("uint8", "int8")
+BYTE = "int8"
+#: Element offsets within a tensor are kept in 32 bits.
+MAX_SPAN = 2**31 - 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedAxis:
+    """A padded dimension: ``0 <= constant + sum(steps[axis] * axis) < extent`` or the element is 0."""
+
+    steps: Mapping[str, int]
+    constant: int
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An operand's element address ``constant + sum(steps[axis] * axis)`` from the tensor's first element, and guards.
+
+    ``aligned`` says that the tensor's first element lies at a multiple of 16 bytes. The operand is what ``prologue`` makes
+    of the elements, and ``fill`` where a guard fails (bytes; 0 of all others). ``signed`` says that bytes are.
+    """
+
+    load: Load
+    steps: Mapping[str, int]
+    constant: int
+    guards: tuple[PaddedAxis, ...]
+    packable: bool
+    aligned: bool
+    prologue: Prologue | None = None
+    fill: int = 0
+    signed: bool = False
+
+    @property
+    def tensor(self) -> str:
+        """The tensor read."""
+        return self.load.tensor
+
+
+@dataclass(frozen=True)
+class Roles:
+    """An untiled contraction's axes by role, as positions in ``main.axes``; ``groups`` are divisors that a row tile
+    must divide. ``a`` reads the rows, ``b`` the columns. ``prologue`` belongs to the operand ``changed``, "a" or "b";
+    ``after`` are the maps that follow."""
+
+    main: Compute
+    a: Load
+    b: Load
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    groups: frozenset[int]
+    after: tuple[Compute, ...] = ()
+    prologue: Prologue | None = None
+    changed: str = ""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A tiled operator in matrix-product form; rows and columns are positions of main's axes, outermost first."""
+
+    operator: ROperator
+    main: Compute
+    a: Operand
+    b: Operand
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    after: tuple[Compute, ...]
+
+    @cached_property
+    def row_count(self) -> int:
+        """Rows of a full tile."""
+        return math.prod(self.operator.tile[d] for d in self.rows)
+
+    @cached_property
+    def width(self) -> int:
+        """Columns of a full tile."""
+        return math.prod(self.operator.tile[d] for d in self.columns)
+
+    def axis(self, d: int) -> Axis:
+        """Axis number ``d``."""
+        return self.main.axes[d]
+
+
+def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32", prologue: bool = False) -> Roles:
+    """The roles of a contraction of ``dtype`` operands with element-wise followers: float32 throughout, float16 with
+    followers of either, or bytes, summed in int32, with followers of any type; with ``prologue`` also of one whose operand
+    passes through maps first. Unsuited says why it is none."""
+    parts = parts_of(operator, binding)
+    main, operands = parts.main, parts.operands
+    if not main.reduce or 0 in main.shape or any(r.extent == 0 for r in main.reduce):
+        raise Unsuited("no contraction")
+    if parts.prologue is not None and not prologue:
+        raise Unsuited("maps before the contraction")
+    if operand_type(operands, binding) != dtype:
+        raise Unsuited(f"operands are not {dtype}")
+    kinds = {binding.types[n].dtype for n in (*operator.inputs, *(c.name for c in operator.computes)) if not counts(n, binding)}
+    if main.dtype != "int32" if dtype == BYTE else not kinds <= {dtype, "float32"}:
+        raise Unsuited(f"a mixture of {', '.join(sorted(kinds))}")
+    check_followers(main, parts.after)
+    live = [d for d, a in enumerate(main.axes) if a.extent > 1]
+    choices = list[Roles]()
+    for first, second in ((0, 1), (1, 0)):
+        changed = {first: "a", second: "b"}.get(parts.changed, "")
+        found = _roles(main, operands[first], operands[second], live)
+        choices.append(replace(found, after=parts.after, prologue=parts.prologue, changed=changed))
+    last = _innermost(operator, binding, live) if dtype == BYTE else live[-1:]
+    return max(choices, key=lambda r: (bool(last) and last[0] in r.columns, _cells(main, r.columns)))
+
+
+def _innermost(operator: ROperator, binding: Binding, live: list[int]) -> list[int]:
+    """Which of the axes ``live`` has its neighbours next to each other in the result."""
+    storage = binding.storages.get(operator.outputs[-1])
+    return sorted(live, key=lambda d: (abs(storage.strides[d]), -d))[:1] if storage else live[-1:]
+
+
+def operand_type(operands: tuple[Load, Load], binding: Binding) -> str:
+    """The element type of both operands, ``BYTE`` for bytes of either sign, "" where they differ."""
+    a, b = (binding.types[load.tensor].dtype for load in operands)
+    return BYTE if a in BYTES and b in BYTES else a if a == b else ""
+
+
+def _cells(main: Compute, axes: tuple[int, ...]) -> int:
+    return math.prod(main.axes[d].extent for d in axes)
+
+
+def _roles(main: Compute, a: Load, b: Load, live: list[int]) -> Roles:
+    rows, columns, groups = list[int](), list[int](), set[int]()
+    for d in live:
+        name = main.axes[d].name
+        in_a, in_b = name in ex.axes_of(a), name in ex.axes_of(b)
+        if in_a and not in_b:
+            rows.append(d)
+        elif in_b and not in_a:
+            columns.append(d)
+        elif in_a and in_b and (found := quotients(b, name)):
+            rows.append(d)
+            groups |= found
+    return Roles(main, a, b, tuple(rows), tuple(columns), frozenset(groups))
+
+
+def quotients(load: Load, axis: str) -> set[int]:
+    """The divisors ``d`` where ``load`` uses ``axis`` only as ``axis // d``; empty otherwise."""
+    found, bare = set[int](), 0
+    for e in (e for index in load.indices for e in ex.walk(index)):
+        if isinstance(e, Op) and e.fn == "floordiv" and e.args[0] == Ref(axis) and isinstance(e.args[1], Const):
+            found.add(int(e.args[1].value))
+            bare -= 1
+        bare += e == Ref(axis)
+    return found if not bare else set()
+
+
+def counts(tensor: str, binding: Binding) -> bool:
+    """Whether a tensor is one integer, such as a length."""
+    return binding.types[tensor].dtype == "int64" and not binding.types[tensor].shape
+
+
+def check_followers(main: Compute, after: Sequence[Compute]) -> None:
+    """Raises Unsuited unless ``after`` are maps over the shape of ``main`` that read it, and each other, in place."""
+    known = {main.name}
+    for c in after:
+        if c.reduce or c.shape != main.shape:
+            raise Unsuited(f"{c.name} is no map over the shape of {main.name}")
+        if any(ld.tensor in known and not identity_load(ld, c) for ld in c.loads):
+            raise Unsuited(f"{c.name} does not read element by element")
+        known.add(c.name)
+
+
+def product_of(operator: ROperator, binding: Binding, dtype: str = "float32", prologue: bool = False) -> Product:
+    """The matrix product of ``dtype`` operands that a tiled operator is. Raises Unsuited, also for maps before the
+    contraction unless the caller knows about them (``prologue``)."""
+    roles = roles_of(operator, binding, dtype, prologue)
+    main, tile = roles.main, {a.name: t for a, t in zip(roles.main.axes, operator.tile, strict=True)}
+    a, b = (operand_of(with_quotients(ld, tile), main, binding) for ld in (roles.a, roles.b))
+    a, b = (replace(o, prologue=roles.prologue) if roles.changed == n else o for n, o in (("a", a), ("b", b)))
+    rows, columns, others = roles_of_axes(main, a.load, b.load, tile)
+    if others:
+        raise Unsuited(f"axis {main.axes[others[0]].name} runs through no operands")
+    return Product(operator, main, a, b, rows, columns, roles.after)
+
+
+def roles_of_axes(
+    main: Compute, a: Load, b: Load, tile: Mapping[str, int]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The axes along which a tile has more than one element, as positions: those that run through ``a`` (rows), through ``b``
+    (columns), and through neither. Unsuited where one runs through both."""
+    rows, columns, others = list[int](), list[int](), list[int]()
+    in_a, in_b = ex.axes_of(a), ex.axes_of(b)
+    for d, axis in enumerate(main.axes):
+        if tile[axis.name] > 1:
+            if axis.name in in_a and axis.name in in_b:
+                raise Unsuited(f"axis {axis.name} runs through both operands")
+            (rows if axis.name in in_a else columns if axis.name in in_b else others).append(d)
+    return tuple(rows), tuple(columns), tuple(others)
+
+
+def consecutive(steps: Mapping[str, int], axes: Sequence[Axis], tile: Mapping[str, int]) -> bool:
+    """Whether the elements of a tile, counted along ``axes`` with the last one fastest, lie one behind the other: ``steps`` are
+    those of their addresses, and all axes but the first one must be whole."""
+    expected = 1
+    for axis in reversed(axes):
+        if tile[axis.name] > 1 and steps.get(axis.name, 0) != expected:
+            return False
+        if axis is not axes[0] and tile[axis.name] != axis.extent:
+            return False
+        expected *= axis.extent
+    return True
+
+
+def with_quotients(load: Load, tile: Mapping[str, int]) -> Load:
+    """``load`` with every ``axis // d`` that a task holds fixed replaced by a pseudo-axis."""
+
+    def rule(e: Expr) -> Expr | None:
+        if isinstance(e, Op) and e.fn == "floordiv" and isinstance(e.args[0], Ref) and isinstance(e.args[1], Const):
+            axis, divisor = e.args[0].axis, int(e.args[1].value)
+            if axis in tile and divisor % tile[axis] == 0:
+                return Ref(f"{axis}{QUOTIENT}{divisor}")
+        return None
+
+    return Load(load.tensor, tuple(ex.transform(i, rule) for i in load.indices), load.fill)
+
+
+def address(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int]:
+    """``(steps, constant)`` of a load's element address ``constant + sum(steps[axis] * axis)``; axes that do not
+    matter are left out. Unsuited unless affine."""
+    steps, constant = dict[str, int](), 0
+    for index, stride in zip(load.indices, strides, strict=True):
+        form = ex.affine(index)
+        if form is None:
+            raise Unsuited(f"{load} is not affine")
+        constant += form[1] * stride
+        for axis, coefficient in form[0].items():
+            steps[axis] = steps.get(axis, 0) + coefficient * stride
+    return {a: s for a, s in steps.items() if s}, constant
+
+
+def operand_of(load: Load, main: Compute, binding: Binding) -> Operand:
+    """How ``load`` of a task of ``main`` addresses its tensor. Unsuited where that is not affine or too far."""
+    dtype = binding.types[load.tensor].dtype
+    if load.fill not in (None, 0, 0.0) and dtype not in BYTES:
+        raise Unsuited("padding with another value than 0")
+    storage, shape = binding.storages[load.tensor], binding.types[load.tensor].shape
+    low, high = storage.span()
+    if high - low > MAX_SPAN:
+        raise Unsuited("the tensor is too large for 32-bit offsets")
+    ranges: dict[str, Interval] = {a.name: (0, a.extent - 1) for a in (*main.axes, *main.reduce)}
+    for name in ex.axes_of(load):
+        base, _, divisor = name.partition(QUOTIENT)
+        if divisor:
+            ranges[name] = (0, ranges[base][1] // int(divisor))
+    steps, constant = address(load, storage.strides)
+    guards = list[PaddedAxis]()
+    for index, extent in zip(load.indices, shape, strict=True):
+        form, reach = ex.affine(index), ex.interval(index, ranges)
+        if form is None or reach is None:
+            raise Unsuited(f"{load} is not affine")
+        if load.fill is not None and (reach[0] < 0 or reach[1] >= extent):
+            guards.append(PaddedAxis(form[0], form[1], extent))
+    packable = load.tensor in binding.constants and not any(QUOTIENT in n for n in ex.axes_of(load))
+    aligned = storage.offset % (16 // itemsize(dtype)) == 0
+    fill = int(load.fill or 0) if dtype in BYTES else 0
+    return Operand(load, steps, constant, tuple(guards), packable, aligned, fill=fill, signed=dtype == "int8")

@@ -1,0 +1,216 @@
+"""What a backend offers and writes, as a loop over its kernel families."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from math import inf, isfinite
+from typing import Final, Generic, TypeVar
+
+from rammer.codegen.candidate_ranking import Queue, leaders_first
+from rammer.codegen.kernel_family import Choice, KernelFamily
+from rammer.codegen.task_parameters import Argument, TaskCode, Unsuited
+from rammer.codegen.writer import KernelWriter, refusal
+from rammer.device.lazy_sequence import LazySequence
+from rammer.device.manifest import Binding
+from rammer.errors import DeviceFailure
+from rammer.ir.at_length import shorter
+from rammer.ir.operator import Resources, RKernel, ROperator, Written
+
+Unit = TypeVar("Unit")
+Code = TypeVar("Code", bound=TaskCode)
+Own = TypeVar("Own")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The local memory that a kernel may take (bytes; 0: any), and choices of matrix products in all."""
+
+    room: int = 0
+    products: int = 0
+
+
+ANY = Limits()
+#: How many times as long as the best prediction a kernel may take that is offered for the less it keeps busy.
+SLOWER: Final = 1.5
+
+
+class FamilyBackend(Generic[Unit, Code, Own]):
+    """What of a Backend follows from its kernel families: of ``kinds``, on a ``unit`` of so many ``veus``.
+
+    One of the families has no name: it writes what has a family that is none of them. ``needs`` says what a kernel takes of a
+    vEU; what is offered of all that has ``limits``.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[KernelFamily[Unit, Code, Own]],
+        unit: Unit,
+        veus: int,
+        writer: KernelWriter[Code],
+        needs: Callable[[Code], Resources],
+        limits: Limits = ANY,
+    ) -> None:
+        self.kinds = {f.name: f for f in kinds}
+        self.usable = tuple(f for f in kinds if f.needs(unit))  #: Those whose kernels the unit can run.
+        self.unit, self.veus, self._writer = unit, veus, writer
+        self._needs, self._limits = needs, limits
+        self._asked: tuple[ROperator, Binding, dict[str, Sequence[Choice]]] | None = None  #: See ``_of``.
+
+    @property
+    def families(self) -> Mapping[str, Mapping[str, range]]:
+        """What kernels there are texts for."""
+        return {f.name: f.configs for f in self.kinds.values()}
+
+    def otherwise(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
+        """Tiles of an operator that suits no family, for the one without a name: none, unless a device has some."""
+        return ()
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        """Tiled operators that can be written and that fit: the best predicted of each family, then the rest, best first; those
+        of one family alone where it says so."""
+        for family in self.usable:
+            if family.first is not None and family.first(operator, binding, self.unit):
+                found = LazySequence(islice(self.choices(operator, binding, family), family.most))
+                if found:
+                    return LazySequence(c.operator for c in found)
+        return LazySequence(self._ranked(operator, binding))
+
+    def _ranked(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
+        """``candidates`` of the families that go before no others, one by one: a kernel is written to see whether it fits."""
+        plain = [f for f in self.usable if f.first is None and not f.product and not f.last]
+        groups = [(self._limits.products, [f for f in self.usable if f.product]), *((f.most, [f]) for f in plain)]
+        possible, found = partial(self.fits, binding=binding), False
+        queues = [Queue(self._predicted(operator, binding, families), possible, most) for most, families in groups]
+        for choice in leaders_first(queues):
+            found = True
+            yield choice.operator
+        for family in (f for f in self.usable if f.last):
+            for choice in islice(family.candidates(operator, binding, self.unit), family.most):
+                found = True
+                yield choice.operator
+        if not found:
+            yield from filter(possible, self.otherwise(operator, binding))
+
+    def _predicted(
+        self, operator: ROperator, binding: Binding, families: Iterable[KernelFamily[Unit, Code, Own]]
+    ) -> Iterator[Choice]:
+        """Every choice of some families, best predicted first; for some there may be no kernel."""
+        return heapq.merge(*(self._of(f, operator, binding) for f in families), key=lambda c: c.seconds)
+
+    def _of(self, family: KernelFamily[Unit, Code, Own], operator: ROperator, binding: Binding) -> Sequence[Choice]:
+        """A family's choices, best predicted first. Those of the operator that was asked about last are kept: its fastest kernels
+        and its leanest are found among the same, and working out what all take is most of a search."""
+        known = self._asked
+        if known is None or known[0] != operator or known[1] is not binding:
+            known = self._asked = (operator, binding, {})
+        if family.name not in known[2]:
+            known[2][family.name] = LazySequence(family.candidates(operator, binding, self.unit))
+        return known[2][family.name]
+
+    def choices(self, operator: ROperator, binding: Binding, *families: KernelFamily[Unit, Code, Own]) -> Iterator[Choice]:
+        """Every choice of some families that can be written and that fits, best predicted first."""
+        return (c for c in self._predicted(operator, binding, families) if self.fits(c.operator, binding))
+
+    def offered(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
+        """Every choice of every family, whatever its prediction; nothing is kept from those that go before others."""
+        for family in self.usable:
+            yield from (c.operator for c in family.candidates(operator, binding, self.unit))
+        yield from self.otherwise(operator, binding)
+
+    def best(self, operator: ROperator, binding: Binding, families: Iterable[KernelFamily[Unit, Code, Own]]) -> float:
+        """Predicted seconds of the best choice of some families; infinite where none suits."""
+        return min((c.seconds for c in islice(self.choices(operator, binding, *families), 1)), default=float("inf"))
+
+    def lean(self, operator: ROperator, binding: Binding) -> ROperator | None:
+        """As ``rammer.device.capabilities.Thrifty``; none beside families that go before others, or that can write everything."""
+        families = [f for f in self.usable if f.first is None and not f.last]
+        if self.kinds.get(operator.family) not in families:
+            return None
+        found, most = list[Choice](), inf
+        for choice in self._predicted(replace(operator, tile=(), family="", config=()), binding, families):
+            most = min(most, SLOWER * choice.seconds)
+            if choice.seconds > most:
+                break
+            found.append(choice)
+        return next((c.operator for c in sorted(found, key=self._busy) if self.fits(c.operator, binding)), None)
+
+    def _busy(self, choice: Choice) -> float:
+        """Seconds of vEUs that all tasks take together, by what the choice is expected to take in rounds of all vEUs."""
+        shares = choice.operator.task_count * self.kinds[choice.operator.family].spread(choice.operator)
+        return choice.seconds / -(-shares // self.veus) * shares
+
+    def arrangements(self, operator: ROperator, binding: Binding) -> frozenset[str]:
+        """Of constants, by key, as the kernel of a tiled operator wants them."""
+        arguments = (a for a in self._writer.written(operator, binding).arguments if isinstance(a, Argument))
+        return frozenset(a.packing.key for a in arguments if a.packing is not None)
+
+    def alike(self, operator: ROperator, binding: Binding, held: Collection[str], within: float) -> ROperator | None:
+        """The best choice of a tiled operator's family that wants only arrangements of ``held``, where it takes no more than
+        1 + ``within`` times as long as the family's best."""
+        family, untiled = self.kinds.get(operator.family), replace(operator, tile=(), family="", config=())
+        most = inf
+        for choice in self.choices(untiled, binding, family) if family is not None and not family.last else ():
+            most = min(most, choice.seconds * (1 + within))
+            if choice.seconds > most:
+                break
+            if self.arrangements(choice.operator, binding) <= {*held}:
+                return choice.operator
+        return None
+
+    def recast(self, operator: ROperator, binding: Binding, within: float) -> ROperator:
+        """As ``rammer.device.capabilities.Cased``; of the operator's own family where that goes before others or is the last."""
+        own, family = self._mean(operator, binding), self.kinds[operator.family]
+        families = [f for f in self.usable if f.first is None and not f.last]
+        found = [family] if family not in families else families
+        if not operator.family or family not in self.usable:
+            return operator
+        allowed = self.arrangements(operator, binding)
+        for choice in self.choices(replace(operator, tile=(), family="", config=()), binding, *found):
+            if self._mean(choice.operator, binding) >= own * (1 - within):
+                return operator
+            if self.arrangements(choice.operator, binding) <= allowed:
+                return choice.operator
+        return operator
+
+    def _mean(self, operator: ROperator, binding: Binding) -> float:
+        """Predicted seconds of a tiled operator in the mean of its lengths."""
+        family, times = self.kinds[operator.family], list[float]()
+        for short in shorter(operator, binding.parts):
+            try:
+                times.append(family.seconds(short, binding, self.unit))
+            except Unsuited:  # as it is at the bound alone
+                times.append(family.seconds(operator, binding, self.unit))
+        return sum(times) / len(times)
+
+    def fits(self, operator: ROperator, binding: Binding) -> bool:
+        """Whether the operator's family can write its kernel, and a vEU has the local memory for it."""
+        try:
+            made = self._writer.written(operator, binding)
+        except DeviceFailure:
+            return False
+        return not self._limits.room or self._needs(made).local_bytes <= self._limits.room
+
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        """Predicted times, and the text when somebody asks for it. DeviceFailure where the operator is none for its family."""
+        try:
+            family = self.kinds.get(operator.family) or self.kinds[""]
+            alone, crowded = family.round(operator, binding, self.unit, self.veus)
+        except Unsuited as problem:
+            raise refusal(operator, problem) from problem
+        least = self._least(operator, binding) if family.last else 0.0
+        spread = family.spread(operator)
+        return RKernel(operator, lambda: self._written(operator, binding), max(alone, least), max(crowded, least), spread=spread)
+
+    def _least(self, operator: ROperator, binding: Binding) -> float:
+        """Seconds of a task such that all of them are no less work than the best choice of the families that are not last."""
+        untiled = replace(operator, tile=(), family="", config=())
+        seconds = self.best(untiled, binding, [f for f in self.usable if not f.last])
+        return seconds * self.veus / operator.task_count if isfinite(seconds) and operator.task_count else 0.0
+
+    def _written(self, operator: ROperator, binding: Binding) -> Written:
+        made = self._writer.written(operator, binding)
+        return Written(made.text, self._needs(made))

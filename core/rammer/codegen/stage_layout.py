@@ -1,0 +1,285 @@
+"""What a task of an operator computes where: stages, their boxes, and the on-chip memory they share.
+
+A *stage* is one loop nest. Producers connected at layer ``thread`` have no stage: their consumers
+compute them in place. A producer connected at layer ``veu`` has one, over the box its consumers read,
+and leaves its tile in scratch memory. The last stages compute every other output over what a task writes of it: one stage for
+all outputs of one shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from rammer.codegen.symbolic_bounds import AxisBound, Numbers, Span, clipped, fold, joined, numbers, span, tidy
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute
+from rammer.ir.expr import Expr, Interval, Ref, integer
+from rammer.ir.extent import AffineExtent
+from rammer.ir.operator import ROperator
+from rammer.ir.types import TensorType, itemsize
+
+#: Scratch tiles start at multiples of this many bytes, the widest vector load.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One loop nest: the Computes it writes, its box (per axis) and the box's largest extents.
+
+    ``offset`` is the byte offset of its scratch tile, -1 when it writes outputs only.
+    """
+
+    computes: tuple[Compute, ...]
+    box: tuple[AxisBound, ...]
+    extents: tuple[int, ...]
+    offset: int = -1
+
+    @property
+    def root(self) -> Compute:
+        """The Compute whose axes the loops run over."""
+        return self.computes[-1]
+
+
+@dataclass
+class Layout:
+    """Boxes and stages of ``operator``; ``variables`` are run-time integers in order of definition.
+
+    ``within`` a length: tiles end there, in a program for a range, as sums do anyway; ``lengths`` are the variables that hold
+    the extents of a run, at least 1 and at most what they are at the bound. ``ranges`` bounds every variable numerically.
+    With ``rereads`` stages read a result of the task's own part where it is written, not from a copy in scratch memory.
+    Task origins are ``o0, o1, ...``, clipped tile ends ``e0, e1, ...``; the box of the staged Compute number ``j`` is
+    ``l{j}_{axis}`` to ``h{j}_{axis}``.
+    """
+
+    operator: ROperator
+    types: Mapping[str, TensorType]
+    variables: dict[str, Expr] = field(default_factory=dict)
+    ranges: dict[str, Interval] = field(default_factory=dict)
+    within: bool = False
+    lengths: dict[tuple[AffineExtent, int], str] = field(default_factory=dict)
+    rereads: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self.operator)
+        self.stops = {(s.compute, s.axis): s.extent for s in self.operator.stops}
+        self.tile = self._tile()
+
+    @cached_property
+    def computes(self) -> dict[str, Compute]:
+        """Computes by name."""
+        return {c.name: c for c in self.operator.computes}
+
+    @cached_property
+    def staged(self) -> tuple[str, ...]:
+        """Computes with a scratch tile, in program order."""
+        names = {c.producer for c in self.operator.connections if c.layer == "veu"}
+        return tuple(c.name for c in self.operator.computes if c.name in names)
+
+    @cached_property
+    def inlined(self) -> dict[str, Compute]:
+        """Computes that their consumers compute in place."""
+        return {n: c for n, c in self.computes.items() if n not in self.staged}
+
+    def length(self, extent: AffineExtent, bound: int) -> Expr:
+        """``extent`` in a run, where it is ``bound`` at most."""
+        name = self.lengths.setdefault((extent, bound), f"len{len(self.lengths)}")
+        self.ranges[name] = (1, bound)
+        return Ref(name)
+
+    def stop(self, c: Compute, axis: Axis) -> Expr | None:
+        """Where a reduction stops before the bound."""
+        extent = self.stops.get((c.name, axis.name))
+        return None if extent is None or axis.extent < 2 else self.length(extent, axis.extent)
+
+    def _tile(self) -> tuple[AxisBound, ...]:
+        result = []
+        ends = {e.axis: e.extent for e in self.operator.endings if not e.below} if self.within else {}
+        for k, (axis, tile, count) in enumerate(
+            zip(self.operator.anchor.axes, self.operator.tile, self.operator.grid, strict=True)
+        ):
+            own = ends.get(axis.name)
+            last = integer(axis.extent) if own is None or axis.extent < 2 else self.length(own, axis.extent)
+            if count <= 1:
+                result.append(AxisBound(integer(0), last))
+                continue
+            self.ranges[f"o{k}"] = (0, (count - 1) * tile)
+            end = tidy(ex.add(f"o{k}", tile))
+            if axis.extent % tile or last != integer(axis.extent):
+                self.variables[f"e{k}"] = fold("min", end, last)
+                self.ranges[f"e{k}"] = (1, axis.extent)
+                end = Ref(f"e{k}")
+            result.append(AxisBound(Ref(f"o{k}"), end))
+        return tuple(result)
+
+    def own(self, output: str) -> tuple[AxisBound, ...]:
+        """What of an output a task writes."""
+        axes = zip(self.operator.shared[output], self.computes[output].axes, strict=True)
+        return tuple(AxisBound(integer(0), integer(a.extent)) if d is None else self.tile[d] for d, a in axes)
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Stages in execution order. Raises ValueError where the operator is ill-formed."""
+        last = last_stages(self.operator, self.staged)
+        boxes: dict[str, tuple[AxisBound, ...]] = {n: self.own(n) for n in self.staged if n in self.operator.outputs}
+        for c in (c for group in last for c in group):
+            self._collect(c, self.own(c.name), boxes, set())
+        for number, name in reversed(list(enumerate(self.staged))):
+            if name not in boxes:
+                raise ValueError(f"operator {self.operator.name}: nothing reads {name}")
+            boxes[name] = self._named(number, self.computes[name], boxes[name])
+            self._collect(self.computes[name], boxes[name], boxes, set())
+        boxes |= {group[-1].name: self.own(group[-1].name) for group in last}
+        extents, groups = self._extents(boxes), [*((self.computes[n],) for n in self.staged), *last]
+        stages = [Stage(group, boxes[group[-1].name], extents[group[-1].name]) for group in groups]
+        own = {n for n in self.staged if self.rereads and n in self.operator.outputs and boxes[n] == self.own(n)}
+        return _placed(stages, [self._reads(group) - own for group in groups])
+
+    def _named(self, number: int, c: Compute, box: tuple[AxisBound, ...]) -> tuple[AxisBound, ...]:
+        """Give the bounds of a box names, unless they are literals or names already."""
+        result = []
+        for d, (b, axis) in enumerate(zip(box, c.axes, strict=True)):
+            ends = []
+            for letter, e in (("l", b.low), ("h", b.high)):
+                if not (ex.affine(e) is not None and len(ex.axes_of(e)) <= 1):
+                    name = f"{letter}{number}_{d}"
+                    self.variables[name] = e
+                    self.ranges[name] = (0, axis.extent)
+                    e = Ref(name)
+                ends.append(e)
+            result.append(AxisBound(ends[0], ends[1], b.solid))
+        return tuple(result)
+
+    def _collect(
+        self,
+        c: Compute,
+        box: tuple[AxisBound, ...],
+        boxes: dict[str, tuple[AxisBound, ...]],
+        seen: set[tuple[str, tuple[AxisBound, ...]]],
+    ) -> None:
+        """Add to ``boxes`` what computing ``box`` of ``c`` reads of every staged tensor."""
+        if (c.name, box) in seen:
+            return
+        seen.add((c.name, box))
+        axes: dict[str, Span] = {a.name: b.span for a, b in zip(c.axes, box, strict=True)}
+        ends = {r.name: self.stop(c, r) or integer(r.extent) for r in c.reduce}
+        axes |= {name: (integer(0), fold("sub", end, integer(1))) for name, end in ends.items()}
+        for load in c.loads:
+            if load.tensor not in self.computes:
+                continue
+            shape = self.types[load.tensor].shape
+            read = tuple(clipped(span(i, axes), n, self.ranges) for i, n in zip(load.indices, shape, strict=True))
+            if load.tensor in self.inlined:
+                self._collect(self.inlined[load.tensor], read, boxes, seen)
+            else:
+                known = boxes.get(load.tensor)
+                boxes[load.tensor] = read if known is None else joined(known, read)
+
+    def _reads(self, computes: Sequence[Compute]) -> set[str]:
+        """The staged tensors that a stage reads, directly or through inlined producers."""
+        return {name for name in read_through(self.inlined, computes) if name in self.computes and name not in self.inlined}
+
+    def _extents(self, boxes: Mapping[str, Sequence[AxisBound]]) -> dict[str, tuple[int, ...]]:
+        """Largest extents of each box over all tasks, by evaluating its bounds for every tile origin."""
+        values: dict[str, Numbers] = {name: np.array(self.ranges[name][1]) for name in self.lengths.values()}
+        rank = len(self.operator.tile)
+        for k, (tile, count) in enumerate(zip(self.operator.tile, self.operator.grid, strict=True)):
+            shape = [1] * rank
+            shape[k] = count
+            values[f"o{k}"] = (np.arange(count, dtype=np.int64) * tile).reshape(shape)
+        for name, e in self.variables.items():
+            values[name] = numbers(e, values)
+        return {
+            name: tuple(int((numbers(b.high, values) - numbers(b.low, values)).max(initial=0)) for b in box)
+            for name, box in boxes.items()
+        }
+
+
+def _check(operator: ROperator) -> None:
+    if operator.anchor.axes and not operator.tile:
+        raise ValueError(f"operator {operator.name} has no tile")
+    known = {(c.producer, c.consumer): c.layer for c in operator.connections}
+    inside = {c.name for c in operator.computes}
+    for c in operator.computes:
+        for name in c.reads:
+            if name in inside and known.get((name, c.name)) not in ("thread", "veu"):
+                raise ValueError(f"operator {operator.name}: {name} and {c.name} meet at no layer inside a task")
+
+
+def last_stages(operator: ROperator, staged: Collection[str]) -> list[tuple[Compute, ...]]:
+    """The outputs that are not ``staged``, by what a task writes of them."""
+    groups: dict[tuple[object, ...], list[Compute]] = {}
+    for c in operator.computes:
+        if c.name in operator.outputs and c.name not in staged:
+            groups.setdefault((operator.shared[c.name], c.shape), []).append(c)
+    return [tuple(group) for group in groups.values()]
+
+
+def _placed(stages: Sequence[Stage], reads: Sequence[set[str]]) -> tuple[Stage, ...]:
+    """Give every staged tile a scratch offset: first fit among the tiles alive at the same time."""
+    count = len(stages)
+    result: list[Stage] = []
+    alive: list[tuple[int, int, int]] = []  # (offset, end, last reading stage)
+    for k, stage in enumerate(stages):
+        size = math.prod(stage.extents) * itemsize(stage.root.dtype)
+        name = stage.root.name
+        final = max((j for j in range(min(count, len(reads))) if name in reads[j]), default=-1)
+        if final < 0:
+            result.append(stage)
+            continue
+        alive = [a for a in alive if a[2] >= k]
+        offset = 0
+        for begin, end, _ in sorted(alive):
+            if offset + size <= begin:
+                break
+            offset = max(offset, -(-end // ALIGNMENT) * ALIGNMENT)
+        alive.append((offset, offset + size, final))
+        result.append(Stage(stage.computes, stage.box, stage.extents, offset))
+    return tuple(result)
+
+
+def scratch_of(stages: Sequence[Stage]) -> int:
+    """Bytes of scratch memory that the stages' tiles need together."""
+    ends = [s.offset + math.prod(s.extents) * itemsize(s.root.dtype) for s in stages if s.offset >= 0]
+    return max(ends, default=0)
+
+
+def read_through(inlined: Mapping[str, Compute], computes: Iterable[Compute]) -> set[str]:
+    """All tensors that are read, directly or through producers computed in place, these among them."""
+    found, waiting = set[str](), list(computes)
+    while waiting:
+        new = set(waiting.pop().reads) - found
+        found |= new
+        waiting += [inlined[name] for name in new if name in inlined]
+    return found
+
+
+def heads(inlined: Mapping[str, Compute], c: Compute, point: tuple[Expr, ...]) -> list[tuple[Compute, tuple[Expr, ...]]]:
+    """The reductions that ``c`` at ``point`` needs first, in order: itself, or those it reads in place."""
+    found: dict[tuple[str, tuple[Expr, ...]], Compute] = {}
+    _heads(inlined, c, point, found, set())
+    return [(head, indices) for (_, indices), head in found.items()]
+
+
+def _heads(
+    inlined: Mapping[str, Compute],
+    c: Compute,
+    point: tuple[Expr, ...],
+    found: dict[tuple[str, tuple[Expr, ...]], Compute],
+    seen: set[tuple[str, tuple[Expr, ...]]],
+) -> None:
+    if (c.name, point) in seen:
+        return
+    seen.add((c.name, point))
+    if c.reduce:
+        found[c.name, point] = c
+        return
+    axes = dict(zip((a.name for a in c.axes), point, strict=True))
+    for load in ex.loads(ex.substitute(c.body, axes)):
+        plain = load.fill is None and all(ex.affine(i) is not None for i in load.indices)
+        if load.tensor in inlined and plain:
+            _heads(inlined, inlined[load.tensor], tuple(tidy(i) for i in load.indices), found, seen)

@@ -1,0 +1,366 @@
+"""Reading artifacts, whoever wrote them: nothing of a file is used before all of it was verified.
+
+A file is as large as it says and no larger: members are stored, not compressed, each once, and together no longer than the
+file. Its seal says whether it is damaged (anybody can make a seal: it proves nothing about who wrote the file). Texts give
+identifiers and numbers alone (``rammer.ir.program_text``), programs pass ``rammer.verify.verifier`` in full, constants and host
+operators must fit them, and the device must know the kernel families (``check_device``). What remains is what any model can do:
+compute, for as long as it takes, on the memory that it asks for.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rammer.cache.cached_constants import ConstantCache
+from rammer.cache.parallel_io import in_threads, read_into
+from rammer.compiled.artifact import FORMAT, HEADER, LENGTHS, LENGTHS_AT, SHARE, Artifact, is_text, seal_of
+from rammer.compiled.segments import Cases, Compiled, HostSegment, ProgramSegment, Segment
+from rammer.device.custom_operators import CustomOperators
+from rammer.device.manifest import Backend, Families
+from rammer.errors import BadInput
+from rammer.ir.constants.recipes import Constants, Part, parts_of
+from rammer.ir.extent import Ranged
+from rammer.ir.formats import carrier
+from rammer.ir.graph import Graph, Value
+from rammer.ir.names import LIMIT, checked, shortened
+from rammer.ir.program import RProgram
+from rammer.ir.types import SHORT, TensorType
+from rammer.ir.untrusted_json import loads
+from rammer.verify.verifier import VerifyError, verify
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Plugins: TypeAlias = "Callable[[], CustomOperators]"
+
+#: Bytes of a head and of a program's text: a hundred times those of the largest known.
+LONGEST_HEAD, LONGEST_PROGRAM = 64 << 20, 256 << 20
+#: What a damaged file can raise: the zip's own checks and every parser of its members.
+_DAMAGE = (
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    RuntimeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+)
+
+
+def load_artifact(path: Path, plugins: Plugins = dict, kept: ConstantCache | None = None) -> Artifact:
+    """Read an artifact and verify all of it. BadInput when it is damaged, of another format, or not as it must be.
+
+    ``plugins`` gives the operators that plugins declare, and is called where an operator runs on the host. Of kept programs,
+    large constants are ``kept`` elsewhere; other files have all of theirs.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _Members(archive, path, plugins, kept).artifact()
+    except VerifyError as problem:
+        said = f"{problem.what} ({problem.where})" if problem.where else problem.what
+        raise _refused(path, said) from problem
+    except _DAMAGE as problem:
+        raise _refused(path, str(problem).strip('"') or type(problem).__name__) from problem
+
+
+def _refused(path: Path | None, why: str) -> BadInput:
+    return BadInput(f"{path} is not a compiled model: {why}", hint="compile the model again")
+
+
+@contextmanager
+def as_refusal(path: Path | None) -> Iterator[None]:
+    """What a device's generators raise over a verified program that no compiler of ours would make: BadInput."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, RecursionError) as problem:
+        raise _refused(path, f"the device cannot take its program: {problem}") from problem
+
+
+def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
+    """BadInput where a program names a kernel family or a configuration that the device does not have."""
+    if not isinstance(backend, Families):
+        return
+    for operator in (o for p in compiled.tables for o in p.operators):
+        keys = backend.families.get(operator.family)
+        if keys is None:
+            raise _refused(path, f"operator {operator.name} is of family {operator.family}, which the device does not have")
+        for key, value in operator.config:
+            if value not in keys.get(key, ()):
+                raise _refused(
+                    path,
+                    f"operator {operator.name} is configured with {key}={value}, which family "
+                    f"{operator.family or 'generic'} does not have",
+                )
+
+
+class _Members:
+    """The members of one file."""
+
+    def __init__(self, archive: zipfile.ZipFile, path: Path, plugins: Plugins, kept: ConstantCache | None) -> None:
+        self.archive, self.path, self.plugins, self.kept = archive, path, plugins, kept
+        self.members: dict[str, zipfile.ZipInfo] = {}
+        for info in archive.infolist():
+            name = shortened(info.filename)
+            if info.filename in self.members:
+                raise ValueError(f"member {name!r} occurs twice")
+            if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size or info.flag_bits & 1:
+                raise ValueError(f"member {name!r} is compressed or encrypted")
+            self.members[info.filename] = info
+        if sum(info.file_size for info in self.members.values()) > path.stat().st_size:
+            raise ValueError("its members are longer than the file")
+        self.texts = {name: self._text(info) for name, info in self.members.items() if is_text(name)}
+        self._check_format()
+        if archive.comment != seal_of(self.texts):
+            raise ValueError("it is damaged: its content has another digest than when it was written")
+
+    def _check_format(self) -> None:
+        """BadInput where the head can be read and names another format, which has another seal or none."""
+        with suppress(ValueError, TypeError):
+            head = loads(self.texts.get("head.json", b"{}"))
+            if isinstance(head, dict) and head.get("format", FORMAT) != FORMAT:
+                raise BadInput(
+                    f"{self.path} has format {shortened(str(head['format']))}, this rammer reads {FORMAT}",
+                    hint="compile the model again",
+                )
+
+    def _text(self, info: zipfile.ZipInfo) -> bytes:
+        longest = LONGEST_HEAD if info.filename == "head.json" else LONGEST_PROGRAM
+        if info.file_size > longest:
+            raise ValueError(f"member {shortened(info.filename)!r} is longer than {longest} bytes")
+        return self.archive.read(info)
+
+    def read(self, name: str) -> bytes:
+        """A whole member, which nobody else reads."""
+        del self.members[name]
+        return self.texts.pop(name)
+
+    def artifact(self) -> Artifact:
+        """All of the file."""
+        head = loads(self.read("head.json"))
+        segments = tuple(self.segment(i, s) for i, s in enumerate(head["segments"]))
+        constants = self.constants("constants", head["constants"])
+        inputs, outputs = (tuple(map(_value, head[k])) for k in ("inputs", "outputs"))
+        types = {v.name: v.type for v in (*inputs, *outputs)}
+        graph = Graph(checked("the model", head["name"]), inputs, outputs, (), types, constants)
+        ranks = {v.name: len(v.type.shape) for v in (*inputs, *outputs)}
+        ranged = Ranged.restored(head["ranged"], ranks) if "ranged" in head else None
+        if ranged is not None:
+            _check_lengths(ranged, (*inputs, *outputs))
+        wide = tuple(map(_text, head.get("float32", ())))
+        types_read = {_text(name): _shown(op) for name, op in head.get("types", {}).items()}
+        compiled = Compiled(graph, segments, ranged=ranged, float32=wide, read_types=types_read)
+        if self.members:
+            raise ValueError(f"member {shortened(next(iter(self.members)))!r} belongs to nothing")
+        _check_flow(compiled)
+        options = {_text(k): _text(v) for k, v in head["options"].items()}
+        device, target, fingerprint, policy, precision, key = (
+            _text(head[k]) for k in ("device", "target", "fingerprint", "policy", "precision", "key")
+        )
+        seal = self.archive.comment.decode()  # which was compared
+        return Artifact(compiled, device, target, fingerprint, policy, options, precision, key, seal)
+
+    def segment(self, number: int, entry: Mapping[str, Any]) -> Segment:
+        """A program, verified, or an operator for the host."""
+        if entry["kind"] == "host":
+            from rammer.compiled.host_node import HostNode
+
+            try:
+                node = HostNode.from_bytes(self.read(f"{number}.node"), self.plugins())
+            except BadInput as problem:
+                raise ValueError(problem.what) from problem
+            return HostSegment(node, _text(entry["why"]))
+        with ThreadPoolExecutor(1) as aside:  # large constants are read and hashed outside Python's lock
+            reading = aside.submit(self.constants, f"{number}.constants", entry["constants"])
+            program = self.program(f"{number}.program")
+        constants = reading.result()
+        _check_constants(program, constants)
+        cases = self.cases(number, entry["cases"], program, constants) if "cases" in entry else None
+        return ProgramSegment(program, constants, cases=cases)
+
+    def program(self, name: str) -> RProgram:
+        """A table, verified."""
+        program = RProgram.parse(self.read(name).decode())
+        verify(program)
+        return program
+
+    def cases(self, number: int, entry: list[Any], program: RProgram, constants: Mapping[str, Array]) -> Cases:
+        """Tables that run in a program's place, each verified as the program is."""
+        length, until = entry
+        tables = tuple(self.program(f"{number}.{k}.program") for k in range(len(until)))
+        if not all(type(n) is int for n in until) or sorted({*until}) != [*until]:
+            raise ValueError("cases of impossible lengths")
+        if not any(p.tensor == length and program.types[length] == TensorType("int64", ()) for p in program.inputs):
+            raise ValueError("cases of a length that the program does not read")
+        for table in tables:
+            _check_constants(table, constants)
+            ports = [(p, program.types[p.tensor], table.types[p.tensor]) for p in (*program.inputs, *program.outputs)]
+            alike = (table.inputs, table.outputs) == (program.inputs, program.outputs) and all(a == b for _, a, b in ports)
+            if not alike or table.repeat is not None or program.repeat is not None:
+                raise ValueError("a case has other ports than its program")
+        return Cases(length, tuple(until), tables)
+
+    def constants(self, member: str, index: list[list[Any]]) -> Constants:
+        """The arrays of a member, read-only. They are read and checked by several threads: through ``archive`` it takes half
+        a second for 0.4 GB. What is made of others is made for who asks."""
+        info = self.members.pop(member)
+        data = np.empty(info.file_size, np.uint8)
+        begin, end, entries = _data_begin(self.path, info), 0, list[_Entry]()
+        apart = [row for row in index if len(row) == 4]
+        for name, dtype, shape, place, checksum in (row for row in index if len(row) != 4):
+            checked("a constant", name)
+            if dtype not in SHORT or not all(type(n) is int and n >= 0 for n in (*shape, place)) or place < end:
+                raise ValueError(f"constant {name} has an impossible type, shape or place")
+            entries.append(_Entry(name, dtype, tuple(shape), place, checksum))
+            end = place + entries[-1].nbytes
+        if end > info.file_size or len({row[0] for row in index}) < len(index):
+            raise ValueError(f"member {member!r} does not hold its constants, each once")
+
+        def read(share: list[_Entry]) -> dict[str, Array]:
+            return {row.name: _constant(self.path, begin, data, row) for row in share}
+
+        arrays = {name: array for part in in_threads(read, _shares(entries)) for name, array in part.items()}
+        for array in arrays.values():
+            array.flags.writeable = False
+        parts = {**arrays, **dict(zip((row[0] for row in apart), in_threads(self._apart, apart), strict=True))}
+        return Constants({row[0]: parts[row[0]] for row in index})
+
+    def _apart(self, row: list[Any]) -> Part:
+        """A constant that is kept elsewhere."""
+        name, dtype, shape, where = row
+        checked("a constant", name)
+        if self.kept is None or dtype not in SHORT or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"constant {name} has an impossible type, shape or place")
+        return self.kept.get(where, dtype, tuple(shape))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{shortened(repr(value))} is no text")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A text that reports print."""
+    if not _text(value).isprintable() or len(value) > LIMIT:
+        raise ValueError(f"{shortened(repr(value))} is no name")
+    return str(value)
+
+
+def _value(port: list[Any]) -> Value:
+    name, text, external = map(_text, port)
+    kind = TensorType.parse(text)
+    held = carrier(kind.dtype)
+    return Value(checked("a port", name), TensorType(held, kind.shape), external, kind.dtype if held != kind.dtype else "")
+
+
+def _data_begin(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where the bytes of an uncompressed member begin."""
+    head = bytearray(HEADER)
+    read_into(path, info.header_offset, memoryview(head))
+    name, extra = struct.unpack_from(LENGTHS, head, LENGTHS_AT)
+    return int(info.header_offset + HEADER + name + extra)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A constant in the index of its member: where it begins (bytes), and the checksum of its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    place: int
+    checksum: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def _shares(index: list[_Entry]) -> list[list[_Entry]]:
+    """Rows of the index that are read together: about ``SHARE`` bytes."""
+    result, end = list[list[_Entry]](), 0
+    for row in index:
+        if not result or row.place >= end:
+            result.append([])
+            end = row.place + SHARE
+        result[-1].append(row)
+    return result
+
+
+def _constant(path: Path, begin: int, data: NDArray[np.uint8], entry: _Entry) -> Array:
+    """A constant of a member that begins at ``begin`` of the file, read to its place in ``data``."""
+    flat = data[entry.place : entry.place + entry.nbytes]
+    read_into(path, begin + entry.place, flat.data)
+    if zlib.crc32(flat.data) != entry.checksum:
+        raise zipfile.BadZipFile(f"constant {entry.name} is damaged")
+    return flat.view(entry.dtype).reshape(entry.shape)
+
+
+def _check_constants(program: RProgram, constants: Mapping[str, Array]) -> None:
+    """VerifyError unless every constant buffer has one value, of its type, which fills it; other tensors there are views."""
+    empty = {b.name for b in program.buffers if b.kind == "constant"}
+    for name, value in parts_of(constants).items():
+        storage = program.storage.get(name)
+        if storage is None or storage.buffer not in empty:
+            raise VerifyError(f"constant {name} is none of the program, or its buffer has another value", program.name)
+        buffer = program.buffer[storage.buffer]
+        empty.discard(buffer.name)
+        if (str(value.dtype), value.shape, value.size) != (buffer.dtype, storage.shape, buffer.size) or not storage.row_major:
+            wanted = f"{buffer.dtype}{list(storage.shape)} that fills a buffer of {buffer.size}"
+            raise VerifyError(f"constant {name} is {value.dtype}{list(value.shape)}, not {wanted}", program.name)
+    for name in empty:
+        raise VerifyError(f"constant buffer {name} has no value", program.name)
+
+
+def _check_lengths(ranged: Ranged, values: tuple[Value, ...]) -> None:
+    """ValueError unless ports have the shapes of the greatest lengths, or more, and none is negative."""
+    low, high = ({n: s[end] for n, s in ranged.spans.items()} for end in (0, 1))
+    for v in (v for v in values if v.name not in ranged.lengths.values()):
+        least, most = ranged.shape(v.name, low), ranged.shape(v.name, high)
+        if any(not 0 <= min(a, b) <= max(a, b) <= n for a, b, n in zip(least, most, v.type.shape, strict=True)):
+            raise ValueError(f"port {v.name} has no room for its lengths")
+
+
+def _check_flow(compiled: Compiled) -> None:
+    """VerifyError unless every segment reads what is there before it, with the same types, and the outputs come out."""
+    graph = compiled.graph
+    known = {v.name: v.type for v in graph.inputs}
+    for ports in (graph.inputs, graph.outputs):
+        if len({v.external or v.name for v in ports}) < len(ports):
+            raise VerifyError("two inputs or two outputs of the model have one name", graph.name)
+    fixed = {n: TensorType(str(a.dtype), a.shape) for n, a in graph.constants.items()}
+    for number, segment in enumerate(compiled.segments):
+        where = f"segment {number}"
+        if isinstance(segment, HostSegment):
+            reads = {n: (known | fixed).get(n) for n in segment.node.inputs}
+            made = dict(segment.node.types)
+        else:
+            types = segment.program.types
+            wrong = next((p for p in segment.program.inputs if known.get(p.tensor) != types[p.tensor]), None)
+            reads = {wrong.tensor: None} if wrong is not None else {}
+            made = {p.tensor: types[p.tensor] for p in segment.program.outputs}
+        for name, kind in reads.items():
+            if kind is None:
+                raise VerifyError(f"{name} is read, but is not there or of another type", where)
+        for name in made:
+            if name in known or name in fixed:
+                raise VerifyError(f"{name} is there already", where)
+        known |= made
+    for value in graph.outputs:
+        if (known | fixed).get(value.name) != value.type:
+            raise VerifyError(f"output {value.name} is never computed, or of another type", graph.name)

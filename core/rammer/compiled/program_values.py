@@ -1,0 +1,139 @@
+"""What was worked out or measured for a program, cached for the next process: any value, or its kernels. Best effort.
+
+Writing the texts of a program's kernels again takes longer than all else of a warm start. A kernel that reads packed constants
+is written again, since how to pack them cannot be cached; those are quickly written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from rammer.cache.cache_folder import cache_folder
+from rammer.cache.whole_files import cache_text, cached_text
+from rammer.codegen.task_parameters import Argument
+from rammer.codegen.writer import KernelWriter, Named, generator_hash
+from rammer.debug import DECISIONS, debug
+from rammer.device.manifest import Binding
+from rammer.ir.names import checked
+from rammer.ir.operator import ROperator
+from rammer.ir.program import RProgram
+from rammer.ir.untrusted_json import loads
+from rammer.version import __version__
+
+__all__ = ["CachedValue", "KernelForm", "of_generators"]
+
+Value = TypeVar("Value")
+Code = TypeVar("Code", bound=Named)
+#: Beyond any number of threads, bytes of shared memory and blocks of a cluster.
+LARGEST = 1 << 24
+
+
+class CachedValue:
+    """One JSON value about ``program`` on a device: ``what`` it is, and the ``versions`` of everything else that it depends on
+    besides rammer's own. Its file begins with a checksum: a wrong wait would be worse than none."""
+
+    def __init__(self, device: str, program: RProgram, what: str, *versions: str) -> None:
+        version = hashlib.sha256("\0".join((__version__, *versions)).encode()).hexdigest()[:16]
+        self.path: Path = cache_folder() / "binaries" / device / f"{program.digest}-{version}.{what}.json"
+
+    def read(self) -> Any:
+        """The value, None where there is none, or not as it was written."""
+        text = cached_text(self.path)
+        try:
+            return loads(text) if text is not None else None
+        except ValueError:
+            return None
+
+    def get(self, restored: Callable[[Any], Value], made: Callable[[], Value], record: Callable[[Value], Any]) -> Value:
+        """What an earlier process cached, where ``restored`` can make use of it; else what is ``made`` now, and cached."""
+        found = self.read()
+        if found is not None:
+            try:
+                return restored(found)
+            except (LookupError, TypeError, ValueError, AttributeError) as problem:
+                said = f"{self.path} does not hold ({problem!r}) and is made again"
+                debug(DECISIONS, lambda: said)
+        value = made()
+        self.write(record(value))
+        return value
+
+    def write(self, value: Any) -> None:
+        """Cache ``value``, whole or not at all."""
+        cache_text(self.path, json.dumps(value))
+
+
+def of_generators(package: str, binding: Binding) -> tuple[str, str]:
+    """The versions of kernels' texts: of what writes them in ``package``, and the constants' names."""
+    return generator_hash(package), " ".join(sorted(binding.constants))
+
+
+class KernelForm(Generic[Code]):
+    """Kernels as JSON: of each every field that is a string, a whole number or a flag, the tuple of strings ``words``, and its
+    arguments without packing. ``plain`` tells which can be written so."""
+
+    def __init__(self, kind: type[Code], words: str, plain: Callable[[Code], bool] = lambda kernel: True) -> None:
+        self.kind, self.words, self.plain = kind, words, plain
+        self.texts, self.sizes, self.flags = (
+            tuple(f.name for f in fields(kind) if f.type == name) for name in ("str", "int", "bool")
+        )
+
+    def cached(
+        self, cache: CachedValue, operators: Sequence[ROperator], binding: Binding, writer: KernelWriter[Code]
+    ) -> dict[str, Code]:
+        """The kernels of these operators by name, which are all that ``cache`` is asked for."""
+        return cache.get(
+            lambda record: self._restored(record, operators, binding, writer),
+            lambda: writer.all(operators, binding),
+            self._record,
+        )
+
+    def _record(self, kernels: Mapping[str, Code]) -> dict[str, Any]:
+        """Distinct kernels, and by operator the number of its kernel and its tensors."""
+        numbers: dict[tuple[object, ...], int] = {}
+        distinct, users = list[dict[str, Any]](), dict[str, tuple[int, list[str]]]()
+        for name, k in kernels.items():
+            packings = tuple(a.packing and a.packing.key for a in k.arguments)
+            values = {n: getattr(k, n) for n in (*self.texts, *self.sizes, *self.flags, self.words)}
+            number = numbers.setdefault((values["entry"], *packings), len(numbers))
+            if number == len(distinct):
+                form = {"written": [a.written for a in k.arguments], **values}
+                distinct.append({"like": name} if any(packings) or not self.plain(k) else form)
+            users[name] = number, [a.tensor for a in k.arguments]
+        return {"kernels": distinct, "operators": users}
+
+    def _restored(
+        self, record: Any, operators: Sequence[ROperator], binding: Binding, writer: KernelWriter[Code]
+    ) -> dict[str, Code]:
+        """The inverse. ValueError and the like where a kernel is none of these operators'."""
+        by_name = {o.name: o for o in operators}
+        kernels = [self._kernel(k, by_name, binding, writer) for k in record["kernels"]]
+        result: dict[str, Code] = {}
+        for o in operators:
+            number, tensors = record["operators"][o.name]
+            written = [t in o.outputs for t in tensors]
+            if not {*tensors} <= {*o.inputs, *o.lengths, *o.outputs} or written != [a.written for a in kernels[number].arguments]:
+                raise ValueError(f"not the kernel of {o.name}")
+            arguments = zip(kernels[number].arguments, tensors, strict=True)
+            made = tuple([Argument(t, a.written, a.packing) for a, t in arguments])
+            result[o.name] = replace(kernels[number], arguments=made)
+        return result
+
+    def _kernel(
+        self, k: Mapping[str, Any], operators: Mapping[str, ROperator], binding: Binding, writer: KernelWriter[Code]
+    ) -> Code:
+        if "like" in k:
+            return writer.written(operators[k["like"]], binding)
+        arguments = tuple(Argument("", bool(w)) for w in k["written"])
+        sizes, flags = [k[n] for n in self.sizes], [k[n] for n in self.flags]
+        whole = all(type(n) is int and 0 <= n < LARGEST for n in sizes) and all(type(n) is bool for n in flags)
+        if not whole or not all(isinstance(t, str) for t in (*(k[n] for n in self.texts), *k[self.words])):
+            raise ValueError(f"not a kernel: {k['entry']}")
+        checked("a kernel", k["entry"])
+        plain = {n: k[n] for n in (*self.texts, *self.sizes, *self.flags)}
+        made: Code = cast(Any, self.kind)(arguments=arguments, **{self.words: tuple(k[self.words])}, **plain)
+        return made

@@ -1,0 +1,1 @@
+"""The compiler: from a Model to a verified program."""

@@ -1,0 +1,62 @@
+"""Operators without a tensor expression: a Scan whose turns are alike as a repeated program, all others on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rammer.compiled.host_node import HostNode
+from rammer.compiled.segments import HostSegment, ProgramSegment, Segment
+from rammer.compiler.subgraphs import SubgraphIndex
+from rammer.device.custom_operators import CustomOperators
+from rammer.errors import BadInput
+from rammer.frontend.bind.loop_body import bound_turn, rolled_turn
+from rammer.frontend.bind.partition import split_segments
+from rammer.frontend.loops.control_operators import graph_of
+from rammer.frontend.lower.graph_lowering import Lowerings
+from rammer.ir.graph import Graph, Node
+from rammer.passes.loops.chunk_scan import nested_turns
+from rammer.passes.loops.recurrent_stacks import STATES
+from rammer.plan.loop_program import repeated, turn_ports
+from rammer.verify.verifier import verify
+
+
+@dataclass(frozen=True)
+class LoopSteps:
+    """What the compiler does with the graph of a turn: all passes, and from there to its program."""
+
+    lowerings: Lowerings
+    rewritten: Callable[[Graph], Graph]
+    segment: Callable[[Graph], ProgramSegment]
+
+    def all_turns(self, graph: Graph, node: Node) -> ProgramSegment:
+        """The turns of a Scan or Loop as one program. BadInput where a turn is none."""
+        if node.op == "Scan" and _many_steps(node):
+            turn = rolled_turn(graph, node)
+        else:
+            nested = nested_turns(graph, node)
+            graph, turn = nested.graph, nested.turn
+        bound = self.rewritten(bound_turn(turn, graph, self.lowerings))
+        (nodes, why), *others = split_segments(bound, self.lowerings)
+        if why or others:
+            raise BadInput(why or "a part of one runs on the host")
+        made = self.segment(SubgraphIndex(bound).subgraph(nodes, 0))
+        program = repeated(made.program, turn_ports(turn, made.program), graph.types, graph.constants)
+        verify(program)
+        first = {name: graph.constants[name] for name in program.moved_constants}
+        return replace(made, program=program, constants={**made.constants, **first}, compute=None)
+
+
+def _many_steps(node: Node) -> bool:
+    """Whether a turn has recurrent layers, as those that pass ``roll`` makes do: of lighter ones a turn takes many."""
+    return any(n.op_type in STATES for n in graph_of(node.attributes["body"]).node)
+
+
+def hosted(graph: Graph, node: Node, why: str, steps: LoopSteps | None, custom: CustomOperators) -> Segment:
+    """The segment of an operator that has no tensor expression, as ``why`` tells; ``steps`` of devices that repeat programs."""
+    if steps is not None and node.op in ("Scan", "Loop") and not node.domain:
+        try:
+            return steps.all_turns(graph, node)
+        except BadInput as problem:
+            why += f"; its turns are no program: {problem.what}"
+    return HostSegment(HostNode.of(graph, node, custom), why)

@@ -1,0 +1,129 @@
+"""Tables of a range's program for its shorter lengths: another tiling of the same operators over the same tensors and constants.
+
+A table for the bound has tiles for the bound: on a GPU 337 rows take four rounds of tiles that suit 512 where three of others
+would do. So a range is cut into cases. Each table computes all that the program does and is proved for all of its lengths; which
+one runs is a matter of time alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rammer.compiled.segments import Cases, Compiled, ProgramSegment
+from rammer.compiler.policy_choice import legal, proposed
+from rammer.device.capabilities import Cased
+from rammer.device.manifest import Backend, Binding
+from rammer.errors import blamed
+from rammer.frontend.ranges.range_bounds import interleaved
+from rammer.ir.device import VDevice
+from rammer.ir.extent import Ranged
+from rammer.ir.operator import ROperator
+from rammer.ir.program import RProgram, Storage
+from rammer.plan.program_builder import Interface, build_program
+from rammer.plan.waits import dependences
+from rammer.schedule.policy import OperatorGraph, Policy, Schedule
+from rammer.verify.in_place_state import states
+from rammer.verify.verifier import verify
+
+#: Lengths of a case at which its operators are priced.
+PRICED: Final = 4
+#: What a kernel of a case must gain over the program's own, as a part of its time: each is text to compile and to load.
+WORTH: Final = 0.02
+
+
+def with_cases(compiled: Compiled, spans: Mapping[str, tuple[int, int]], backend: Backend, policy: Policy) -> Compiled:
+    """``compiled`` for lengths in ``spans``, with tables for parts of a range of one length where the device wants them and they
+    differ."""
+    ranged, segments = replace(compiled.ranged, spans=dict(spans)) if compiled.ranged else None, compiled.segments
+    compiled = replace(compiled, ranged=ranged)
+    if not isinstance(backend, Cased) or ranged is None or len(ranged.spans) != 1 or len(segments) != 1:
+        return compiled
+    (segment,) = segments
+    if not isinstance(segment, ProgramSegment) or segment.program.repeat is not None or states(segment.program):
+        return compiled
+    return replace(compiled, segments=(_Tables(backend, backend, policy).segment(segment, ranged),))
+
+
+def proved(compiled: Compiled, device: VDevice) -> Compiled:
+    """``compiled``, all of whose tables were verified. VerifyError for one that is not legal."""
+    for table in compiled.tables:
+        verify(table, device)
+    return compiled
+
+
+def parted(span: tuple[int, int], count: int) -> list[tuple[int, int]]:
+    """A span of lengths in at most ``count`` parts of about one size, ascending. They end at multiples of the power of two that
+    is no more than that size, as tiles do."""
+    low, high = span
+    step = 1 << (max((high - low + 1) // count, 1).bit_length() - 1)
+    near = {round((low - 1 + (high - low + 1) * k / count) / step) * step for k in range(1, count)}
+    ends = [*sorted(n for n in near if low <= n < high), high]
+    return [(begin + 1, end) for begin, end in zip([low - 1, *ends], ends, strict=False)]
+
+
+def priced_at(part: tuple[int, int], longest: int) -> tuple[float, ...]:
+    """Lengths of a part, as parts of the ``longest`` of all."""
+    low, high = part
+    return tuple(sorted({max(low + round((high - low) * k / (PRICED - 1)), 1) / longest for k in range(PRICED)}))
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """What makes tables: a device, as one that wants cases, and a policy."""
+
+    backend: Backend
+    cased: Cased
+    policy: Policy
+
+    def segment(self, segment: ProgramSegment, ranged: Ranged) -> ProgramSegment:
+        """With a table for each part of its range; the longest's is the program."""
+        ((symbol, span),) = ranged.spans.items()
+        program, binding = segment.program, Binding.of(segment.program, segment.constants)
+        until, tables, known = list[int](), list[RProgram](), {program.operators: program}
+        for part in parted(span, self.cased.cases):
+            at = replace(binding, parts=priced_at(part, span[1]))
+            operators = tuple(self.recast(program.operators, at))
+            if operators not in known:
+                known[operators] = self.table(program, operators, at)
+            if tables and tables[-1] is known[operators]:
+                until[-1] = part[1]
+            else:
+                until.append(part[1])
+                tables.append(known[operators])
+        shorter = Cases(ranged.lengths[symbol], tuple(until[:-1]), tuple(tables[:-1])) if len(tables) > 1 else None
+        return replace(segment, program=tables[-1], cases=shorter)
+
+    def recast(self, operators: Iterable[ROperator], binding: Binding) -> Iterator[ROperator]:
+        """Each as the device wants it at the lengths of ``binding``, which is asked once for all that are alike."""
+        known = dict[str, ROperator]()
+        for o in operators:
+            if not o.lengths:
+                yield o
+                continue
+            sign = binding.key(o)
+            found = known.get(sign) or known.setdefault(sign, self.cased.recast(o, binding, WORTH))
+            yield replace(o, tile=found.tile, family=found.family, config=found.config)
+
+    def table(self, program: RProgram, operators: Sequence[ROperator], binding: Binding) -> RProgram:
+        """``program`` by these tilings of its operators."""
+        device = self.backend.vdevice
+        kernels = {o.name: (self.backend.kernel(o, binding),) for o in operators}
+        graph = OperatorGraph(kernels, dependences(operators, program.storage), binding.constants)
+        ports = Interface(program.name, program.inputs, program.outputs, binding.constants)
+        tensors = PlacedTensors(program)
+
+        def build(policy: Policy, schedule: Schedule) -> RProgram:
+            return build_program(ports, schedule, tensors, policy=str(policy), vdevice=device)
+
+        with blamed(self.policy):
+            (made,) = legal(proposed(self.policy, graph, device), build, 1)
+        return interleaved(replace(made, precision=program.precision))
+
+
+class PlacedTensors:
+    """Where the tensors of a program live."""
+
+    def __init__(self, program: RProgram) -> None:
+        self.storages: Mapping[str, Storage] = program.storage
+        self.buffers: Mapping[str, tuple[str, int]] = {b.name: (b.dtype, b.size) for b in program.buffers}

@@ -1,0 +1,143 @@
+"""Operators that ONNX does not define: a plugin declares them (hook ``rammer_operators``), and may lower them as any other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.errors import BadInput, DeviceFailure, blamed
+from rammer.ir.operator_use import Use as Use
+from rammer.ir.types import TensorType
+
+__all__ = ["CustomOperator", "CustomOperators", "Use"]
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: What an attribute may be: a number, a word, or several numbers.
+_KINDS = (int, float, str, tuple)
+#: Domains that belong to ONNX begin so.
+_RESERVED = "ai.onnx"
+_DOMAIN = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+def reserved(domain: str) -> bool:
+    """Whether the domain is ONNX's own."""
+    return not domain or f"{domain}.".startswith(f"{_RESERVED}.")
+
+
+@dataclass(frozen=True)
+class CustomOperator:
+    """One operator of ``domain``: how it may be used, and the types of its results.
+
+    ``infer`` gives the types of all outputs that the use could have (or of the first ones, as many as it asks for), from the
+    operands' types (``use.inputs``), attributes (``use.attr``) and known values (``use.value``). It raises BadInput where they do
+    not go together. ``inputs`` and ``outputs`` count operands and results: a number, or the least and the most.
+    ``attributes`` has the default of each attribute, or its type (int, float, str, tuple) where it must be given.
+    ``reference`` computes the outputs with NumPy from attributes and operands (None where one is absent): for
+    ``rammer compare --against reference``, and for uses that have no lowering, which run on the host. ``since`` is the first
+    version of the domain that has the operator. ``plugin`` is filled in where the declaration is collected.
+    """
+
+    domain: str
+    name: str
+    infer: Callable[[Use], Sequence[TensorType]]
+    inputs: int | tuple[int, int] = 1
+    outputs: int | tuple[int, int] = 1
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    reference: Callable[[Mapping[str, Any], Sequence[Array | None]], Sequence[Array]] | None = None
+    since: int = 1
+    plugin: str = ""
+
+    def __post_init__(self) -> None:
+        if reserved(self.domain):
+            raise ValueError(f"the domain {self.domain!r} of operator {self.name} belongs to ONNX, so no plugin declares it")
+        if not _DOMAIN.fullmatch(self.domain):
+            raise ValueError(f"domain {self.domain!r} is not made of letters, digits, '.', '_' and '-'")
+        if not self.name.isidentifier():
+            raise ValueError(f"operator name {self.name!r} is no identifier")
+        for what, low, high in (("inputs", *self.counted(self.inputs)), ("outputs", *self.counted(self.outputs))):
+            if not (what == "outputs") <= low <= high:
+                raise ValueError(f"{self.title} declares {low} to {high} {what}")
+        for name, value in self.attributes.items():
+            if (value if isinstance(value, type) else type(value)) not in _KINDS:
+                raise ValueError(f"attribute {name} of {self.title} is no int, float, str or tuple, nor one of these types")
+
+    @staticmethod
+    def counted(count: int | tuple[int, int]) -> tuple[int, int]:
+        """The least and the most of operands or results."""
+        return (count, count) if isinstance(count, int) else count
+
+    @property
+    def title(self) -> str:
+        """How texts name it: ``domain.name``, which is also what ``Node.op`` of a use is."""
+        return f"{self.domain}.{self.name}"
+
+    def types(self, use: Use) -> tuple[TensorType, ...]:
+        """Types of the outputs that ``use`` asks for. What ``infer`` raises passes; TypeError where it gives something else."""
+        wanted = len(use.wanted)
+        with blamed(self):
+            found = self.infer(use)
+            if not isinstance(found, (list, tuple)) or len(found) < wanted or not all(map(_is_type, found)):
+                raise TypeError(f"infer of {self.title} gives {found!r}, not a TensorType for each of {wanted} outputs")
+        return tuple(found[:wanted])
+
+    def referred(
+        self, attributes: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str], values: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """The outputs by name, by ``reference``. DeviceFailure naming the plugin where that fails; BadInput of its passes."""
+        try:
+            assert self.reference is not None
+            found = list(self.reference(attributes, [values[n] if n else None for n in inputs]))
+            if len(found) < len(outputs):
+                raise ValueError(f"it gives {len(found)} of {len(outputs)} outputs")
+            return {o: np.asarray(a) for o, a in zip(outputs, found, strict=False) if o}
+        except BadInput:
+            raise
+        except Exception as problem:
+            raise DeviceFailure(
+                f"plugin {self.plugin} fails: the reference of {self.title}: {type(problem).__name__}: {problem}",
+                hint=f"leave it out: RAMMER_DISABLE={self.plugin}",
+            ) from problem
+
+    def owned(self, plugin: str) -> CustomOperator:
+        """The same declaration, of ``plugin``."""
+        return replace(self, plugin=plugin)
+
+    def check(self, where: str, inputs: Sequence[str], outputs: int, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """All attributes of a use, defaults included. BadInput where it has another number of operands or results, lacks one that
+        it needs, or has attributes that are not declared or of another kind; ``where`` names the node."""
+        hint = f"{self.title} is declared by plugin {self.plugin}: see its documentation"
+        for what, count, (low, high) in (
+            ("inputs", len(inputs), self.counted(self.inputs)),
+            ("outputs", outputs, self.counted(self.outputs)),
+        ):
+            if not low <= count <= high:
+                wanted = f"{low}" if low == high else f"{low} to {high}"
+                raise BadInput(f"{self.title} has {count} {what}, where it needs {wanted}", where, hint)
+        if not all(inputs[: self.counted(self.inputs)[0]]):
+            raise BadInput(f"{self.title} is not given its input {list(inputs).index('')}", where, hint)
+        for name, value in attributes.items():
+            if name not in self.attributes:
+                raise BadInput(f"{self.title} has no attribute {name!r}", where, hint)
+            declared = self.attributes[name]
+            kind = declared if isinstance(declared, type) else type(declared)
+            if type(value) is not kind:
+                raise BadInput(f"attribute {name} of {self.title} is {type(value).__name__}, not {kind.__name__}", where, hint)
+        lacking = [n for n, v in self.attributes.items() if isinstance(v, type) and n not in attributes]
+        if lacking:
+            raise BadInput(f"{self.title} lacks the attribute {lacking[0]}", where, hint)
+        return {**self.attributes, **attributes}
+
+
+def _is_type(found: object) -> bool:
+    return (
+        isinstance(found, TensorType) and isinstance(found.shape, tuple) and all(type(n) is int and n >= 0 for n in found.shape)
+    )
+
+
+#: Declarations by (domain, operator).
+CustomOperators: TypeAlias = Mapping[tuple[str, str], CustomOperator]

@@ -1,0 +1,1 @@
+"""Assignment of a model's operators to devices."""

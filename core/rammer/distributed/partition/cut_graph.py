@@ -1,0 +1,214 @@
+"""A compute graph in pieces, one for each device and stage, and what crosses between them.
+
+Everything here is about tensor expressions, after all passes and before storages: a cut may go through the middle of an ONNX
+operator (between two steps of an LSTM), and no piece knows that it is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rammer.distributed.distributed_program import RunShape, SpreadInput, SpreadOutput, SpreadState, Transfer
+from rammer.errors import BadInput
+from rammer.frontend.ranges.range_bounds import Ended, EndedTensor
+from rammer.ir.compute import Compute, ComputeGraph
+
+__all__ = ["STATIC", "Cut", "CutPiece", "Spot", "Staying", "crossings", "cut"]
+
+#: What ends where nothing does.
+STATIC: Final = Ended({}, ())
+
+
+@dataclass(frozen=True)
+class Staying:
+    """What a cut has to know of a graph besides its computes: what is ``ended`` at a length, and ``states``: the user's names of
+    outputs that are an input of the next run, and of that."""
+
+    ended: Ended = STATIC
+    states: Mapping[str, str] = field(default_factory=dict)
+
+    def tensors(self, graph: ComputeGraph) -> dict[str, str]:
+        """States by tensors of ``graph``. BadInput for what is no output and an input of one type."""
+        given, made = ({graph.aliases.get(n, n): n for n in names} for names in (graph.inputs, graph.outputs))
+        found = dict[str, str]()
+        for output, into in self.states.items():
+            for name, known, what in ((output, made, "output"), (into, given, "input")):
+                if name not in known:
+                    raise BadInput(f"the model has no {what} {name!r}", f"state {output}={into}", f"it has {', '.join(known)}")
+            tensor, port = made[output], given[into]
+            if port in found.values() or graph.types[tensor] != graph.types[port]:
+                raise BadInput(
+                    f"output {output!r} ({graph.types[tensor]}) cannot be input {into!r} ({graph.types[port]}) of the next run",
+                    f"state {output}={into}",
+                    "both have one type and shape, and an input is one output",
+                )
+            found[tensor] = port
+        return found
+
+
+#: Nothing ends at a length, and nothing stays.
+PLAIN: Final = Staying()
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Spot:
+    """Where a Compute runs: in a step of a ``device``, which runs its stages in order."""
+
+    stage: int
+    device: int
+
+
+@dataclass(frozen=True)
+class CutPiece:
+    """The Computes of one spot as a graph; its inputs and outputs are tensors that come from and go to elsewhere."""
+
+    spot: Spot
+    graph: ComputeGraph
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Pieces in the order of stages, and all that crosses."""
+
+    pieces: tuple[CutPiece, ...]
+    transfers: tuple[Transfer, ...]
+    inputs: tuple[SpreadInput, ...]
+    outputs: tuple[SpreadOutput, ...]
+    states: tuple[SpreadState, ...] = ()
+
+
+def cut(graph: ComputeGraph, spots: Mapping[str, Spot], staying: Staying = PLAIN) -> Cut:
+    """``graph`` with every Compute at its spot. What is ended at a length crosses as long as it is; a state goes to the devices
+    that read it in the next run. BadInput for a graph that hands out what it does not compute. No tensor that crosses may be
+    without elements (``pack``), and ``spots`` are in order (``apart.order_spots``): ValueError where one is not."""
+    computed, ended, states = graph.producers, staying.ended, staying.tensors(graph)
+    strays = [graph.aliases.get(n, n) for n in graph.outputs if n not in computed]
+    if strays:
+        raise BadInput(
+            f"output {strays[0]!r} is an input or a constant: it cannot be made on several devices", f"model {graph.name}"
+        )
+    where, lengths = {c.name: spots[c.name] for c in graph.computes}, _lengths(graph, ended)
+    readers: dict[str, set[Spot]] = {n: set() for n in (*graph.inputs, *computed)}
+    for c in graph.computes:
+        for name in (*c.reads, *lengths.get(c.name, ())):
+            if name in readers:
+                readers[name].add(where[c.name])
+            if name in where and where[c.name] < where[name]:
+                raise ValueError(f"{c.name} at {where[c.name]} reads {name}, which is computed later, at {where[name]}")
+    targets = _targets(graph, where, readers, states)
+    transfers = tuple(
+        Transfer(f"move_{n}_to_{d}", n, graph.types[n], where[n].device, d, _run_shape(graph.producers[n], ended))
+        for n, devices in targets.items()
+        for d in devices
+    )
+    pieces = tuple(_pieces(graph, where, readers, lengths))
+    known = graph.aliases
+    inputs = tuple(
+        SpreadInput(known.get(n, n), n, graph.types[n], tuple(sorted({s.device for s in readers[n]}))) for n in graph.inputs
+    )
+    brought = {t.tensor: t.name for t in transfers if t.target == 0}
+    outputs = tuple(
+        SpreadOutput(known.get(n, n), n, graph.types[n], where[n].device, brought[n] if where[n].device else "")
+        for n in graph.outputs
+        if n not in states
+    )
+    after = {n: {s.device for s in readers[i]} for n, i in states.items()}
+    stay = tuple(
+        SpreadState(
+            known.get(n, n),
+            known.get(i, i),
+            n,
+            i,
+            where[n].device,
+            tuple(t.name for t in transfers if t.tensor == n and t.target in after[n]),
+        )
+        for n, i in states.items()
+    )
+    return Cut(pieces, transfers, inputs, outputs, stay)
+
+
+def _lengths(graph: ComputeGraph, ended: Ended) -> dict[str, tuple[str, ...]]:
+    """The scalar inputs that say where what a Compute makes ends, and what it reduces."""
+    found = dict[str, dict[str, None]]()
+    for c in graph.computes:
+        known = _ended(c, ended)
+        for extent in known.extents if known else ():
+            found.setdefault(c.name, {}).update((n, None) for n, _ in (extent.terms if extent else ()))
+    for stop, _ in ended.stops:
+        found.setdefault(stop.compute, {}).update((n, None) for n, _ in stop.extent.terms)
+    return {name: tuple(terms) for name, terms in found.items()}
+
+
+def _ended(c: Compute, ended: Ended) -> EndedTensor | None:
+    known = ended.tensors.get(c.name)
+    return known if known is not None and known.shape == c.shape and any(e is not None for e in known.extents) else None
+
+
+def _run_shape(c: Compute, ended: Ended) -> RunShape | None:
+    """The shape of what ``c`` makes, where a run decides it. What nobody reads beyond is 0 there."""
+    known = _ended(c, ended)
+    return None if known is None else RunShape(known.extents, tuple(f or 0.0 for f in known.fills))
+
+
+def _targets(
+    graph: ComputeGraph, where: Mapping[str, Spot], readers: Mapping[str, Collection[Spot]], states: Mapping[str, str]
+) -> dict[str, list[int]]:
+    """The other devices that a tensor goes to: those that read it, in this run or the next; device 0 has the user's outputs."""
+    found = dict[str, list[int]]()
+    for c in graph.computes:
+        users = {0} if c.name in graph.outputs and c.name not in states else set()
+        after = readers[states[c.name]] if c.name in states else ()
+        found[c.name] = sorted((users | {s.device for s in (*readers[c.name], *after)}) - {where[c.name].device})
+    return found
+
+
+def crossings(found: Cut) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Of each piece the transfers that it is the first of its device to wait for, and those that depart from it."""
+    come: dict[tuple[int, str], str] = {(t.target, t.tensor): t.name for t in found.transfers}
+    leave: dict[tuple[int, str], list[str]] = {}
+    order = {t.name: k for k, t in enumerate(found.transfers)}
+    for t in found.transfers:
+        leave.setdefault((t.source, t.tensor), []).append(t.name)
+    result = list[tuple[tuple[str, ...], tuple[str, ...]]]()
+    for piece in found.pieces:
+        device, known = piece.spot.device, piece.graph
+        here = [come.pop((device, n)) for n in known.inputs if (device, n) in come]
+        sends = [name for n in known.outputs for name in leave.get((device, n), ())]
+        result.append((tuple(sorted(here, key=order.__getitem__)), tuple(sorted(sends, key=order.__getitem__))))
+    return result
+
+
+def _pieces(
+    graph: ComputeGraph,
+    where: Mapping[str, Spot],
+    readers: Mapping[str, Collection[Spot]],
+    lengths: Mapping[str, Collection[str]],
+) -> Iterable[CutPiece]:
+    """In the order of spots."""
+    there: dict[Spot, list[Compute]] = {}
+    for c in graph.computes:
+        there.setdefault(where[c.name], []).append(c)
+    place = {n: k for k, n in enumerate(graph.constants)}
+    for spot in sorted(there):
+        yield _piece(graph, spot, there[spot], readers, place, lengths)
+
+
+def _piece(
+    graph: ComputeGraph,
+    spot: Spot,
+    computes: Collection[Compute],
+    readers: Mapping[str, Collection[Spot]],
+    place: Mapping[str, int],
+    lengths: Mapping[str, Collection[str]],
+) -> CutPiece:
+    inside = {c.name for c in computes}
+    read = dict.fromkeys(n for c in computes for n in (*c.reads, *lengths.get(c.name, ())) if n not in inside)
+    outputs = tuple(c.name for c in computes if c.name in graph.outputs or any(s != spot for s in readers[c.name]))
+    constants = {n: graph.constants[n] for n in sorted((n for n in read if n in place), key=place.__getitem__)}
+    inputs = tuple(n for n in read if n not in constants)
+    types = {n: graph.types[n] for n in (*read, *inside)}
+    name = f"{graph.name}_d{spot.device}_{spot.stage}"
+    own = replace(graph, name=name, inputs=inputs, outputs=outputs, computes=tuple(computes))
+    return CutPiece(spot, replace(own, types=types, constants=constants, aliases={}))

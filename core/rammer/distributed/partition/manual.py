@@ -1,0 +1,74 @@
+"""Placement by hand: a file that says for some names of a model on which device they are computed.
+
+A line is a name and the number of a device, ``conv1 0``; a name is that of a tensor or a node as the model has it. ``#`` begins
+a line that says nothing. What is not named is computed where the last of what it reads is, or else where its first reader is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rammer.distributed.partition.cut_graph import Spot
+from rammer.errors import BadInput
+from rammer.ir.compute import Compute, ComputeGraph
+from rammer.ir.untrusted_json import whole_number
+
+__all__ = ["by_hand", "staged"]
+
+
+def by_hand(text: str, graph: ComputeGraph, devices: int, where: str = "--place") -> dict[str, Spot]:
+    """The spots that ``text`` asks for. BadInput for a line that cannot be read, a name that is not there and a device that does
+    not exist; ``where`` names the file."""
+    named: dict[str, list[Compute]] = {}
+    for c in graph.computes:
+        for name in {c.name, graph.aliases.get(c.name, c.name), c.origin} - {""}:
+            named.setdefault(name, []).append(c)
+    chosen: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        at = f"{where} line {number}"
+        name, _, device = line.strip().rpartition(" ")
+        name = name.strip()
+        place = whole_number(device)
+        if not name or place is None:
+            raise BadInput(f"{line.strip()[:80]!r} is no name with the number of a device", at, "for example: conv1 0")
+        if place >= devices:
+            raise BadInput(f"{name!r} is placed on device {place}, and there are {devices}", at, f"0 to {devices - 1}")
+        if name not in named:
+            raise BadInput(f"the model computes no {name!r}", at, f"names are, for example, {', '.join(_examples(graph))}")
+        for c in named[name]:
+            if chosen.setdefault(c.name, place) != place:
+                raise BadInput(f"{name!r} is placed on two devices", at)
+    if not chosen:
+        raise BadInput("the placement names nothing", where)
+    return staged(graph, _everywhere(graph, chosen))
+
+
+def _examples(graph: ComputeGraph) -> Iterable[str]:
+    names = dict.fromkeys(n for c in graph.computes for n in (c.origin, graph.aliases.get(c.name, c.name)) if n)
+    return list(names)[:4]
+
+
+def _everywhere(graph: ComputeGraph, chosen: Mapping[str, int]) -> dict[str, int]:
+    """A device for every Compute."""
+    found = dict(chosen)
+    for c in graph.computes:
+        near = [found[n] for n in c.reads if n in found]
+        if c.name not in found and near:
+            found[c.name] = near[-1]
+    readers = graph.consumers()
+    for c in reversed(graph.computes):
+        if c.name not in found:
+            found[c.name] = next((found[r.name] for r in readers[c.name] if r.name in found), 0)
+    return found
+
+
+def staged(graph: ComputeGraph, devices: Mapping[str, int]) -> dict[str, Spot]:
+    """Stages for a choice of devices: one further on wherever a value comes from another device, so that no two steps can wait
+    for each other."""
+    spots: dict[str, Spot] = {}
+    for c in graph.computes:
+        here, before = devices[c.name], [spots[n] for n in c.reads if n in spots]
+        spots[c.name] = Spot(max((s.stage + (s.device != here) for s in before), default=0), here)
+    return spots

@@ -1,0 +1,90 @@
+"""What each tensor expression takes on a device: the kernels' times of the whole program, shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from rammer.compiled.segments import ProgramSegment
+from rammer.compiler.compiler import Compiler
+from rammer.distributed.partition.host_steps import without
+from rammer.errors import DeviceFailure
+from rammer.frontend.ranges.range_bounds import Ended
+from rammer.ir.compute import Compute, ComputeGraph
+from rammer.ir.device import VDevice
+from rammer.ir.program import Port
+
+__all__ = ["Costs", "costs_of", "on_its_own", "ports"]
+
+NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds by Compute on one device, ``alone`` of the whole program there (0 where it does not fit), and the tensors that stay
+    inside an operator of that program: to cut there would undo a fusion."""
+
+    seconds: Mapping[str, float]
+    alone: float
+    interior: frozenset[str]
+
+
+def ports(names: tuple[str, ...]) -> tuple[Port, ...]:
+    """Ports under the tensors' own names."""
+    return tuple(Port(n, n) for n in names)
+
+
+def on_its_own(compiler: Compiler, graph: ComputeGraph, ended: Ended | None = None) -> ProgramSegment:
+    """``graph`` as a program of its own, of a range with what is ``ended``. DeviceFailure where the device has no room for it."""
+    return compiler.program(graph, ports(graph.inputs), ports(graph.outputs), ended)
+
+
+def costs_of(compiler: Compiler, graph: ComputeGraph, known: Mapping[str, float] = NOTHING, ended: Ended | None = None) -> Costs:
+    """By prediction, or measured where the compiler measures. What is too large for one device is priced by its operations and
+    bytes. ``known`` are the seconds of what has no tensor expression; of a range, with what is ``ended``, at its greatest."""
+    if known:
+        rest = without(graph, known)
+        costs = costs_of(compiler, rest) if rest.computes else Costs({}, sum(known.values()), frozenset())
+        return Costs({**costs.seconds, **known}, costs.alone and costs.alone + sum(known.values()), costs.interior)
+    plain = replace(compiler, options=replace(compiler.options, batching="off"))
+    try:
+        segment = on_its_own(plain, graph, ended)
+    except DeviceFailure:
+        return Costs({c.name: _roofline(c, graph, compiler.backend.vdevice) for c in graph.computes}, 0.0, frozenset())
+    return Costs(_shared_out(segment, graph, compiler.backend.vdevice), segment.program.predicted, _interior(segment))
+
+
+def _roofline(c: Compute, graph: ComputeGraph, device: VDevice) -> float:
+    moved = c.type.nbytes + sum(graph.types[n].nbytes for n in c.reads)
+    return max(c.flops / (device.flops * device.veus), moved / device.layer("veu").bandwidth)
+
+
+def _shared_out(segment: ProgramSegment, graph: ComputeGraph, device: VDevice) -> dict[str, float]:
+    """Each operator's seconds over its Computes, by operations; those of Computes that the program made itself (steps and parts
+    of products) over the ones that it has no more. In all, the program's time."""
+    known, result, loose = graph.producers, dict[str, float](), 0.0
+    for name, kernels in segment.kernels.items():
+        if name not in segment.program.operator:
+            continue
+        operator, seconds = kernels[0].operator, kernels[0].operator_time(device.veus)
+        mine = [c for c in operator.computes if c.name in known]
+        if not mine:
+            loose += seconds
+        weights = _weights(mine)
+        result |= {c.name: seconds * w for c, w in zip(mine, weights, strict=True)}
+    rest = [c for c in graph.computes if c.name not in result and loose]
+    result |= {c.name: loose * w for c, w in zip(rest, _weights(rest), strict=True)}
+    scale = segment.program.predicted / (sum(result.values()) or 1.0)
+    return {c.name: result.get(c.name, 0.0) * scale for c in graph.computes}
+
+
+def _weights(computes: list[Compute]) -> list[float]:
+    total = sum(c.flops for c in computes)
+    return [c.flops / total if total else 1 / len(computes) for c in computes]
+
+
+def _interior(segment: ProgramSegment) -> frozenset[str]:
+    operators = segment.program.operators
+    return frozenset(c.name for o in operators for c in o.computes) - {t for o in operators for t in o.outputs}

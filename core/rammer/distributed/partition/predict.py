@@ -1,0 +1,91 @@
+"""What a cut takes, by the clock: every device runs its steps in order, and every link its transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from rammer.distributed.distributed_program import DevicePart, Link, Prediction, Transfer
+
+__all__ = ["ASSUMED", "Links", "StepTime", "least", "link_between", "predict", "step_times"]
+
+#: Ways between devices, by (source, target).
+Links: TypeAlias = Mapping[tuple[int, int], Link]
+#: Of two processes of one host, where nobody has measured: seconds, bytes a second.
+ASSUMED: Final = (5e-6, 5e9)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A step as the clock sees it."""
+
+    seconds: float
+    arrivals: tuple[str, ...]
+    departures: tuple[str, ...]
+
+
+def link_between(links: Links, source: int, target: int) -> Link:
+    """The way from one device to another: as measured, or as assumed."""
+    return links.get((source, target)) or Link(source, target, *ASSUMED, "assumed")
+
+
+def step_times(parts: Sequence[DevicePart]) -> list[list[StepTime]]:
+    """Steps with the times that their programs are predicted to take."""
+    return [[StepTime(s.program.predicted, s.arrivals, s.departures) for s in part.steps] for part in parts]
+
+
+def predict(
+    devices: Sequence[Sequence[StepTime]],
+    transfers: Sequence[Transfer],
+    links: Links,
+    results: Sequence[str] = (),
+    alone: tuple[float, ...] = (),
+) -> Prediction:
+    """One run from its beginning to its last result, and how fast runs follow each other when none waits for another: as fast as
+    the busiest device or link. A link, and every stretch that links share, takes its transfers one after another; its latency
+    keeps nobody busy."""
+    known = {t.name: t for t in transfers}
+    link = {(t.source, t.target): link_between(links, t.source, t.target) for t in transfers}
+    clock, free, there = [0.0] * len(devices), dict[str, float](), dict[str, float]()
+    at, moved = [0] * len(devices), True
+    while moved:
+        moved = False
+        for device, steps in enumerate(devices):
+            while at[device] < len(steps) and all(a in there for a in steps[at[device]].arrivals):
+                step, moved = steps[at[device]], True
+                clock[device] = max([clock[device], *(there[a] for a in step.arrivals)]) + step.seconds
+                for name in step.departures:
+                    way, nbytes = link[known[name].source, known[name].target], known[name].nbytes
+                    begin = max([clock[device], *(free.get(s, 0.0) for s, _ in way.stretches)])
+                    free |= {s: begin + nbytes / rate for s, rate in way.stretches}
+                    there[name] = begin + way.seconds(nbytes)
+                at[device] += 1
+    busy, carried = tuple(sum(s.seconds for s in steps) for steps in devices), _carried(transfers, link)
+    seconds = {t.name: link[t.source, t.target].seconds(t.nbytes) for t in transfers}
+    latency = max([*clock, *(there[r] for r in results if r in there)], default=0.0)
+    return Prediction(latency, max([*busy, *carried.values()], default=0.0), busy, seconds, alone)
+
+
+def least(
+    devices: Sequence[Sequence[StepTime]], transfers: Sequence[Transfer], links: Links, results: Sequence[str] = ()
+) -> Prediction:
+    """What ``predict`` never says less than for steps that take as long as these or longer: no transfer waits for another, but
+    every stretch carries all of its own."""
+    ways = {(t.source, t.target): link_between(links, t.source, t.target) for t in transfers}
+    alone = {key: replace(way, through=()) for key, way in ways.items()}
+    free = tuple(replace(t, source=2 * k, target=2 * k + 1) for k, t in enumerate(transfers))  # each has a way of its own
+    pairs = zip(free, transfers, strict=True)
+    apart = {(f.source, f.target): replace(alone[t.source, t.target], source=f.source, target=f.target) for f, t in pairs}
+    first = predict(devices, free, apart, results)
+    carried = max(_carried(transfers, ways).values(), default=0.0)
+    return Prediction(max(first.latency, carried), max(*first.busy, carried), first.busy)
+
+
+def _carried(transfers: Sequence[Transfer], ways: Links) -> dict[str, float]:
+    """Seconds of each stretch for all that it carries in a run."""
+    carried: dict[str, float] = {}
+    for t in transfers:
+        for stretch, rate in ways[t.source, t.target].stretches:
+            carried[stretch] = carried.get(stretch, 0.0) + t.nbytes / rate
+    return carried

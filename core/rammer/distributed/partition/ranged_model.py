@@ -1,0 +1,69 @@
+"""A model for a range of lengths as tensor expressions, before it is cut for several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from rammer.compiler.compile_dynamic_loop import in_common, open_layers
+from rammer.compiler.compiler import Compiler
+from rammer.distributed.partition.host_steps import lowered
+from rammer.frontend.ranges.dimension_ranges import probes, shapes_at
+from rammer.frontend.ranges.range_bounds import Ended
+from rammer.frontend.read.reader import Model
+from rammer.ir.compute import ComputeGraph
+from rammer.ir.extent import NONE, AffineExtent, NoRange, Ranged
+from rammer.ir.graph import Graph
+from rammer.passes.pass_pipeline import OF_EQUALS, OF_EXTENTS
+
+__all__ = ["OpenShapes", "RangeGraph", "graph_of_range"]
+
+
+@dataclass(frozen=True)
+class OpenShapes:
+    """Shapes of a model's inputs, of which dimensions with ``spans`` are any length from the least to the greatest; ``derived``
+    are dimensions that follow from those. ``states`` are outputs that are an input of the next run, and that input."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    derived: Mapping[str, AffineExtent] = field(default_factory=lambda: NONE)
+    states: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RangeGraph:
+    """All of a model for a range of lengths, how it serves each of them, and what ends there."""
+
+    graph: ComputeGraph
+    ranged: Ranged
+    ended: Ended
+
+
+def graph_of_range(compiler: Compiler, model: Model, at: OpenShapes) -> RangeGraph:
+    """NoRange where several lengths have no tensor expressions in common, or parts of the model are none."""
+    try:
+        try:
+            return _found(compiler, model, at, OF_EXTENTS)
+        except NoRange:  # as in ``Compiler.compile_range``
+            return _found(compiler, model, at, (*OF_EXTENTS, *OF_EQUALS))
+    except NoRange as problem:
+        raise NoRange(problem.what, problem.where, "give a length, or one device") from problem
+
+
+def _found(compiler: Compiler, model: Model, at: OpenShapes, without: Collection[str]) -> RangeGraph:
+    points = probes(at.spans)
+    graphs = compiler.static_graphs(model, [shapes_at(model, at.shapes, p, at.derived) for p in points], without)
+    if open_layers(points, graphs):
+        raise NoRange("recurrent layers take other steps at other lengths, on one device only", f"graph {graphs[0].name}")
+    with compiler.step("lower"):
+        _, ranged, ended = found = in_common(points, [_expressions(compiler, g) for g in graphs], None)
+    return RangeGraph(found[0].graph, replace(ranged, spans=dict(at.spans)), ended)
+
+
+def _expressions(compiler: Compiler, graph: Graph) -> ComputeGraph:
+    found, apart = lowered(graph, compiler.lowerings)
+    for one in apart.values():
+        raise NoRange(f"{one.node.op} is no tensor expression: {one.why}", f"node {one.node.name}")
+    if not found.computes:
+        raise NoRange("the model computes nothing that could be shared out", f"model {graph.name}")
+    return found

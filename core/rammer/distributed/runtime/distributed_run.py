@@ -1,0 +1,228 @@
+"""A model over several devices, ready to run: those of this process, or this process's one of several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from functools import partial
+
+from rammer.device.arrays import Array
+from rammer.device.in_place import HostRoom, room_of
+from rammer.device.manifest import Backend
+from rammer.distributed.distributed_program import DistributedProgram
+from rammer.distributed.runtime.device_part import BoundPart, Runs
+from rammer.distributed.transport.counters import Counters
+from rammer.distributed.transport.event_log import Log, Logs
+from rammer.distributed.transport.handshake import agree, collected, said_by_all, versions
+from rammer.distributed.transport.measure_links import in_parallel
+from rammer.distributed.transport.memory_layout import Exposed
+from rammer.distributed.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, RunsParts, Site, Transport
+from rammer.errors import BadInput, DeviceFailure, RammerError
+from rammer.ir.graph import Value
+from rammer.runtime.shape_buckets import narrowed, point_of, spelled, widened
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How the devices of a spread are joined: each one's site, by what, with how many runs in flight, and how long one waits for
+    another (seconds)."""
+
+    sites: tuple[Site, ...]
+    transport: Transport
+    depth: int = 2
+    timeout: float = TIMEOUT
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Of some runs on device 0: seconds of each from its start to its outputs, and of all together."""
+
+    each: tuple[float, ...]
+    whole: float
+
+
+class SpreadRuns:
+    """``run`` and ``run_all``, called in every process alike; outputs are where device 0 is. ``backends`` are those of this
+    process's devices by number. Any error ends it, here and, with its reason, everywhere else."""
+
+    def __init__(
+        self,
+        spread: DistributedProgram,
+        backends: Mapping[int, Backend],
+        joined: Joined,
+        fabric: Fabric | None = None,
+        patience: float = 0.0,
+    ) -> None:
+        """``patience``: seconds that others may take longer to come here, as all have compiled."""
+        self.asked, self.spread = spread, spread if joined.transport.reads else spread.fixed
+        self.joined, self._next, self.closed, self._first = joined, 0, False, next(iter(backends.values()))
+        self.fabric = fabric or joined.transport.open(Party(joined.sites, joined.timeout))
+        self._inputs, self._outputs = self.ports(self.spread)
+        self.parts: dict[int, BoundPart] = {}
+        self.endpoints: Mapping[int, Endpoint] = {}
+        self.logs: dict[int, Log] = {}
+        names = tuple(site.device for site in joined.sites)
+        with self.ending():
+            agree(self.fabric, versions() | {"program": spread.digest}, names, joined.timeout + patience)
+            asked = {d: astuple(room_of(backends[d])) for d in self.mine}
+            rooms = tuple(HostRoom(*said) for said in said_by_all(self.fabric, asked, joined.timeout + patience))
+            self.endpoints = self.fabric.expose(Exposed(names, self.spread.transfers, joined.depth, rooms))
+            for device, endpoint in self.endpoints.items():
+                self.parts[device] = self.part(device, backends[device], endpoint)
+            self.fabric.meet(dict.fromkeys(self.mine, "ready"), joined.timeout + patience)  # runs begin when all are loaded
+
+    def part(self, device: int, backend: Backend, endpoint: Endpoint) -> BoundPart:
+        """A device's side, run by the host or by the device itself. BadInput for steps on the host where that cannot be."""
+        if isinstance(endpoint, RunsParts):
+            hosted = [s.host.title for s in self.spread.parts[device].steps if s.host is not None]
+            if hosted:
+                raise BadInput(
+                    f"{hosted[0]} runs on the host, and transport {self.joined.transport.name} queues all steps of a device",
+                    self.spread.parts[device].device,
+                    "name another with --transport, or use one device",
+                )
+            part: BoundPart = endpoint.part(self.spread, device, backend)
+            return part
+        return BoundPart(self.spread, device, backend, endpoint, self.joined.depth)
+
+    @property
+    def mine(self) -> tuple[int, ...]:
+        """The devices of this process."""
+        return self.fabric.mine
+
+    @property
+    def notes(self) -> list[str]:
+        """What this process's devices do besides running their steps."""
+        late, way = sum(t.late is not None for t in self.asked.transfers), self.joined.transport
+        said = [f"transport {way.name} moves {late} tensors of a run's own shape at their greatest"] * (
+            late > 0 and not way.reads
+        )
+        said += way.played(self.spread, self._first) if way.played is not None else ()
+        return said + [f"device {d}: {note}" for d, part in self.parts.items() for note in part.notes]
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """One run; its outputs, in the process of device 0, else nothing."""
+        outputs, _ = self.run_all([inputs])
+        return outputs[0] if outputs else {}
+
+    def run_all(self, inputs: Sequence[Mapping[str, Array]]) -> tuple[list[dict[str, Array]], Timed]:
+        """Runs with these inputs, several in flight; their outputs in order, where device 0 is. What stays for the next run (one
+        at a time then) need not be given: it begins with zeros, and with what is given where it is."""
+        if self.closed:
+            raise DeviceFailure(f"{self.spread.whole.name} was closed", hint="open it again")
+        for given in inputs:
+            self._check_lengths(given)
+        first, outputs = self._next, list[dict[str, Array]]()
+        started, ended = list[float](), list[float]()
+
+        def feed(run: int) -> Mapping[str, Array]:
+            return self._fed(inputs[run - first])
+
+        def feed_timed(run: int) -> Mapping[str, Array]:
+            started.append(time.perf_counter())
+            return self._fed(inputs[run - first])
+
+        def deliver(run: int, found: dict[str, Array]) -> None:
+            outputs.append(self._cut(found, inputs[run - first]))
+            ended.append(time.perf_counter())
+
+        self._next += len(inputs)
+        self._all({d: Runs(first, len(inputs), feed if d else feed_timed, deliver) for d in self.mine})
+        each = tuple(b - a for a, b in zip(started, ended, strict=True)) if outputs else ()
+        return outputs, Timed(each, ended[-1] - started[0] if outputs else 0.0)
+
+    @staticmethod
+    def ports(spread: DistributedProgram) -> tuple[list[Value], list[Value]]:
+        """Inputs and outputs, lengths among them, by tensor."""
+        ins, outs = ([Value(p.tensor, p.type, p.name) for p in ports] for ports in (spread.inputs, spread.outputs))
+        return ins, outs
+
+    def _check_lengths(self, inputs: Mapping[str, Array]) -> None:
+        """BadInput for lengths that these programs do not serve."""
+        ranged = self.spread.ranged
+        if ranged is None:
+            return
+        point = point_of(ranged, self._inputs, inputs)
+        for name, (low, high) in ranged.spans.items():
+            if not low <= point[name] <= high:
+                raise BadInput(f"{name} is {point[name]}, and these programs are for {spelled(ranged.spans)}", "inputs")
+
+    def _fed(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """``inputs`` in the arrays that steps read, which are of the greatest lengths."""
+        ranged = self.spread.ranged
+        return inputs if ranged is None else widened(ranged, self._inputs, inputs)[0]
+
+    def _cut(self, outputs: dict[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """``outputs`` as long as those of ``inputs`` are."""
+        ranged = self.spread.ranged
+        return outputs if ranged is None else narrowed(ranged, self._outputs, outputs, point_of(ranged, self._inputs, inputs))
+
+    def _all(self, runs: Mapping[int, Runs]) -> None:
+        """Each of this process's devices in a thread, the first in this one. Raises what went wrong first."""
+        with self.ending():
+            in_parallel({d: partial(self._go, d, runs[d]) for d in self.mine}, self._tell)
+
+    def _go(self, device: int, runs: Runs) -> None:
+        part, log = self.parts[device], self.logs.get(device)
+        begin = log.now() if log is not None else 0.0
+        part.go(runs)
+        if log is not None and not isinstance(part, Logs):
+            log.add("whole", str(runs.count), runs.first, begin)
+
+    @contextmanager
+    def logging(self, now: Callable[[], float]) -> Iterator[Mapping[int, Log]]:
+        """Meanwhile this process's devices log what they do, by the clock ``now``."""
+        self.logs = {d: Log(now) for d in self.mine}
+        self._log(self.logs)
+        try:
+            yield self.logs
+        finally:
+            self.logs = {}
+            self._log({})
+
+    def _log(self, logs: Mapping[int, Log]) -> None:
+        for device in self.parts:
+            for one in (self.parts[device], self.endpoints[device]):
+                if isinstance(one, Logs):
+                    one.log = logs.get(device)
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """After an error here, nobody is waited for."""
+        try:
+            yield
+        except BaseException:
+            if not self.closed:
+                self.closed = True
+                self._free()
+                self.fabric.close(failed=True)
+            raise
+
+    def _tell(self, device: int, problem: BaseException) -> None:
+        """All others learn why this device ends."""
+        said = problem.what if isinstance(problem, RammerError) else f"{type(problem).__name__}: {problem}"
+        self.endpoints[device].fail(said)
+
+    def counters(self) -> list[Counters]:
+        """All devices', in order; asked in every process."""
+        with self.ending():
+            return collected(self.fabric, {d: e.counters for d, e in self.endpoints.items()}, self.joined.timeout)
+
+    def _free(self) -> None:
+        for part in self.parts.values():
+            part.close()
+        self.parts, self.endpoints = {}, {}
+
+    def leave(self) -> None:
+        """Free the programs, not what joins the devices; leaving again does nothing."""
+        if not self.closed:
+            self.closed = True
+            self._free()
+
+    def close(self) -> None:
+        """Free everything, in all processes together; closing again does nothing."""
+        if not self.closed:
+            self.leave()
+            self.fabric.close()

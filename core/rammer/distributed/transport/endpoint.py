@@ -1,0 +1,287 @@
+"""One device's side of a fabric in host memory: slots, flags and credits over whatever writes into others' memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, Protocol, runtime_checkable
+
+import numpy as np
+
+from rammer.device.arrays import Array
+from rammer.distributed.distributed_program import Transfer
+from rammer.distributed.transport.counters import Counters
+from rammer.distributed.transport.dynamic_shape import Arriving, SendPool, TensorRecord, bytes_of, words
+from rammer.distributed.transport.event_log import Log
+from rammer.distributed.transport.memory_layout import LAST_WORDS, WORD, Exposed
+from rammer.errors import DeviceFailure
+
+__all__ = ["Array", "MemoryEndpoint", "Reach", "Reads", "bytes_of", "last_words"]
+
+#: Of a run's number where a device tells why it ended.
+ENDED: Final = 1
+
+
+class Reach(Protocol):
+    """What an engine does for an endpoint."""
+
+    memory: Array  #: What this device exposes, as bytes.
+
+    def write(self, target: int, place: int, values: Array, last: bool = False) -> None:
+        """Write bytes into another device's memory. When this returns they are there, so what is written next is seen later, and
+        ``values`` may change; of the ``last`` of some writes, a flag, only the latter holds."""
+        ...
+
+    def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
+        """Wait for ``ready``, which others' writes make true, for so long at most, or until another device has ``ended``, which
+        is asked less often. Lets others' writes come in."""
+        ...
+
+    def watched(self, doing: str, last: str = "") -> None:
+        """What is being waited for from now on, for messages of an engine that ends the process; "" for nothing. With ``last``,
+        the reason why this device ends, it has little time for that, and that is the message."""
+        ...
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """A Reach may read, too: then tensors whose shape a run decides cross as they are (``Transport.reads``)."""
+
+    def read(self, source: int, place: int, into: Array) -> None:
+        """Read bytes of another device's memory; when this returns they are in ``into``."""
+        ...
+
+    def kept(self) -> None:
+        """What this device has written in its own memory is there for others to read, once they are told of it."""
+        ...
+
+
+class MemoryEndpoint:
+    """``rammer.distributed.transport.protocol.Endpoint`` over a ``Reach``.
+
+    A flag is the number of the run, plus one, whose tensor is in the slot; a credit that of the run whose tensor was read there.
+    So both only grow, and nothing is reset between runs. Of a tensor whose shape is a run's the flag is behind a record of it,
+    and an acknowledgement, the run's number plus one, says that the source's pool has its memory back (``late``).
+    """
+
+    def __init__(self, device: int, exposed: Exposed, writer: Reach, timeout: float) -> None:
+        self.device, self.exposed, self.timeout = device, exposed, timeout
+        self.counters, self.reach, self._memory = Counters(), writer, writer.memory
+        self.log: Log | None = None
+        self._word = np.zeros(1, np.int64)
+        self._slots: dict[tuple[str, int], Array] = {}
+        self._flags = {t.name: self._words(exposed.places[t.name].flags) for t in exposed.arriving(device)}
+        self._credits = {t.name: self._words(exposed.places[t.name].credits) for t in exposed.transfers if t.source == device}
+        self.kept = SendPool(device, exposed, writer.memory)
+        self.arriving = {t.name: Arriving(t, exposed, writer.memory) for t in exposed.arriving(device) if t.late}
+        for transfer in exposed.arriving(device):
+            place = exposed.places[transfer.name]
+            if transfer.late:
+                slots = self.arriving[transfer.name].slots
+                self._slots |= {(transfer.name, number): slot for number, slot in enumerate(slots)}
+                continue
+            for number in range(exposed.depth):
+                start = place.slots + number * place.stride
+                kind = transfer.type
+                flat = self._memory[start : start + transfer.nbytes].view(kind.dtype)
+                self._slots[transfer.name, number] = flat.reshape(kind.shape)
+
+    def slot(self, name: str, run: int) -> Array:
+        """The memory that a transfer arrives in."""
+        return self._slots[name, run % self.exposed.depth]
+
+    def arrived(self, name: str, run: int) -> bool:
+        """Whether it is all there; it is read now where that is left to do."""
+        if name in self.arriving:
+            self._read(self.arriving[name])
+            return self.arriving[name].has(run)
+        return bool(self._flags[name][run % self.exposed.depth] > run)
+
+    def wait(self, name: str, run: int) -> None:
+        """DeviceFailure when it does not come, or its sender has ended."""
+        if not self.arrived(name, run):
+            transfer = self.exposed.transfer[name]
+            self._until(lambda: self.arrived(name, run), transfer, run, transfer.source, "")
+
+    def free(self, name: str, run: int) -> bool:
+        """Whether the slot is free again."""
+        depth = self.exposed.depth
+        return run < depth or bool(self._credits[name][run % depth] > run - depth)
+
+    def put(self, name: str, run: int, values: Array) -> None:
+        """One write of the payload, one of the flag. DeviceFailure when the slot does not become free. Of a tensor whose shape is
+        a run's, ``values`` have that shape, are kept, and their record is written."""
+        transfer, place, number = self.exposed.transfer[name], self.exposed.places[name], run % self.exposed.depth
+        if not self.free(name, run):
+            self._until(lambda: self.free(name, run), transfer, run, transfer.target, " a free slot of")
+        if transfer.late:
+            self.tell(transfer, run, self._keep(transfer, run, values))
+            return
+        if not values.flags.c_contiguous:
+            values = np.ascontiguousarray(values)
+            self.counters.allocations += 1
+            self.counters.copies += 1
+        log = self.log
+        with self._writing(self._said(transfer, run, transfer.target, " the write of")):
+            begin = log.now() if log is not None else 0.0
+            if transfer.nbytes:
+                self.reach.write(transfer.target, place.slots + number * place.stride, bytes_of(values))
+                self.counters.payload_writes += 1
+                self.counters.nbytes += transfer.nbytes
+            behind = log.now() if log is not None else 0.0
+            self.flag(transfer.target, place.flags + WORD * number, run + 1)
+        if log is not None:
+            log.add("write", name, run, begin, flag=behind)
+
+    @property
+    def reads(self) -> Reads:
+        """The engine's reads. ValueError where it has none."""
+        if not isinstance(self.reach, Reads):
+            raise ValueError("tensors whose shape a run decides need an engine that reads")
+        return self.reach
+
+    def _keep(self, transfer: Transfer, run: int, values: Array) -> TensorRecord:
+        """A dense copy in the pool. DeviceFailure when others do not read what is there."""
+        most, engine = transfer.type.shape, self.reads
+        if len(values.shape) != len(most) or any(a > b for a, b in zip(values.shape, most, strict=True)):
+            raise ValueError(f"{transfer} has no room for {values.shape}")
+        if not values.size:
+            return TensorRecord(values.shape, 0)
+        found = list[int]()
+
+        def room() -> bool:
+            place = self.kept.room(transfer, run, values.nbytes)
+            found.extend([] if place is None else [place])
+            return bool(found)
+
+        if not room():
+            oldest = self.kept.oldest
+            what = f" to read {oldest.transfer.name} of run {oldest.run}, for memory of the pool for"
+            self._until(lambda: bool(found) or room(), transfer, run, oldest.transfer.target, what)
+        place = self._memory[found[0] : found[0] + values.nbytes].view(transfer.type.dtype)
+        np.copyto(place.reshape(values.shape), values)
+        self.counters.pool_allocations += 1
+        self.counters.copies += 1
+        engine.kept()
+        return TensorRecord(values.shape, found[0])
+
+    def tell(self, transfer: Transfer, run: int, record: TensorRecord) -> None:
+        """One write of the record, one of the flag."""
+        place, number, log = self.exposed.places[transfer.name], run % self.exposed.depth, self.log
+        with self._writing(self._said(transfer, run, transfer.target, " the record of")):
+            begin = log.now() if log is not None else 0.0
+            self.reach.write(transfer.target, place.slots + number * place.stride, bytes_of(record.array()))
+            self.counters.metadata_writes += 1
+            behind = log.now() if log is not None else 0.0
+            self.flag(transfer.target, place.flags + WORD * number, run + 1)
+        if log is not None:
+            log.add("write", transfer.name, run, begin, flag=behind)
+
+    def _read(self, arriving: Arriving) -> None:
+        """All that was told of and not read: one read each, and one flag, the acknowledgement."""
+        transfer = arriving.transfer
+        for run in arriving.told():
+            record = arriving.record(run)
+            into = arriving.into(run, record.shape)
+            with self._writing(self._said(transfer, run, transfer.source, " the read of")):
+                if into.size:
+                    self.reads.read(transfer.source, record.place, bytes_of(into))
+                    self.counters.reads += 1
+                    self.counters.nbytes += into.nbytes
+                    acks = self.exposed.places[transfer.name].acks
+                    self.flag(transfer.source, acks + WORD * (run % self.exposed.depth), run + 1)
+            self.counters.copies += arriving.arrived(run, into)
+
+    def release(self, name: str, run: int) -> None:
+        """One flag, to the sender."""
+        transfer, place = self.exposed.transfer[name], self.exposed.places[name]
+        with self._writing(self._said(transfer, run, transfer.source, " giving back the slot of")):
+            self.flag(transfer.source, place.credits + WORD * (run % self.exposed.depth), run + 1)
+
+    def fail(self, why: str) -> None:
+        """Others see it where they wait."""
+        told = last_words(why)
+        self.reach.watched("telling the other devices", why)
+        place = self.exposed.last_words(self.device)
+        for other in range(len(self.exposed.devices)):
+            if other != self.device:
+                with suppress(Exception):
+                    self.reach.write(other, place + WORD, told[WORD:])
+                    self.reach.write(other, place, told[:WORD])
+        self.reach.watched("")
+
+    def flag(self, target: int, place: int, value: int) -> None:
+        self._word[0] = value
+        self.reach.write(target, place, self._word.view(np.uint8), last=True)
+        self.counters.flag_writes += 1
+
+    def _words(self, place: int) -> Array:
+        """A word a slot."""
+        return words(self._memory, place, self.exposed.depth)
+
+    def _until(self, ready: Callable[[], bool], transfer: Transfer, run: int, other: int, what: str) -> None:
+        """Wait, counted; what others keep for this device is read meanwhile, so they need not wait for it. DeviceFailure where
+        ``other`` ends or takes too long."""
+        begin, said = time.perf_counter(), self._said(transfer, run, other, what)
+
+        def served() -> bool:
+            for arriving in self.arriving.values():
+                if any(True for _ in arriving.told()):
+                    self._read(arriving)
+                    self.reach.watched(said)
+            return ready()
+
+        self.reach.watched(said)
+        since = self.log.now() if self.log is not None else 0.0
+        self.reach.until(served if self.arriving else ready, lambda: self._ended() is not None, self.timeout)
+        self.reach.watched("")
+        if self.log is not None:
+            self.log.add("room" if other == transfer.target else "wait", transfer.name, run, since)
+        self.counters.waited += time.perf_counter() - begin
+        if ready():
+            return
+        ended = self._ended()
+        if ended is not None:
+            number, why = ended
+            raise DeviceFailure(f"{self.exposed.called(number)} ended: {why}", where=said)
+        raise DeviceFailure(
+            f"{said}, which has not come within {self.timeout:g} s",
+            hint="the other process is slow, hangs or has died; --timeout SECONDS lets it take longer",
+        )
+
+    @contextmanager
+    def _writing(self, said: str) -> Iterator[None]:
+        """Something is written, watched. What fails in it says what that was, and why the device ended that told so before."""
+        self.reach.watched(said)
+        try:
+            yield
+        except DeviceFailure as problem:
+            ended = self._ended()
+            what = problem.what if ended is None else f"{self.exposed.called(ended[0])} ended: {ended[1]}"
+            raise DeviceFailure(what, where=said, hint=problem.hint if ended is None else "") from problem
+        self.reach.watched("")
+
+    def _said(self, transfer: Transfer, run: int, other: int, what: str) -> str:
+        """Who waits for whom, and what for."""
+        called = self.exposed.called
+        return f"{called(self.device)} waits for {called(other)}:{what} transfer {transfer.name} of run {run}"
+
+    def _ended(self) -> tuple[int, str] | None:
+        """A device that has ended, and why."""
+        for other in range(len(self.exposed.devices)):
+            place = self.exposed.last_words(other)
+            said = words(self._memory, place, 2)
+            if other != self.device and said[0] == ENDED:
+                text = self._memory[place + 2 * WORD : place + 2 * WORD + int(said[1])].tobytes()
+                return other, text.decode(errors="replace")
+        return None
+
+
+def last_words(why: str) -> Array:
+    """What a device leaves in others' memory when it ends: ``LAST_WORDS`` bytes, the first of which are to be written last."""
+    text = why.encode()[: LAST_WORDS - 2 * WORD]
+    found = np.zeros(LAST_WORDS, np.uint8)
+    found[: 2 * WORD].view(np.int64)[:] = ENDED, len(text)
+    found[2 * WORD : 2 * WORD + len(text)] = np.frombuffer(text, np.uint8)
+    return found

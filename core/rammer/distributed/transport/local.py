@@ -1,0 +1,83 @@
+"""``local``: the devices of one process, a thread each. Memory is this process's own, so a write is an assignment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from threading import Condition
+
+import numpy as np
+
+from rammer.distributed.transport.endpoint import Array, MemoryEndpoint
+from rammer.distributed.transport.memory_layout import Exposed
+from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Site, Transport
+from rammer.errors import DeviceFailure
+
+
+class LocalFabric:
+    """All devices are this process's."""
+
+    def __init__(self, party: Party) -> None:
+        self.party, self.mine = party, tuple(range(len(party.sites)))
+        self._changed = Condition()
+
+    def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
+        """Nobody has to be asked."""
+        return [words[device] for device in self.mine]
+
+    def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
+        """One allocation a device."""
+        memories = [zeros(n, exposed.aligned) for n in exposed.sizes]
+        timeout = self.party.timeout
+        return {d: MemoryEndpoint(d, exposed, LocalWriter(memories, d, self._changed), timeout) for d in self.mine}
+
+    def close(self, failed: bool = False) -> None:
+        """Memory goes with the last array that shows it."""
+
+
+class LocalWriter:
+    """Writes from device ``number`` into ``memories``, a device each; whoever waits is woken."""
+
+    def __init__(self, memories: list[Array], number: int, changed: Condition) -> None:
+        self.memory, self._memories, self._changed = memories[number], memories, changed
+
+    def write(self, target: int, place: int, values: Array, last: bool = False) -> None:
+        """A copy, and then word of it."""
+        self._memories[target][place : place + values.size] = values
+        with self._changed:
+            self._changed.notify_all()
+
+    def read(self, source: int, place: int, into: Array) -> None:
+        """A copy."""
+        into[...] = self._memories[source][place : place + into.size]
+
+    def kept(self) -> None:
+        """Threads see what was written before the flag that they were woken by."""
+
+    def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
+        """Asleep between writes."""
+        with self._changed:
+            self._changed.wait_for(lambda: ready() or ended(), seconds)
+
+    def watched(self, doing: str, last: str = "") -> None:
+        """Threads of one process end with it."""
+
+
+def zeros(nbytes: int, aligned: int) -> Array:
+    """Bytes that begin at a multiple of ``aligned``."""
+    whole = np.zeros(nbytes + aligned, np.uint8)
+    start = -whole.ctypes.data % aligned
+    return whole[start : start + nbytes]
+
+
+def _connects(a: Site, b: Site) -> str | None:
+    return None if a.process == b.process else f"{a.device} and {b.device} are in two processes"
+
+
+def _open(party: Party) -> Fabric:
+    if len({s.process for s in party.sites}) > 1:
+        raise DeviceFailure("transport local joins devices of one process")
+    return LocalFabric(party)
+
+
+#: For devices of one process with memory that the host sees.
+LOCAL = Transport("local", "memory of this process, a thread a device", lambda: None, _connects, _open, reads=True)

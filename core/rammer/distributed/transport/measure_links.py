@@ -1,0 +1,110 @@
+"""How fast a fabric is: small and large tensors go there and back, between each two devices, as their engine carries them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from rammer.distributed.distributed_program import Link, Transfer
+from rammer.distributed.transport.handshake import said_by_all
+from rammer.distributed.transport.memory_layout import Exposed
+from rammer.distributed.transport.protocol import Endpoint, Fabric, TimesItself
+from rammer.ir.types import TensorType
+
+#: Bytes of the two tensors, and how often each goes there and back: the median counts, and the first few do not.
+SMALL, LARGE, ROUNDS, WARM = 8, 1 << 20, {8: 40, 1 << 20: 8}, 3
+#: The share of the larger tensor's time that must be its bytes', for them to be told from noise.
+SEEN: Final = 0.1
+#: Of what the names of transfers are made.
+SIZES: Final = (SMALL, LARGE)
+
+
+def measured_links(fabric: Fabric, names: Sequence[str], timeout: float, origin: str) -> list[Link]:
+    """Links between all devices in both directions, the same in every process; ``origin`` says how they are measured. One pair
+    after the other, behind each of which all meet within ``timeout`` seconds."""
+    pairs = [(a, b) for a in range(len(names)) for b in range(a + 1, len(names))]
+    both = [way for a, b in pairs for way in ((a, b), (b, a))]
+    transfers = [Transfer(named(a, b, n), "", TensorType("uint8", (n,)), a, b) for a, b in both for n in SIZES]
+    ends = fabric.expose(Exposed(tuple(names), tuple(transfers)))
+    found: dict[int, dict[str, tuple[float, ...]]] = {d: {} for d in ends}
+    for pair in pairs:
+        for d, seconds in in_parallel({d: partial(_echoes, ends[d], d, pair) for d in pair if d in ends}).items():
+            found[d]["{} {}".format(*pair)] = seconds
+        fabric.meet(dict.fromkeys(ends, "measured"), timeout)  # who is not of the next two waits here for them, not for its turn
+    words = said_by_all(fabric, found, timeout)
+    links = []
+    for a, b in pairs:
+        small, large = words[a][f"{a} {b}"]
+        links += [Link(*way, small, bandwidth_of(small, large), origin) for way in ((a, b), (b, a))]
+    return links
+
+
+def bandwidth_of(small: float, large: float) -> float:
+    """Bytes a second, of the seconds that tensors of ``SMALL`` and of ``LARGE`` bytes take: by what the larger one takes more,
+    where that is seen behind what both take; else the least it can be."""
+    more = large - small
+    return (LARGE - SMALL) / more if more > SEEN * large else LARGE / large
+
+
+def _echoes(end: Endpoint, device: int, pair: tuple[int, int]) -> tuple[float, ...]:
+    """Seconds of one way, by size, between the two of ``pair``, of which the first one begins."""
+    echo = end.echo if isinstance(end, TimesItself) else partial(_by_host, end)
+    begins, other, seconds = device == pair[0], pair[device == pair[0]], list[float]()
+    for n in SIZES:
+        ways = named(device, other, n), named(other, device, n)
+        echo(*ways, range(WARM), begins)
+        seconds.append(echo(*ways, range(WARM, WARM + ROUNDS[n]), begins) / 2)
+    return tuple(seconds)
+
+
+def _by_host(end: Endpoint, out: str, into: str, runs: range, begins: bool) -> float:
+    """As ``TimesItself.echo``, from the host's memory: the median."""
+    times, values = list[float](), np.zeros_like(end.slot(into, 0)) if begins else None
+    for run in runs:
+        begin = time.perf_counter()
+        if values is not None:
+            end.put(out, run, values)
+        end.wait(into, run)
+        if values is None:
+            end.put(out, run, end.slot(into, run))
+        times.append(time.perf_counter() - begin)
+        end.release(into, run)
+    return median(times)
+
+
+def named(a: int, b: int, nbytes: int) -> str:
+    """A transfer's name."""
+    return f"from_{a}_to_{b}_{nbytes}"
+
+
+def in_parallel(
+    calls: Mapping[int, Callable[[], Any]], tell: Callable[[int, BaseException], None] = lambda number, problem: None
+) -> dict[int, Any]:
+    """What each call gives, a thread each but the first; raises what went wrong first. Who fails may ``tell`` the others."""
+    if not calls:
+        return {}
+    found, problems = dict[int, Any](), list[BaseException]()
+
+    def go(number: int) -> None:
+        try:
+            found[number] = calls[number]()
+        except BaseException as problem:
+            problems.append(problem)
+            tell(number, problem)
+
+    first, *others = calls
+    threads = [threading.Thread(target=go, args=(n,), name=f"rammer device {n}", daemon=True) for n in others]
+    for thread in threads:
+        thread.start()
+    go(first)
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
+    return found

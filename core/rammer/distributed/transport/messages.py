@@ -1,0 +1,166 @@
+"""``messages``: one process a device, joined by MPI's messages (mpi4py), for hosts that are apart.
+
+One-sided data is ordered before its flag only by an answer of the target, which is far away here. Messages of one process to
+another are received in the order in which they were sent (MPI 4.0, 3.5: they do not overtake), so a tensor and its flag take one
+way. A write is a header (which memory, where, how many bytes) and the bytes; its target receives them where they belong, with no
+memory between that is ours. That is two-sided: the target takes part whenever it waits or writes, and what comes while it
+computes lies in buffers of MPI and the system until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from rammer.distributed.transport.endpoint import Array, MemoryEndpoint
+from rammer.distributed.transport.local import zeros
+from rammer.distributed.transport.memory_layout import Exposed
+from rammer.distributed.transport.mpi import MPI, MpiFabric, opened, polled, rest
+from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Transport
+from rammer.distributed.transport.watchdog import Watch
+from rammer.errors import DeviceFailure
+
+#: Words of a header: which memory, the first byte there, bytes. A process's last header has END for its memory.
+HEADER: Final = 3
+END: Final = -1
+#: Bytes of a message. MPI sends small ones at once, and asks for large ones first whether they may come: a round trip. Open MPI's
+#: limit over TCP is 64 KiB (``ompi_info --param btl tcp --level 9``, btl_tcp_eager_limit).
+PIECE: Final = 48 << 10
+#: Tags of headers and of bytes.
+ABOUT, BYTES = 1, 2
+
+
+@dataclass
+class Source:
+    """What comes from another process: the receives of a write that is not all there yet, and whether more will come."""
+
+    pending: list[Any] = field(default_factory=list)
+    over: bool = False
+
+
+class Mailbox:
+    """What this process exposes, by number in the order of exposing, and the messages between it and the others."""
+
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        self.memories: list[Array] = []
+        self._mpi, self._comm = mpi, comm
+        self._header = np.zeros(HEADER, np.int64)
+        self._sources = {rank: Source() for rank in range(comm.size) if rank != comm.rank}
+
+    def send(self, target: int, number: int, place: int, values: Array) -> None:
+        """Return when MPI has taken all; takes in what comes meanwhile, or two that write to each other would wait for ever."""
+        mpi, comm = self._mpi, self._comm
+        header = np.array([number, place, values.size], np.int64)
+        sent = [comm.Isend(header, target, ABOUT)]
+        sent += [comm.Isend([values[i : i + PIECE], mpi.BYTE], target, BYTES) for i in range(0, values.size, PIECE)]
+        polls = 0
+        while not mpi.Request.Testall(sent):
+            self.receive()
+            polls += 1
+            rest(polls)
+
+    def receive(self) -> None:
+        """Take in what has come, from each process in its order."""
+        for rank, source in self._sources.items():
+            while self._arrived(source) and not source.over and self._comm.Iprobe(rank, ABOUT):
+                self._comm.Recv(self._header, rank, ABOUT)
+                number, place, size = (int(n) for n in self._header)
+                if number == END:
+                    source.over = True
+                    break
+                if not (0 <= number < len(self.memories) and 0 <= place <= place + size <= self.memories[number].size):
+                    raise DeviceFailure(f"process {rank} wrote {size} bytes where nothing is exposed")
+                into = self.memories[number][place : place + size]
+                source.pending = [
+                    self._comm.Irecv([into[i : i + PIECE], self._mpi.BYTE], rank, BYTES) for i in range(0, size, PIECE)
+                ]
+
+    def _arrived(self, source: Source) -> bool:
+        if source.pending and self._mpi.Request.Testall(source.pending):
+            source.pending = []
+        return not source.pending
+
+    def end(self) -> None:
+        """Say that no more comes."""
+        for rank in self._sources:
+            self.send(rank, END, 0, np.zeros(0, np.uint8))
+
+    @property
+    def over(self) -> bool:
+        """Whether all others have said so, and everything is here."""
+        return all(source.over for source in self._sources.values())
+
+
+class MessageFabric:
+    """This process's device, by its rank, and the others'."""
+
+    def __init__(self, party: Party) -> None:
+        self.party, self._mpi = party, MpiFabric(party)
+        self.mine = self._mpi.mine
+        self._box: Mailbox | None = None
+        self._closed = False
+
+    def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
+        """As with windows."""
+        return self._mpi.meet(words, seconds)
+
+    def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
+        """An allocation; all say that theirs is there, so the first write finds one."""
+        rank, watch = self.mine[0], self._mpi.watch
+        if self._box is None:
+            watch.doing("opening a communicator")
+            self._box = Mailbox(self._mpi.mpi, self._mpi.comm.Dup())
+            watch.doing("")
+        self._box.memories.append(zeros(exposed.sizes[rank], exposed.aligned))
+        self.meet({rank: ""}, self.party.timeout)
+        writer = MessageWriter(self._mpi.mpi, self._box, len(self._box.memories) - 1, watch)
+        return {rank: MemoryEndpoint(rank, exposed, writer, self.party.timeout)}
+
+    def close(self, failed: bool = False) -> None:
+        """Nothing is on the way when MPI ends, unless one has failed."""
+        if self._closed:
+            return
+        self._closed = True
+        if not failed and self._box is not None:
+            self._mpi.watch.doing("taking in the last messages")
+            box = self._box
+            box.end()
+            polled(lambda: box.over, lambda: False, self.party.timeout, box.receive)
+            self._mpi.watch.doing("")
+        self._mpi.close(failed)
+
+
+class MessageWriter:
+    """Writes into memory ``number`` of other processes."""
+
+    def __init__(self, mpi: Any, box: Mailbox, number: int, watch: Watch) -> None:
+        self.memory: Array = box.memories[number]
+        self._mpi, self._box, self._number, self._watch = mpi, box, number, watch
+
+    def write(self, target: int, place: int, values: Array, last: bool = False) -> None:
+        """MPI has taken it, and brings it in order: what is written next is seen later."""
+        try:
+            self._box.send(target, self._number, place, values)
+        except self._mpi.Exception as problem:
+            raise DeviceFailure(f"MPI failed to send to device {target}: {problem}") from problem
+
+    def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
+        """Polls: at first at once, later between naps."""
+        polled(ready, ended, seconds, self._box.receive)
+
+    def watched(self, doing: str, last: str = "") -> None:
+        """The watch ends the process where MPI blocks for too long."""
+        self._watch.doing(doing, last)
+
+
+def _open(party: Party) -> Fabric:
+    return opened(MessageFabric, party, "messages")
+
+
+#: For devices of several processes whose hosts have an ordinary network between them.
+MESSAGES = Transport(
+    "messages", "messages of mpi4py, received where they are read, a process a device", MPI.probe, MPI.connects, _open, -1, far=1
+)

@@ -1,0 +1,199 @@
+"""``mpi``: one process a device, joined by MPI's one-sided windows (mpi4py), over whatever network MPI has.
+
+A window is locked by all for good. A payload is ``Put`` and flushed, so it is there before its flag is on the way; the flag is
+then put, and nobody waits for it: before its word is written again, the other side has answered. Who waits reads its own memory
+and lets MPI work, which networks without hardware for it need to bring a write in.
+
+MPI has no time limits: what blocks in it is ended by a thread that watches (``watch.py``), with the process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from rammer.distributed.transport.endpoint import Array, MemoryEndpoint
+from rammer.distributed.transport.memory_layout import Exposed
+from rammer.distributed.transport.mpi_launch import leave, module, stay
+from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Site, Transport
+from rammer.distributed.transport.watchdog import Watch
+from rammer.errors import DeviceFailure, MissingDependency, of_system
+
+#: Polls before a waiting process offers its core to others, and before it sleeps between polls.
+EAGER, PATIENT = 300, 3000
+#: Seconds between polls of one that has waited for long.
+NAP = 5e-5
+#: Polls between two looks at whether somebody has ended.
+SELDOM = 64
+
+
+class MpiFabric:
+    """This process's device, by rank, and the others'."""
+
+    def __init__(self, party: Party) -> None:
+        self.party, self.mpi = party, module(party.timeout)
+        self.comm = self.mpi.COMM_WORLD
+        if len(party.sites) != self.comm.size:
+            raise DeviceFailure(f"{len(party.sites)} devices for {self.comm.size} processes")
+        self.mine: tuple[int, ...] = (self.comm.rank,)
+        self.watch = Watch(f"device {self.comm.rank} ({party.sites[self.comm.rank].device})", party.timeout)
+        self._windows: list[Any] = []
+        self._closed = False
+
+    def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
+        """Lengths, then texts, of all."""
+        rank, size = self.comm.rank, self.comm.size
+        own = np.frombuffer(words[rank].encode(), np.uint8).copy()
+        counts, length = np.zeros(size, np.int64), np.array([own.size], np.int64)
+        self._finished(self.comm.Iallgather(length, counts), seconds)
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        whole = np.zeros(int(starts[-1]), np.uint8)
+        into = [whole, [int(c) for c in counts], [int(s) for s in starts[:-1]], self.mpi.BYTE]
+        self._finished(self.comm.Iallgatherv([own, self.mpi.BYTE], into), seconds)
+        return [whole[a:b].tobytes().decode() for a, b in pairwise(starts)]
+
+    def _finished(self, request: Any, seconds: float) -> None:
+        deadline, polls = time.monotonic() + seconds, 0
+        while not request.Test():
+            polls += 1
+            if time.monotonic() > deadline:
+                sites = ", ".join(s.device for s in self.party.sites)
+                raise DeviceFailure(
+                    f"device {self.comm.rank} waits for the other processes ({sites}), which have not met within {seconds:g} s",
+                    hint="one of them hangs or has died",
+                )
+            rest(polls)
+
+    def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
+        """MPI allocates the window: of processes of one host it is memory that they share."""
+        mpi, rank = self.mpi, self.comm.rank
+        info = mpi.Info.Create()
+        info.Set("alloc_shared_noncontig", "true")
+        self.watch.doing("allocating windows")
+        window = mpi.Win.Allocate(exposed.sizes[rank] + exposed.aligned, 1, info, self.comm)
+        info.Free()
+        self._windows.append(window)
+        whole = np.frombuffer(window.tomemory(), np.uint8)
+        whole[:] = 0
+        start = -whole.ctypes.data % exposed.aligned
+        window.Lock_all()
+        self.watch.doing("")
+        starts = [int(s) for s in self.meet({rank: str(start)}, self.party.timeout)]
+        memory = whole[start : start + exposed.sizes[rank]]
+        writer = MpiWriter(mpi, window, self.comm, memory, starts, self.watch)
+        return {rank: MemoryEndpoint(rank, exposed, writer, self.party.timeout)}
+
+    def close(self, failed: bool = False) -> None:
+        """All free their windows; one that has failed leaves that to the end of the process, which nobody waits for."""
+        if self._closed:
+            return
+        self._closed = True
+        if not failed and self._windows:
+            self.watch.doing("freeing windows")
+            for window in self._windows:
+                window.Unlock_all()
+                window.Free()
+            self.watch.doing("")
+        self.watch.close()
+        if not failed:
+            leave(self.party.timeout)
+        else:
+            stay()
+
+
+class MpiWriter:
+    """Writes into others' windows; ``starts`` are where their memory begins there."""
+
+    def __init__(self, mpi: Any, window: Any, comm: Any, memory: Array, starts: list[int], watch: Watch) -> None:
+        self.memory, self._mpi, self._window, self._comm, self._starts, self._watch = memory, mpi, window, comm, starts, watch
+
+    def write(self, target: int, place: int, values: Array, last: bool = False) -> None:
+        """At the target when this returns, but for the ``last``, which is on its way: that saves a round trip."""
+        mpi = self._mpi
+        try:
+            self._window.Put([values, mpi.BYTE], target, [self._starts[target] + place, values.size, mpi.BYTE])
+            (self._window.Flush_local if last else self._window.Flush)(target)
+        except mpi.Exception as problem:
+            raise DeviceFailure(f"MPI failed to write to device {target}: {problem}") from problem
+
+    def read(self, source: int, place: int, into: Array) -> None:
+        """A get, flushed: it is here when this returns."""
+        mpi = self._mpi
+        try:
+            self._window.Get([into, mpi.BYTE], source, [self._starts[source] + place, into.size, mpi.BYTE])
+            self._window.Flush(source)
+        except mpi.Exception as problem:
+            raise DeviceFailure(f"MPI failed to read from device {source}: {problem}") from problem
+
+    def kept(self) -> None:
+        """The window's copies of memory are one from here on."""
+        self._window.Sync()
+
+    def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
+        """Polls: at first at once, later between naps."""
+        window, comm, any_source = self._window, self._comm, self._mpi.ANY_SOURCE
+
+        def work() -> None:
+            window.Sync()
+            comm.Iprobe(any_source)  # lets MPI work
+
+        polled(ready, ended, seconds, work)
+
+    def watched(self, doing: str, last: str = "") -> None:
+        """The watch ends the process where MPI blocks for too long."""
+        self._watch.doing(doing, last)
+
+
+def polled(ready: Callable[[], bool], ended: Callable[[], bool], seconds: float, work: Callable[[], None]) -> bool:
+    """Let MPI ``work`` until ``ready``, for so long or until somebody has ``ended``; whether it is ready. At first without a
+    pause, later between naps."""
+    deadline, polls = time.monotonic() + seconds, 0
+    while not ready():
+        work()
+        polls += 1
+        if polls % SELDOM == 0 and (ended() or time.monotonic() > deadline):
+            return False
+        rest(polls)
+    return True
+
+
+def rest(polls: int) -> None:
+    """Between two polls, after so many."""
+    if polls > EAGER:
+        time.sleep(NAP if polls > PATIENT else 0)
+
+
+def opened(fabric: Callable[[Party], Fabric], party: Party, name: str) -> Fabric:
+    """The fabric of transport ``name``; what the system refuses is told as such."""
+    try:
+        return fabric(party)
+    except Exception as problem:
+        if (told := of_system(problem, f"transport {name}")) is not None:
+            raise told from problem
+        raise
+
+
+def _probe() -> None:
+    """Look for what is needed, without beginning MPI."""
+    from importlib.util import find_spec
+
+    if find_spec("mpi4py") is None:
+        raise MissingDependency("mpi4py", "pip install 'rammer-core[mpi]', and MPI itself (openmpi-bin)")
+
+
+def _connects(a: Site, b: Site) -> str | None:
+    if a.process == b.process:
+        return f"{a.device} and {b.device} are in one process"
+    return None
+
+
+def _open(party: Party) -> Fabric:
+    return opened(MpiFabric, party, "mpi")
+
+
+#: For devices of several processes, on one host or several.
+MPI = Transport("mpi", "one-sided windows of mpi4py, a process a device", _probe, _connects, _open, reads=True)

@@ -1,0 +1,230 @@
+"""What of a model waits for values: operators whose shapes depend on run-time data, and all that read what those compute.
+
+Some wait for operands that decide shapes (the target of a Reshape, the bounds of a Slice): what follows is compiled for the
+values found, as for shapes. Others show the shapes of their results only when they have run (NonZero): they run on the host, and
+what follows is compiled for the shapes found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TypeProto, defs
+
+from rammer.errors import BadInput
+from rammer.frontend.lower.contrib import FUNCTIONS
+from rammer.frontend.read import model_checks
+from rammer.frontend.read import node_protos as nd
+from rammer.frontend.read.reader import Model
+from rammer.ir.constants.mapped_files import in_memory
+from rammer.ir.formats import name_of
+from rammer.ir.graph import Node
+from rammer.ir.port import MAP, OPTIONAL, SEQUENCE, STRING, InputPort
+from rammer.ir.types import KNOWN
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+_REDUCTIONS: Final = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+#: Operator of ONNX -> its operands whose values decide extents, ranks or axes. One that is not known makes its operator wait.
+DECIDING: Final[Mapping[str, tuple[int, ...]]] = {
+    "AffineGrid": (1,),
+    "BlackmanWindow": (0,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "ConstantOfShape": (0,),
+    "CumProd": (1,),
+    "CumSum": (1,),
+    "DFT": (1, 2),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1, 2, 3, 4),
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "STFT": (1, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "SplitToSequence": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+    **{f"Reduce{name}": (1,) for name in _REDUCTIONS},
+}
+#: Elements of an operand that decides shapes: a program is compiled for each set of values, and no operator has a use for more.
+MOST_DECIDING: Final = 1024
+
+
+class Unknown(BadInput):
+    """The shape of a result depends on values that are known at run time only."""
+
+
+@dataclass(frozen=True)
+class DeferredModel:
+    """The operators of a model that wait. ``first`` are those to run on the host before anything else; ``inputs`` are values made
+    before, the model's inputs among them, and ``known`` constants. For each value of ``deciding`` ones that is found the rest is
+    compiled anew. ``why`` says what had to wait first."""
+
+    whole: Model
+    proto: ModelProto = field(repr=False)
+    first: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    deciding: frozenset[str]
+    known: Mapping[str, Array] = field(repr=False)
+    why: Unknown
+
+    def __str__(self) -> str:
+        hosted = (
+            f"{len(self.first)} operators ({', '.join(n.op for n in self.first)}) run on the host first; " if self.first else ""
+        )
+        decides = f", and for the values of {', '.join(sorted(self.deciding))}" if self.deciding else ""
+        count = len(self.proto.graph.node)
+        after = f"{count} operators are compiled when it is known, for the shapes found{decides}"
+        return f"{self.why.what}: {hosted}{after if count else 'nothing follows'}"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the model's outputs."""
+        return self.whole.outputs
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Values that the operators after ``first`` read, and do not compute."""
+        nodes = self.proto.graph.node
+        made = {o for node in nodes for o in node.output}
+        return tuple(dict.fromkeys(n for node in nodes for n in model_checks.node_reads(node) if n not in made))
+
+    def model(self, values: Mapping[str, Array]) -> Model:
+        """The operators after ``first`` as a model of their own, for the types, shapes and deciding values found. BadInput where
+        a deciding one is too large."""
+        for name in self.deciding & values.keys():
+            if np.size(values[name]) > MOST_DECIDING:
+                raise BadInput(
+                    f"{name!r} decides shapes by {values[name].size} values, more than {MOST_DECIDING}",
+                    self.why.where,
+                    "make it a constant of the model",
+                )
+        known = {n: values[n] if n in values else self.known[n] for n in self.reads if n in self.deciding or n in self.known}
+        ports = tuple(port_of(n, values[n]) for n in self.reads if n not in known)
+        outputs = tuple(v.name for v in self.proto.graph.output)
+        return replace(self.whole, proto=self.proto, inputs=ports, outputs=outputs, known=known)
+
+
+@dataclass
+class Deferral:
+    """The operators put off during a walk, in order, and the values that wait for them. ``foreign`` are values that are there but
+    are no tensors of numbers: what reads them runs on the host."""
+
+    nodes: list[NodeProto] = field(default_factory=list)
+    first: list[Node] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    deciding: set[str] = field(default_factory=set)
+    foreign: Set[str] = frozenset()
+    why: Unknown | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+    def waits(self, proto: NodeProto, reads: Collection[str]) -> bool:
+        """Put off an operator that reads what waits; whether it does."""
+        if self.names.isdisjoint(reads):
+            return False
+        self._put_off(proto)
+        return True
+
+    def blocked(self, proto: NodeProto, node: Node, known: Collection[str], why: Unknown) -> None:
+        """Put off an operator whose shapes are unknown; ``node`` is what the host would run."""
+        self.why = self.why or why
+        unknown = [n for n in deciding(proto) if n not in known]
+        if unknown:
+            self.deciding.update(unknown)
+            self._put_off(proto)
+        else:
+            self.first.append(node)
+            self.names.update(filter(None, proto.output))
+
+    def _put_off(self, proto: NodeProto) -> None:
+        self.nodes.append(proto)
+        self.names.update(filter(None, proto.output))
+
+    def reads(self, outputs: Iterable[str]) -> list[str]:
+        """Values from before that are read, and outputs of the model that were computed before."""
+        read = [n for node in self.nodes for n in model_checks.node_reads(node)]
+        read += [n for node in self.first for n in node.inputs if n]
+        return list(dict.fromkeys(n for n in (*read, *outputs) if n not in self.names))
+
+    def rest(self, model: Model, known: Mapping[str, Array], inputs: Sequence[str]) -> DeferredModel:
+        """All of it."""
+        why = self.why or Unknown("an output is an input that no device holds", f"graph {model.name}")
+        made = {o for node in self.nodes for o in node.output}
+        hosted = {n for node in self.first for n in node.inputs}
+        known = {n: in_memory(a) if n in hosted else a for n, a in known.items()}
+        proto = ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
+        proto.graph.name = model.proto.graph.name
+        proto.graph.node.extend(self.nodes)
+        proto.graph.output.extend(v for v in model.proto.graph.output if v.name in made)
+        # What decides shapes further on is better known at once: one program less.
+        decides = self.deciding | {n for node in self.nodes for n in deciding(node)}
+        return DeferredModel(model, proto, tuple(self.first), tuple(inputs), frozenset(decides - made), known, why)
+
+
+def check_decided(proto: NodeProto, known: Collection[str]) -> None:
+    """Unknown for an operator with a lowering whose deciding operands are not all ``known``: it is compiled for their values."""
+    for name in deciding(proto):
+        if name not in known:
+            what = f"{proto.op_type} is compiled for the value of {name!r}, which is run-time data"
+            raise Unknown(what, nd.node_title(proto), "run the model as a whole, or make it a constant")
+
+
+def deciding(proto: NodeProto) -> list[str]:
+    """Names of the operands that decide shapes."""
+    own = FUNCTIONS.get((proto.domain, proto.op_type))
+    places = DECIDING.get(proto.op_type, ()) if proto.domain in ("", "ai.onnx") else own.deciding if own else ()
+    return [proto.input[i] for i in places if i < len(proto.input) and proto.input[i]]
+
+
+def port_of(name: str, value: Any) -> InputPort:
+    """The input that ``value`` would be."""
+    if isinstance(value, np.ndarray) and name_of(value.dtype) in KNOWN:
+        return InputPort(name, name_of(value.dtype), value.shape)
+    if isinstance(value, np.ndarray):
+        return InputPort(name, STRING, value.shape)
+    if isinstance(value, Mapping):
+        return InputPort(name, MAP, ())
+    return InputPort(name, OPTIONAL if value is None else SEQUENCE, ())
+
+
+def no_tensor(proto: NodeProto) -> Unknown:
+    """Why an operator runs on the host that reads or makes what is no tensor of numbers."""
+    return Unknown(
+        f"{proto.op_type} reads or makes what is no tensor of numbers", nd.node_title(proto), "run the model as a whole"
+    )
+
+
+def untyped(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: TypeProto | None) -> BadInput:
+    """Why an output has no static type."""
+    kind = inferred.WhichOneof("value") if inferred is not None else None
+    dtype = nd.element_type(inferred.tensor_type.elem_type) if inferred is not None else "undefined"
+    if kind not in (None, "tensor_type") or dtype == STRING:
+        return no_tensor(proto)
+    elif dtype not in (*KNOWN, "undefined"):
+        what = f"{proto.op_type} gives {output!r} the element type {dtype}, which is not supported"
+        hint = f"supported are tensors of {', '.join(KNOWN)}"
+    elif not schema.has_type_and_shape_inference_function and (proto.domain, proto.op_type) not in FUNCTIONS:
+        what = f"ONNX cannot infer the shape of {output!r}, the result of {proto.op_type}"
+        hint = f"export the model without {proto.op_type}"
+    else:
+        what = f"the shape of {output!r} depends on run-time data"
+        hint = f"run the model as a whole, cut it before {proto.op_type}, or make its shape operands constants"
+        return Unknown(what, nd.node_title(proto), hint)
+    return BadInput(what, nd.node_title(proto), hint)

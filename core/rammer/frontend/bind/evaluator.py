@@ -1,0 +1,343 @@
+"""Values of single operators whose operands are known: what folds constants and runs operators on the host.
+
+An operator with a lowering is computed by its own Computes, as on a device; what can be lowered only when all operands are
+known (Range, Pad) is, too. The others are run by ``host_operators`` where ``onnx.reference`` departs from ONNX's words, else by
+that. Those in ``JUDGED`` were compared with ONNX Runtime over their attributes (``rammer_testing.operators``). Nothing else
+folds constants, and what else runs on the host is said to be unjudged; where a decision (``voices``) finds the reference
+wrong, it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TypeProto, numpy_helper
+
+from rammer.errors import BadInput
+from rammer.frontend.bind.type_inference import inferred_types
+from rammer.frontend.host.numpy_fast import Plain, plain
+from rammer.frontend.host.operators import OPERATORS, key_of
+from rammer.frontend.loops.control_operators import CONTROL, BodyRunner, TurnsAhead, controlled, graph_of
+from rammer.frontend.lower.contrib import expand_use
+from rammer.frontend.lower.emulated_types import DOMAIN, carry
+from rammer.frontend.lower.graph_lowering import lower_node
+from rammer.frontend.lower.lowering_registry import REGISTRY, CannotLower
+from rammer.frontend.read import model_checks, schemas
+from rammer.frontend.read import node_protos as nd
+from rammer.frontend.read.function_bodies import Expansion
+from rammer.frontend.spec_rulings.operator_questions import Use
+from rammer.frontend.spec_rulings.rulings import distrusted
+from rammer.ir.constants.mapped_files import is_mapped
+from rammer.ir.evaluate import evaluate as evaluate_compute
+from rammer.ir.formats import FORMATS, carried, restored
+from rammer.ir.graph import Graph, Node
+from rammer.ir.names import shortened
+from rammer.ir.types import KNOWN, SHORT, TensorType
+
+Arrays = Mapping[str, np.ndarray]
+
+#: Operators without a lowering, or without one for some operands, whose results by ``onnx.reference`` were judged. What
+#: has a lowering and is not here is refused where that does not apply.
+JUDGED: Final = frozenset(
+    {
+        "BatchNormalization",
+        "Cast",
+        "CastLike",
+        "Col2Im",
+        "Compress",
+        "Constant",
+        "DFT",
+        "Det",
+        "If",
+        "Loop",
+        "MaxUnpool",
+        "MelWeightMatrix",
+        "NonZero",
+        "RoiAlign",
+        "STFT",
+        "Scan",
+        "TopK",
+    }
+)
+
+
+#: Operators that give values another shape, in the same order.
+_RESHAPES: Final = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
+
+
+class Unjudged(NotImplementedError):
+    """Nothing trustworthy computes this use of an operator (the message says why)."""
+
+
+def evaluate(
+    node: Node,
+    values: Arrays,
+    types: Mapping[str, TensorType],
+    host: bool = False,
+    bodies: BodyRunner | None = None,
+    constants: Collection[str] = (),
+) -> dict[str, np.ndarray]:
+    """Outputs by name of ``node``, given its inputs (captured ones included) by name and the types of its outputs. ``bodies``
+    runs those of control flow, of whose inputs ``constants`` are the same in every run; they are interpreted unless it is given.
+
+    On the ``host`` an operator without a judged implementation runs, too; elsewhere that raises Unjudged. Raises
+    NotImplementedError where nothing implements the operator, and what an implementation raises for operands that
+    it does not accept.
+    """
+    if node.op in CONTROL and not node.domain:
+        formats = nd.formats(node)
+        known = {n: restored(values[n], f) for n, f in zip(node.inputs, formats, strict=bool(formats)) if f}
+        made = controlled(node, {**values, **known} if formats else values, bodies or INTERPRETED, constants)
+        results = {o: _kept(a) for o, a in zip(node.outputs, made, strict=True) if o}
+        return {o: carried(np.asarray(a)) for o, a in results.items()} if formats else results
+    stored = _by_numbers(node, values, types, host) if _formats(node, values, types) else None
+    if stored is not None:
+        return stored
+    moved = _in_its_file(node, values, types)
+    if moved is not None:
+        return moved
+    # What runs on the host is there for its size: expressions take a step for every place and update.
+    computed = _own(node, values) if host else None
+    if computed is not None:
+        return computed
+    try:
+        computed = _lowered(node, values, types)
+    except CannotLower as reason:
+        if node.op not in JUDGED and not has_own(node):
+            raise Unjudged(str(reason)) from reason
+        computed = None
+    if computed is not None:
+        return computed
+    computed = _own(node, values)
+    if computed is not None:
+        return computed
+    if not host and reservation(node):
+        raise Unjudged(f"{node.op}: {reservation(node)}")
+    decision = distrusted("reference", use_of(node, values))
+    if decision is not None:
+        raise Unjudged(_untrusted(node, decision.when))
+    return _referred(node, values)
+
+
+def _in_its_file(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dict[str, np.ndarray] | None:
+    """The output of an operator that only names the places of a mapped weight anew: it stays in its file. None for others."""
+    if node.domain or node.op not in (*_RESHAPES, "Transpose") or len(node.outputs) != 1 or node.outputs[0] not in types:
+        return None
+    given, made = values[node.inputs[0]], types[node.outputs[0]]
+    if not isinstance(given, np.ndarray) or not is_mapped(given) or (str(given.dtype), given.size) != (made.dtype, made.size):
+        return None
+    if node.op == "Transpose":
+        return {node.outputs[0]: given.transpose(node.attributes.get("perm") or None)}
+    dense = given.flags.c_contiguous or given.shape == made.shape  # NumPy copies others
+    return {node.outputs[0]: given.reshape(made.shape)} if dense else None
+
+
+def has_own(node: Node) -> bool:
+    """Return True if NumPy of our own computes the operator."""
+    return key_of(node.domain, node.op) in OPERATORS
+
+
+def _own(node: Node, values: Arrays) -> dict[str, np.ndarray] | None:
+    """The outputs by NumPy of our own; None where there is none, or none for these types."""
+    if node.declared or not has_own(node):
+        return None
+    with np.errstate(all="ignore"):
+        found = OPERATORS[key_of(node.domain, node.op)](node.attributes, [values[n] if n else None for n in node.inputs])
+    return None if found is None else {o: a for o, a in zip(node.outputs, found, strict=False) if o}
+
+
+def _formats(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> bool:
+    """Whether ``node`` has operands or results of types that nothing computes in, and no others than tensors."""
+    kinds = [str(getattr(values[n], "dtype", "")) for n in node.inputs if n]
+    if nd.bodies(node) or node.declared or not all(kind in KNOWN for kind in kinds):
+        return False
+    return any(kind in FORMATS for kind in (*kinds, *(types[o].dtype for o in node.outputs if o in types)))
+
+
+def _by_numbers(node: Node, values: Arrays, types: Mapping[str, TensorType], host: bool) -> dict[str, np.ndarray] | None:
+    """``node`` as devices get it (``carriers``); None where it makes what is no tensor."""
+    given = {n: np.asarray(values[n]) for n in node.inputs if n}
+    outputs = [o for o in node.outputs if o]
+    unknown = set(outputs) - types.keys()
+    kinds = {n: TensorType(str(a.dtype), a.shape) for n, a in given.items()} | {o: types[o] for o in outputs if o in types}
+    if unknown:  # results that show their shapes when they are there
+        kinds |= {o: TensorType(dtype, ()) for o, dtype in _element_types(node, given).items() if o in unknown}
+        if not kinds.keys() >= unknown:
+            return None
+    graph = carry(Graph("one_node", (), (), (node,), kinds, given))
+    known = dict(graph.constants)
+    for step in graph.nodes:
+        sure = {o: graph.types[o] for o in step.outputs if o}
+        if unknown and step.domain == DOMAIN:
+            sure = {o: TensorType(t.dtype, known[step.inputs[0]].shape) for o, t in sure.items()}
+        known |= evaluate(step, known, {} if unknown and step.domain != DOMAIN else sure, host)
+    return {o: restored(known[o], kinds[o].dtype) for o in outputs}
+
+
+def _element_types(node: Node, given: Arrays) -> dict[str, str]:
+    schema = schemas.get_schema(node.op, node.version, node.domain)
+    kinds = {n: nd.type_proto(a.dtype, a.shape) for n, a in given.items()}
+    inferred = inferred_types(schema, nd.node_proto(node), kinds, given, {node.domain: node.version})
+    return {o: nd.element_type(t.tensor_type.elem_type) for o, t in inferred.items() if t.WhichOneof("value") == "tensor_type"}
+
+
+def interpreted(body: nd.SubGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> list[Any]:
+    """The outputs of a body, operator by operator on the host."""
+    graph, opsets = graph_of(body), dict(body.opsets)
+    ready = _prepared(body, frozenset(outer))
+    values = {**outer, **ready.constants}
+    values |= {v.name: a for v, a in zip(graph.input, given, strict=True)}
+    for proto, computed in ready.steps:
+        found = computed([values[n] if n else None for n in proto.input]) if computed is not None else None
+        values |= evaluate_proto(proto, values, opsets) if found is None else {proto.output[0]: found}
+    return [values[o.name] for o in graph.output]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A body as the host goes through it: its constants, and its operators in order, with how NumPy computes them at once."""
+
+    constants: Mapping[str, Any]
+    steps: Sequence[tuple[NodeProto, Plain | None]]
+
+
+@lru_cache(256)
+def _prepared(body: nd.SubGraph, outer: frozenset[str]) -> _Prepared:
+    graph, opsets = graph_of(body), dict(body.opsets)
+    constants: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    steps: list[tuple[NodeProto, Plain | None]] = []
+    for proto in model_checks.live_nodes(model_checks.sorted_nodes(graph, outer), [o.name for o in graph.output]):
+        if proto.op_type == "Constant" and not proto.domain:
+            constants |= evaluate_proto(proto, {}, opsets)
+        else:
+            steps.append((proto, plain(host_node(proto, opsets), proto)))
+    return _Prepared(constants, steps)
+
+
+class Interpreted:
+    """Runs bodies operator by operator, one turn at a time (``control.BodyRunner``)."""
+
+    def __call__(self, body: nd.SubGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> list[Any]:
+        """See ``interpreted``."""
+        return interpreted(body, given, outer)
+
+    def several(self, body: nd.SubGraph, ahead: TurnsAhead, outer: Mapping[str, Any]) -> None:
+        """Never."""
+
+
+INTERPRETED: Final = Interpreted()
+
+
+def evaluate_proto(proto: NodeProto, values: Arrays, opsets: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Outputs by name of one operator on the host, given its inputs by name. Raises as ``evaluate`` does."""
+    node = host_node(proto, opsets)
+    operands = {n: values[n] for n in node.inputs if n}
+    if node.op in CONTROL or not all(isinstance(a, np.ndarray | np.generic) for a in operands.values()):
+        return evaluate(node, operands, {}, host=True)  # types serve lowerings
+    found = [TensorType(str(values[n].dtype), values[n].shape) if n else None for n in proto.input]
+    if (body := expand_use(proto, opsets[node.domain], found, [values[n] if n else None for n in proto.input])) is not None:
+        return _by_body(proto, body, values, opsets)
+    kinds = {n: nd.value_type(a) for n, a in operands.items()}
+    schema = schemas.get_schema(node.op, opsets[node.domain], node.domain)
+    inferred = inferred_types(schema, proto, kinds, operands, opsets)
+    types = {o: t for o in proto.output if o and (t := nd.tensor_type(inferred.get(o, TypeProto())))}
+    return evaluate(node, operands, types, host=True)
+
+
+def _by_body(proto: NodeProto, body: Expansion, values: Arrays, opsets: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """The outputs of ``proto`` by what is to be run instead."""
+    inner = {formal: values[n] for formal, n in zip(body.inputs, proto.input, strict=False) if n} | {**body.constants}
+    wanted = {formal: n for formal, n in zip(body.outputs, proto.output, strict=False) if n}
+    for step in model_checks.live_nodes(body.local(proto), wanted):
+        inner |= evaluate_proto(step, inner, {**opsets, **body.opsets})
+    return {n: inner[formal] for formal, n in wanted.items()}
+
+
+def host_node(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
+    """The operator by its ONNX names, for the host to run."""
+    attributes, captured = nd.attributes_of(proto, opsets, model_checks.free_values)
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    version = schemas.get_schema(proto.op_type, opsets[domain], domain).since_version
+    inputs, title = (*proto.input, *captured), shortened(proto.name) or proto.op_type
+    return Node(proto.op_type, inputs, tuple(proto.output), attributes, title, domain, version)
+
+
+def reservation(node: Node) -> str:
+    """What a user should know of ``node`` on the host: "" where its implementation was judged."""
+    if node.declared:
+        return "its results are those of the plugin's reference"
+    known = (node.domain, node.op) in REGISTRY or node.op in JUDGED or has_own(node) or nd.is_random(node)
+    return "" if known else "its results by onnx.reference were not compared with ONNX Runtime's"
+
+
+def check_host(node: Node, types: Mapping[str, TensorType]) -> None:
+    """BadInput for an operator that only ``onnx.reference`` runs, and wrongly at this use; ``types`` has those of its inputs."""
+    if (node.domain, node.op) in REGISTRY or has_own(node) or node.declared:
+        return
+    kinds = [types.get(n) for n in node.inputs]
+    decision = distrusted("reference", Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs]))
+    if decision is not None:
+        raise BadInput(_untrusted(node, decision.when), f"node {node.name} ({node.op})", "export the model without it")
+
+
+def _untrusted(node: Node, when: str) -> str:
+    return f"{node.op} with {when} has no trustworthy implementation on the host"
+
+
+def _lowered(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dict[str, np.ndarray] | None:
+    """The outputs by the operator's Computes; None without a lowering or with types that have none. Raises CannotLower."""
+    if (node.domain, node.op) not in REGISTRY or not all(
+        isinstance(values[n], np.ndarray | np.generic) for n in node.inputs if n
+    ):
+        return None  # a sequence, or an optional that is empty
+    operands = {n: np.asarray(values[n]) for n in node.inputs if n}
+    outputs = [o for o in node.outputs if o]
+    known = all(str(a.dtype) in SHORT for a in operands.values()) and all(o in types for o in outputs)
+    if not known:
+        return None
+    # Names may be those of the model, which are no identifiers.
+    names = {n: f"v{i}" for i, n in enumerate((*operands, *outputs))}
+    renamed = replace(
+        node, inputs=tuple(names.get(n, "") for n in node.inputs), outputs=tuple(names.get(o, "") for o in node.outputs)
+    )
+    constants = {names[n]: a for n, a in operands.items()}
+    kinds = {n: TensorType(str(a.dtype), a.shape) for n, a in constants.items()} | {names[o]: types[o] for o in outputs}
+    lowered = lower_node(Graph("one_node", (), (), (renamed,), kinds, constants), renamed, set(kinds))
+    results = {**constants, **lowered.constants}
+    for compute in lowered.computes:
+        results[compute.name] = evaluate_compute(compute, results)
+    return {o: np.asarray(results[names[o]]) for o in outputs}
+
+
+def use_of(node: Node, values: Arrays) -> Use:
+    """Return the use of an operator whose operands are all in ``values``."""
+    known = [values[n] if n and isinstance(values[n], np.ndarray | np.generic) else None for n in node.inputs]
+    kinds = [TensorType(str(a.dtype), a.shape) if a is not None and str(a.dtype) in SHORT else None for a in known]
+    return Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs], known)
+
+
+def _referred(node: Node, values: Arrays) -> dict[str, Any]:
+    """The outputs by ``onnx.reference``."""
+    from onnx.reference import ReferenceEvaluator
+
+    proto = nd.node_proto(node)
+    feeds, outputs = {n: values[n] for n in proto.input if n}, [o for o in proto.output if o]
+    graph = GraphProto(name="one_node", node=[proto])
+    graph.input.extend(onnx.ValueInfoProto(name=n, type=nd.value_type(a)) for n, a in feeds.items())
+    graph.output.extend(onnx.ValueInfoProto(name=n) for n in outputs)
+    with np.errstate(all="ignore"):
+        results = ReferenceEvaluator(graph, opsets={"": node.version, node.domain: node.version}).run(outputs, feeds)
+    return {name: _kept(r) for name, r in zip(outputs, results, strict=True)}
+
+
+def _kept(value: Any) -> Any:
+    """A value as an array, strings as objects; a list (a sequence) or None (an empty optional) as it is."""
+    if value is None or isinstance(value, list):
+        return value
+    array = np.asarray(value)
+    return array.astype(object) if array.dtype.kind in "SU" else array

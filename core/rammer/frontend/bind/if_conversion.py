@@ -1,0 +1,117 @@
+"""An If whose branches are small becomes both of them, and its condition chooses among their results: part of one program, where
+a branch of its own would be a call, which costs what some 100,000 elements do.
+
+Only operators that end well whatever they read are computed though nobody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Final
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from rammer.errors import BadInput
+from rammer.frontend.bind.bind_state import BindState, Scope
+from rammer.frontend.read import model_checks
+from rammer.ir.graph import Node
+from rammer.ir.types import TensorType, is_float
+
+#: Elements that the operators of both branches may read and write, a product's terms counted as an eighth of one.
+MOST_WORK: Final = 1 << 16
+_TERMS: Final = 8
+#: Operators of both branches: each costs some devices a launch.
+MOST_OPERATORS: Final = 32
+# fmt: off
+#: Operators that have a result for all values of their operands.
+TOTAL: Final = frozenset({
+    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Clip", "Concat",
+    "Constant", "Cos", "Cosh", "Elu", "Equal", "Erf", "Exp", "Expand", "Flatten", "Floor", "Gelu", "Greater",
+    "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log",
+    "LogSoftmax", "Max", "Mean", "Min", "Mish", "Mul", "Neg", "Not", "Or", "PRelu", "Pad", "ReduceL1", "ReduceL2",
+    "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
+    "Relu", "Reshape", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "Softplus", "Softsign",
+    "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Unsqueeze",
+    "Where", "Xor",
+})
+# fmt: on
+#: These have one for floats: integers may be divided by zero.
+TOTAL_OF_FLOATS: Final = frozenset({"Div", "Mod", "Pow", "Reciprocal"})
+PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
+
+
+def selected(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
+    """Put both branches of an If in its place, and a Where behind them; False where it has to stay. What it adds to ``walk`` is
+    then taken back."""
+    if proto.op_type != "If" or proto.domain not in ("", "ai.onnx"):
+        return False
+    condition = scope.values[proto.input[0]]
+    if walk.types[condition].size != 1:
+        return False
+    made = len(walk.nodes)
+    try:
+        branches = [_walked(walk, proto, which, scope) for which in ("then_branch", "else_branch")]
+        done = _cheap(walk, walk.nodes[made:]) and all(_alike(walk, *pair) for pair in zip(*branches, strict=True))
+    except BadInput:  # a shape that hangs on data, or what a branch alone says better
+        done = False
+    if not done:
+        del walk.nodes[made:]
+        return False
+    inner = scope.inner()
+    name = proto.name or proto.output[0]
+    chosen, scalar = f"{name}/condition", f"{name}/scalar"
+    walk.constant(scalar, np.array([], np.int64), inner)
+    walk.step(helper.make_node("Reshape", [proto.input[0], scalar], [chosen]), inner)
+    for place, (one, other, wanted) in enumerate(zip(*branches, proto.output, strict=True)):
+        if wanted:
+            inner.values.update({f"{name}/then{place}": one, f"{name}/else{place}": other})
+            result = f"{name}/chosen{place}"
+            inner.titles = {result: scope.titles.get(wanted, wanted)}
+            walk.step(helper.make_node("Where", [chosen, f"{name}/then{place}", f"{name}/else{place}"], [result]), inner)
+            scope.values[wanted] = inner.values[result]
+    return True
+
+
+def _walked(walk: BindState, proto: NodeProto, which: str, scope: Scope) -> list[str]:
+    """Walk over a branch; names of its results."""
+    branch = next(a.g for a in proto.attribute if a.name == which)
+    inner = scope.inner()
+    walk.initializers(branch, inner)
+    order = model_checks.sorted_nodes(branch, scope.values)
+    walk.nodes_of(order, [o.name for o in branch.output], inner)
+    return [inner.values[o.name] for o in branch.output]
+
+
+def _alike(walk: BindState, one: str, other: str) -> bool:
+    """Whether two results have one type and shape."""
+    return _type(walk, one) == _type(walk, other)
+
+
+def _type(walk: BindState, name: str) -> TensorType:
+    known = walk.known.get(name)
+    return walk.types[name] if known is None else TensorType(str(known.dtype), known.shape)
+
+
+def _cheap(walk: BindState, nodes: Sequence[Node]) -> bool:
+    """Whether all operators end well, and are few and little work together."""
+    work = 0 if len(nodes) <= MOST_OPERATORS else MOST_WORK + 1
+    for node in nodes:
+        if node.domain or not _total(walk, node):
+            return False
+        read = [_type(walk, n) for n in node.inputs if n]
+        written = [walk.types[n] for n in node.outputs if n]
+        work += sum(t.size for t in (*read, *written))
+        if node.op in PRODUCTS:
+            work += prod(written[0].shape) * read[0].size // max(read[0].shape[-2] if len(read[0].shape) > 1 else 1, 1) // _TERMS
+    return work <= MOST_WORK
+
+
+def _total(walk: BindState, node: Node) -> bool:
+    """Whether an operator has a result for all values that it may read."""
+    if node.op in TOTAL or node.op in PRODUCTS:
+        return True
+    if node.op == "Gather":  # an index may be out of range
+        return node.inputs[1] in walk.known
+    return node.op in TOTAL_OF_FLOATS and all(is_float(_type(walk, n).dtype) for n in node.inputs if n)

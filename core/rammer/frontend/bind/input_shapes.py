@@ -1,0 +1,83 @@
+"""The static shape of every input of a model: what the file fixes, completed by what the user gives."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from rammer.errors import BadInput
+from rammer.frontend.read.reader import Model
+from rammer.ir.port import InputPort
+
+#: What a hint proposes for a dynamic extent of an image, by axis (batch, channels, height, width).
+_IMAGE = (1, 3, 224, 224)
+#: Axes that a hint proposes for an input without a declared shape.
+_GUESSED_RANK = 2
+
+
+def bound_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Input name -> static shape, of those that are tensors of numbers. A symbol has one extent wherever it occurs.
+
+    Raises BadInput for an unknown input, a shape that contradicts the model, and a dynamic dimension
+    that no shape fixes; the hint then spells the option to type.
+    """
+    ports = {port.name: port for port in model.inputs}
+    for name in shapes:
+        if name not in ports:
+            close = difflib.get_close_matches(name, ports, 1)
+            known = f"did you mean {close[0]}?" if close else f"the inputs are {', '.join(ports)}"
+            raise BadInput(f"the model has no input {name!r}", f"shape of {name}", known)
+    symbols: dict[str, int] = {}
+    for name, shape in shapes.items():
+        _unify(ports[name], tuple(shape), symbols)
+    return {name: _shape(port, shapes.get(name), symbols, ports) for name, port in ports.items() if port.numeric}
+
+
+def _unify(port: InputPort, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
+    """Check ``shape`` against ``port`` and note the extents of its symbols."""
+    text = "x".join(map(str, shape))
+    if any(extent < 0 for extent in shape):
+        raise BadInput(f"shape {text} of input {port.name!r} has a negative extent", str(port), "extents start at 0")
+    if not port.ranked:
+        return
+    if len(shape) != len(port.shape):
+        raise BadInput(
+            f"shape {text} of input {port.name!r} has rank {len(shape)}, the model wants rank {len(port.shape)}",
+            str(port),
+            option(port, symbols),
+        )
+    for axis, (extent, declared) in enumerate(zip(shape, port.shape, strict=True)):
+        wanted = symbols.setdefault(declared, extent) if isinstance(declared, str) else declared
+        if wanted is not None and wanted != extent:
+            symbol = f" ({declared})" if isinstance(declared, str) else ""
+            raise BadInput(
+                f"axis {axis} of input {port.name!r} is {extent}, the model wants {wanted}{symbol}",
+                str(port),
+                option(port, symbols),
+            )
+
+
+def _shape(
+    port: InputPort, given: tuple[int, ...] | None, symbols: Mapping[str, int], ports: Mapping[str, InputPort]
+) -> tuple[int, ...]:
+    if given is not None:
+        return tuple(given)
+    dims = [symbols.get(d) if isinstance(d, str) else d for d in port.shape]
+    if None in dims or not port.ranked:
+        missing = [p for p in ports.values() if not p.ranked or any(not isinstance(d, int) for d in p.shape)]
+        hints = " ".join(option(p, symbols) for p in missing)
+        if not port.ranked:
+            raise BadInput(f"input {port.name!r} declares no shape", str(port), f"give it, for example {hints}")
+        raise BadInput(f"input {port.name!r} has a dynamic shape", str(port), f"give it, for example {hints}")
+    return tuple(d for d in dims if d is not None)
+
+
+def option(port: InputPort, symbols: Mapping[str, int]) -> str:
+    """The command-line option that fixes the shape of ``port``, with likely extents for those not known."""
+    dims = port.dims(_GUESSED_RANK)
+    likely = _IMAGE if len(dims) == len(_IMAGE) else (1, *[16] * len(dims))
+    extents = []
+    for declared, guess in zip(dims, likely, strict=False):
+        known = symbols.get(declared) if isinstance(declared, str) else declared
+        extents.append(guess if known is None else known)
+    return f"--shape {port.name}:{'x'.join(map(str, extents))}"

@@ -1,0 +1,143 @@
+"""A Scan whose turns are all alike, as a model of one turn: what a repeated program is compiled from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, helper
+
+from rammer.errors import BadInput
+from rammer.frontend.bind.binder import bind_until
+from rammer.frontend.loops.control_operators import graph_of
+from rammer.frontend.lower.graph_lowering import Lowerings
+from rammer.frontend.read.node_protos import SubGraph, captures, formats
+from rammer.frontend.read.reader import Model
+from rammer.ir.graph import Graph, Node, Value
+from rammer.ir.port import InputPort
+from rammer.ir.types import TensorType
+
+#: The node that stands for all turns of recurrent layers whose steps are known late, and its domain, which no model has.
+DOMAIN: Final = "rammer.turns"
+TURNS: Final = f"{DOMAIN}.Turns"
+#: Operators that a turn ends with, so that each of its results is its own.
+_END = "turn.end"
+
+
+def is_turns(node: Node) -> bool:
+    """Whether a node stands for the turns of recurrent layers."""
+    return node.op == TURNS
+
+
+@dataclass(frozen=True)
+class RolledTurn:
+    """One turn of a Scan as a ``model``, and what is what: ``states`` are (input, first value, output, last value), ``slices``
+    and ``gathered`` (input or output, the value of all turns, whether from behind), ``fixed`` (input, value). Inputs
+    and outputs are the model's, values the Graph's; "" is a value that nobody reads. What is gathered has an axis for turns,
+    or with ``step`` one for steps, so many in a turn."""
+
+    model: Model
+    count: int
+    states: tuple[tuple[str, str, str, str], ...]
+    slices: tuple[tuple[str, str, bool], ...]
+    gathered: tuple[tuple[str, str, bool], ...]
+    fixed: tuple[tuple[str, str], ...]
+    step: int = 0
+
+
+def rolled_turn(graph: Graph, node: Node) -> RolledTurn:
+    """One turn of a Scan of ``graph``. BadInput where its turns are not alike, or its slices not in order of memory."""
+    captured = captures(node)
+    formal, outer = (
+        node.inputs[: len(node.inputs) - len(captured)],
+        dict(zip(captured, node.inputs[-len(captured) :], strict=False)),
+    )
+    body, scanned = node.attributes["body"], int(node.attributes["num_scan_inputs"])
+    if formats(node) or any(any(node.attributes.get(k) or ()) for k in ("scan_input_axes", "scan_output_axes")):
+        raise BadInput("it goes along another axis than the first")
+    names, results = _names(graph_of(body).input), [f"{_END}{i}" for i in range(len(graph_of(body).output))]
+    first = len(formal) - scanned
+    lengths = {graph.types[n].shape[0] for n in formal[first:]}
+    if len(lengths) != 1 or min(lengths) < 1 or len(names) != len(formal):
+        raise BadInput("it has no turns")
+    (count,) = lengths
+    kinds = [graph.types[n] for n in formal[:first]]
+    kinds += [TensorType((k := graph.types[n]).dtype, k.shape[1:]) for n in formal[first:]]
+    read, outputs = _read(graph), [*node.outputs, *[""] * (len(results) - len(node.outputs))]
+    wanted = [o if o in read else "" for o in outputs]
+    free = [n for n in outer if outer[n] not in graph.constants]
+    ports = [InputPort(n, k.dtype, k.shape) for n, k in zip(names, kinds, strict=True)]
+    ports += [InputPort(n, graph.types[outer[n]].dtype, graph.types[outer[n]].shape) for n in free]
+    known = {n: graph.constants[o] for n, o in outer.items() if o in graph.constants}
+    model = _turn_model(body, ports, known, results)
+    ways, out_ways = (
+        [*map(bool, node.attributes.get(k) or (0,) * n)]
+        for k, n in (("scan_input_directions", scanned), ("scan_output_directions", len(results) - first))
+    )
+    return RolledTurn(
+        model,
+        count,
+        tuple(zip(names[:first], formal[:first], results[:first], wanted[:first], strict=True)),
+        tuple(zip(names[first:], formal[first:], ways, strict=True)),
+        tuple(zip(results[first:], wanted[first:], out_ways, strict=True)),
+        tuple((n, outer[n]) for n in free),
+    )
+
+
+def bound_turn(turn: RolledTurn, graph: Graph, lowerings: Lowerings) -> Graph:
+    """The turn with its shapes, in names that no value of ``graph`` begins with. BadInput where the shapes of its states, or
+    others, change from turn to turn."""
+    bound, rest = bind_until(turn.model, {}, lowerings)
+    if rest is not None:
+        raise rest.why
+    given, made = ({v.external or v.name: v.type for v in values} for values in (bound.inputs, bound.outputs))
+    steps = (turn.step,) if turn.step else ()
+    slices = [(r, TensorType((k := graph.types[v]).dtype, (*steps, *k.shape[1:]))) for r, v, _ in turn.gathered if v]
+    for result, kind in [*((r, given[i]) for i, _, r, _ in turn.states), *slices]:
+        if made[result] != kind:
+            raise BadInput(f"one makes {made[result]} of what is {kind}")
+    number = 0
+    while any(n.startswith(_prefix(number)) for n in graph.types):
+        number += 1
+    return _renamed(bound, _prefix(number))
+
+
+def _prefix(number: int) -> str:
+    return f"turn{number or ''}_"
+
+
+def _renamed(graph: Graph, prefix: str) -> Graph:
+    def new(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(prefix + n if n else "" for n in names)
+
+    def ports(values: Iterable[Value]) -> tuple[Value, ...]:
+        return tuple(replace(v, name=prefix + v.name, external=v.external or v.name) for v in values)
+
+    return replace(
+        graph,
+        inputs=ports(graph.inputs),
+        outputs=ports(graph.outputs),
+        nodes=tuple(replace(n, inputs=new(n.inputs), outputs=new(n.outputs)) for n in graph.nodes),
+        types={prefix + n: k for n, k in graph.types.items() if n},
+        constants={prefix + n: a for n, a in graph.constants.items()},
+    )
+
+
+def _turn_model(body: SubGraph, ports: Sequence[InputPort], known: Mapping[str, np.ndarray], results: Sequence[str]) -> Model:
+    graph, opsets = graph_of(body), dict(body.opsets)
+    proto = ModelProto(opset_import=[OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()])
+    ends: list[NodeProto] = [helper.make_node("Identity", [o.name], [r]) for o, r in zip(graph.output, results, strict=True)]
+    whole = GraphProto(initializer=graph.initializer, node=[*graph.node, *ends])
+    whole.output.extend(ValueInfoProto(name=r) for r in results)
+    proto.graph.CopyFrom(whole)
+    return Model(proto, None, graph.name or "turn", tuple(ports), tuple(results), opsets.get("", 0), known=known)
+
+
+def _names(values: Sequence[ValueInfoProto]) -> list[str]:
+    return [v.name for v in values]
+
+
+def _read(graph: Graph) -> set[str]:
+    return {i for n in graph.nodes for i in n.inputs} | {v.name for v in graph.outputs}

@@ -1,0 +1,35 @@
+"""Which nodes of a graph become one program, and which run on the host."""
+
+from __future__ import annotations
+
+from rammer.frontend.bind.evaluator import check_host, reservation
+from rammer.frontend.bind.loop_body import is_turns
+from rammer.frontend.lower.graph_lowering import Lowerings, can_lower
+from rammer.frontend.lower.lowering_registry import REGISTRY
+from rammer.ir.graph import Graph, Node
+
+
+def split_segments(graph: Graph, lowerings: Lowerings = REGISTRY) -> list[tuple[list[Node], str]]:
+    """Cut the nodes into device segments and single host nodes, in a legal order.
+
+    A node's depth counts the device/host borders on the way to it; nodes of one depth form a segment.
+    Returns (nodes, reason), with an empty reason for device segments.
+    """
+    depth_of: dict[str, int] = {}
+    groups: dict[int, list[tuple[Node, str]]] = {}
+    for node in graph.nodes:
+        why = "it is a program of turns" if is_turns(node) else can_lower(graph, node, lowerings) or ""
+        if why and not is_turns(node):
+            check_host(node, graph.types)
+            why += f"; {doubt}" if (doubt := reservation(node)) else ""
+        depth = max((depth_of.get(i, 0) for i in node.inputs if i), default=0)
+        depth += (depth % 2 == 1) != bool(why)
+        depth_of.update({o: depth for o in node.outputs if o})
+        groups.setdefault(depth, []).append((node, why))
+    result: list[tuple[list[Node], str]] = []
+    for depth in sorted(groups):
+        if depth % 2:
+            result += [([node], why) for node, why in groups[depth]]
+        else:
+            result.append(([node for node, _ in groups[depth]], ""))
+    return result

@@ -1,0 +1,1 @@
+"""Operators without a tensor expression, computed on the host."""

@@ -1,0 +1,192 @@
+"""What NumPy says in a word: operators of shape arithmetic and the like, at once, for bodies that the host interprets.
+
+Each gives what its tensor expression gives, or None, where the general way (``evaluator.evaluate_proto``) computes the value or
+says what is wrong: an operand out of range, types that do not go together, an older form of the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from rammer.frontend.host.operators import OPERATORS
+from rammer.ir.graph import Node
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: From operands (None where one is absent) to the one output.
+Plain: TypeAlias = "Callable[[Sequence[Any]], Any]"
+
+#: Types whose arithmetic is NumPy's.
+TYPES: Final = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "bool")))
+#: Above it, an integer of another type may not hold a number.
+_SAFE: Final = 1 << 31
+#: The first version of an operator whose operands are as here.
+_SINCE: Final = {
+    "Unsqueeze": 13,
+    "Squeeze": 13,
+    "Slice": 10,
+    "ReduceMax": 18,
+    "ReduceMin": 18,
+    "Add": 7,
+    "Sub": 7,
+    "Mul": 7,
+    "Reshape": 5,
+}
+
+
+def plain(node: Node, proto: NodeProto) -> Plain | None:
+    """How NumPy computes ``node``; None where it is to be computed the general way."""
+    if node.domain or node.version < _SINCE.get(node.op, 1) or len(proto.output) != 1:
+        return None
+    found = _function(node)
+    if found is None:
+        return None
+
+    def computed(operands: Sequence[Any]) -> Any:
+        if not all(a is None or (isinstance(a, np.ndarray) and a.dtype in TYPES) for a in operands):
+            return None
+        try:
+            with np.errstate(all="ignore"):
+                result = found(*operands)
+        except (ValueError, IndexError, TypeError, OverflowError):  # whatever it is, the general way says
+            return None
+        return None if result is None else np.asarray(result)
+
+    return computed
+
+
+Attributes: TypeAlias = Mapping[str, Any]
+
+
+def _function(node: Node) -> Callable[..., Any] | None:
+    if node.op in OPERATORS:
+        own = OPERATORS[node.op]
+        return lambda *operands: (found := own(node.attributes, operands)) and found[0]
+    make = PLAIN.get(node.op)
+    return None if make is None else make(node.attributes)
+
+
+def _binary(function: Callable[[Any, Any], Any], kinds: str) -> Callable[[Attributes], Callable[..., Any]]:
+    def of(attributes: Attributes) -> Callable[..., Any]:
+        return lambda x, y: function(x, y) if x.dtype == y.dtype and x.dtype.kind in kinds else None
+
+    return of
+
+
+def _gather(attributes: Attributes) -> Callable[..., Any]:
+    axis = attributes.get("axis", 0)
+    return lambda x, places: (
+        np.take(x, places, axis) if x.ndim and x.size and places.dtype.kind == "i" else None
+    )  # out of range is an IndexError
+
+
+def _unsqueeze(attributes: Attributes) -> Callable[..., Any]:
+    return lambda x, axes: np.expand_dims(x, tuple(axes.tolist()))
+
+
+def _squeeze(attributes: Attributes) -> Callable[..., Any]:
+    return lambda x, axes=None: np.squeeze(x, None if axes is None else tuple(axes.tolist()))
+
+
+def _concat(attributes: Attributes) -> Callable[..., Any]:
+    axis = attributes["axis"]
+    return lambda *parts: np.concatenate(parts, axis) if len({p.dtype for p in parts}) == 1 else None
+
+
+def _slice(attributes: Attributes) -> Callable[..., Any]:
+    def cut(x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Any:
+        places = range(len(starts)) if axes is None else axes.tolist()
+        strides = [1] * len(starts) if steps is None else steps.tolist()
+        if any(s <= 0 for s in strides):
+            return None
+        parts = [slice(None)] * x.ndim
+        for axis, start, end, stride in zip(places, starts.tolist(), ends.tolist(), strides, strict=True):
+            parts[axis] = slice(start, end, stride)
+        return np.array(x[tuple(parts)])
+
+    return cut
+
+
+def _reshape(attributes: Attributes) -> Callable[..., Any]:
+    keep = not attributes.get("allowzero", 0)
+
+    def reshaped(x: Array, shape: Array) -> Any:
+        return x.reshape([x.shape[i] if n == 0 and keep else n for i, n in enumerate(shape.tolist())])
+
+    return reshaped
+
+
+def _where(attributes: Attributes) -> Callable[..., Any]:
+    return lambda c, x, y: np.where(c, x, y) if x.dtype == y.dtype and c.dtype == np.bool_ else None
+
+
+def _cast(attributes: Attributes) -> Callable[..., Any]:
+    wanted = np.dtype(helper.tensor_dtype_to_np_dtype(attributes["to"]))
+
+    def cast(x: Array) -> Any:
+        if wanted not in TYPES:
+            return None
+        narrow = x.dtype.kind in "if" and wanted.kind == "i" and (x.dtype.kind == "f" or wanted.itemsize < x.dtype.itemsize)
+        if narrow and not bool((np.abs(x) < _SAFE).all()):  # NaN is not
+            return None
+        return x.astype(wanted)
+
+    return cast
+
+
+def _filled(attributes: Attributes) -> Callable[..., Any]:
+    value = np.asarray(attributes.get("value", np.zeros(1, np.float32))).reshape(-1)
+    return lambda shape: np.full(shape.tolist(), value[0], value.dtype)
+
+
+def _expand(attributes: Attributes) -> Callable[..., Any]:
+    return lambda x, shape: np.array(np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape.tolist()))))
+
+
+def _extreme(function: Any) -> Callable[[Attributes], Callable[..., Any]]:
+    def of(attributes: Attributes) -> Callable[..., Any]:
+        keep, alone = bool(attributes.get("keepdims", 1)), bool(attributes.get("noop_with_empty_axes", 0))
+
+        def reduced(x: Array, axes: Array | None = None) -> Any:
+            every = axes is None or not axes.size
+            if not x.size or x.dtype == np.bool_ or (every and alone):
+                return None
+            found = function(x, axis=None if axes is None or every else tuple(axes.tolist()), keepdims=keep)
+            return None if np.isnan(found).any() else found  # what becomes of NaN, expressions say
+
+        return reduced
+
+    return of
+
+
+#: By operator, from its attributes, what makes its output of its operands.
+PLAIN: Final[Mapping[str, Callable[[Attributes], Callable[..., Any]]]] = {
+    "Add": _binary(np.add, "if"),
+    "Sub": _binary(np.subtract, "if"),
+    "Mul": _binary(np.multiply, "if"),
+    "Equal": _binary(np.equal, "ifb"),
+    "Less": _binary(np.less, "if"),
+    "Greater": _binary(np.greater, "if"),
+    "And": _binary(np.logical_and, "b"),
+    "Or": _binary(np.logical_or, "b"),
+    "Not": lambda attributes: lambda x: ~x if x.dtype == np.bool_ else None,
+    "Identity": lambda attributes: lambda x: x,
+    "Shape": lambda attributes: lambda x: np.array(x.shape[attributes.get("start", 0) : attributes.get("end", x.ndim)], np.int64),
+    "Size": lambda attributes: lambda x: np.array(x.size, np.int64),
+    "Gather": _gather,
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze,
+    "Concat": _concat,
+    "Slice": _slice,
+    "Reshape": _reshape,
+    "Transpose": lambda attributes: lambda x: np.array(x.transpose(attributes.get("perm") or None), order="C"),
+    "Where": _where,
+    "Cast": _cast,
+    "ConstantOfShape": _filled,
+    "Expand": _expand,
+    "ReduceMax": _extreme(np.max),
+    "ReduceMin": _extreme(np.min),
+}

@@ -1,0 +1,185 @@
+"""Operators without a tensor expression for which ``onnx.reference`` departs from ONNX's words or is slow: NumPy of our own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from onnx import helper
+
+from rammer.frontend.host import contrib_operators
+from rammer.frontend.host.strings import cast_map, category_mapper, dict_vectorizer, one_hot, string_normalizer
+from rammer.frontend.read.schemas import MICROSOFT
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+_STEPS: Final[Mapping[str, Any]] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def scatter_elements(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
+    """ "output[indices[i][j]][j] = updates[i][j] if axis = 0"."""
+    data, indices, updates = operands[:3]
+    assert data is not None and indices is not None and updates is not None
+    axis = int(attributes.get("axis", 0)) % data.ndim
+    places: list[Array] = list(np.indices(indices.shape, sparse=True))
+    places[axis] = np.where(indices < 0, indices + data.shape[axis], indices)
+    return [_scattered(attributes, data, tuple(places), updates)]
+
+
+def scatter_nd(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
+    """ "output[indices[idx]] = updates[idx]"."""
+    data, indices, updates = operands[:3]
+    assert data is not None and indices is not None and updates is not None
+    places = [np.where(i < 0, i + n, i) for i, n in zip(np.moveaxis(indices, -1, 0), data.shape, strict=False)]
+    return [_scattered(attributes, data, tuple(places), updates)]
+
+
+def _scattered(attributes: Mapping[str, Any], data: Array, places: tuple[Array, ...], updates: Array) -> Array:
+    word, wide = attributes.get("reduction", "none"), data.dtype == np.float16
+    result = data.astype(np.float32) if wide and word != "none" else data.copy()
+    with np.errstate(all="ignore"):
+        if word == "none":
+            result[places] = updates  # of several to one place the last one stays
+        else:
+            # Over one axis NumPy has a fast way; slices are places of their elements.
+            shape = result.shape
+            lead = np.ravel_multi_index(places, shape[: len(places)]) if places else np.zeros((), np.int64)
+            tail = math.prod(shape[len(places) :])
+            flat = np.asarray(lead)[..., None] * tail + np.arange(tail)
+            _STEPS[word].at(result.reshape(-1), flat.ravel(), updates.ravel())
+    return result.astype(data.dtype)
+
+
+#: From attributes and operands (None where one is absent) to all outputs; None for element types that it does not take.
+_Operator: TypeAlias = Callable[[Mapping[str, Any], Sequence["Array | None"]], "Sequence[Array] | None"]
+
+
+def _unique(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
+    """ "the unique values or sliced unique subtensors", sorted or "in the same order in which they occur in 'X'"; indices
+    of first occurrences, inverse indices and counts. The reference drops axes of unsorted and of single subtensors."""
+    x = operands[0]
+    assert x is not None
+    axis = attributes.get("axis")
+    _, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
+    order = np.arange(len(first)) if attributes.get("sorted", 1) else np.argsort(first, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    first = first[order]
+    values = x.ravel()[first] if axis is None else np.take(x, first, axis=axis)
+    return values, first, place[inverse.ravel()], counts[order]
+
+
+def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
+    """Rows of batch, class and box: by falling score, "boxes with IOU overlap with previously selected boxes" above the
+    threshold left out. The reference refuses the scalars that the limits are."""
+    boxes, scores = operands[0], operands[1]
+    assert boxes is not None and scores is not None
+    limit, overlap, least = (_scalar(operands, i) for i in (2, 3, 4))
+    corners = _corners(boxes, bool(attributes.get("center_point_box", 0)))
+    areas, chosen = np.prod(corners[..., 2:] - corners[..., :2], axis=-1), list[tuple[int, int, int]]()
+    for batch, label in np.ndindex(*scores.shape[:2]):
+        rated = scores[batch, label]
+        order, kept = np.argsort(-rated, kind="stable"), 0
+        order = order if least is None else order[~(rated[order] <= least)]
+        while order.size and kept < int(limit or 0):
+            best, order, kept = order[0], order[1:], kept + 1
+            chosen.append((batch, label, int(best)))
+            shared = _overlaps(corners[batch, best], corners[batch, order], areas[batch, best], areas[batch, order])
+            order = order[shared.astype(np.float32) <= np.float32(overlap or 0)]
+    return (np.array(chosen, np.int64).reshape(-1, 3),)
+
+
+def _non_zero(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array] | None:
+    """ "the indices of the elements that are non-zero (in row-major order - by dimension)"; of a scalar the reference's."""
+    x = operands[0]
+    return (np.array(np.nonzero(x), np.int64),) if x is not None and x.ndim and x.dtype.kind in "fiub" else None
+
+
+def _dropout(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
+    """ "output = scale * data * mask, where scale = 1. / (1. - ratio)" in training mode; the numbers of a seed are those that
+    ONNX's own tests were made with."""
+    x, ratio, training = operands[0], _scalar(operands, 1), _scalar(operands, 2)
+    assert x is not None
+    share = 0.5 if ratio is None else float(ratio)
+    if not training or share == 0:
+        return x, np.ones(x.shape, bool)
+    mask = np.asarray(np.random.RandomState(attributes.get("seed")).uniform(0, 1, x.shape)) >= share
+    return np.where(mask, x * np.asarray(1 / (1 - share), x.dtype), np.asarray(0, x.dtype)), mask
+
+
+def _bit_cast(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
+    """ "preserves the exact bit pattern": what no lowering takes, which is of bool or float16."""
+    x = operands[0]
+    assert x is not None
+    return (x.view(helper.tensor_dtype_to_np_dtype(attributes["to"])),)
+
+
+def _scalar(operands: Sequence[Array | None], index: int) -> Any:
+    value = operands[index] if index < len(operands) else None
+    return None if value is None or value.size == 0 else value.ravel()[0]
+
+
+def _corners(boxes: Array, centred: bool) -> Array:
+    """Least and greatest coordinates ``[.., 4]`` of boxes, given by any two opposite corners or by centre and size."""
+    one, two = boxes[..., :2], boxes[..., 2:]
+    if centred:
+        one, two = one - two / 2, one + two / 2
+    return np.concatenate([np.minimum(one, two), np.maximum(one, two)], axis=-1)
+
+
+def _overlaps(box: Array, others: Array, area: Array, areas: Array) -> Array:
+    """Intersections over unions of a box and others."""
+    sides = np.maximum(np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2]), 0)
+    shared, both = (sides[:, 0] * sides[:, 1]).astype(np.float64), (area + areas).astype(np.float64)
+    return np.asarray(np.divide(shared, both - shared, out=np.zeros_like(shared), where=both > shared))
+
+
+def _optional(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
+    """ "an optional-type value containing either an empty optional of a certain type ... or a non-empty value containing the
+    input element": the element itself here, or None. The reference makes a list of it."""
+    return [operands[0] if operands else None]
+
+
+def _zip_map(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Any]:
+    """ "Creates a map from the input and the attributes": one for each row, of numbers or words. The reference has none."""
+    rows = operands[0]
+    assert rows is not None
+    keys = attributes.get("classlabels_strings") or attributes.get("classlabels_int64s") or ()
+    rows = rows.reshape(-1, rows.shape[-1])
+    if rows.shape[1] != len(keys):
+        raise ValueError(f"{rows.shape[1]} columns for {len(keys)} keys")
+    return [[dict(zip(keys, row.tolist(), strict=True)) for row in rows]]
+
+
+def key_of(domain: str, op: str) -> str:
+    """Return the name of an operator in ``OPERATORS``: ONNX's own domains share theirs."""
+    return f"{domain}.{op}" if domain == MICROSOFT else op
+
+
+#: Operator -> what runs it, by ``key_of``.
+OPERATORS: Final[Mapping[str, _Operator]] = {
+    "Optional": _optional,
+    "StringNormalizer": string_normalizer,
+    "ZipMap": _zip_map,
+    "OneHotEncoder": one_hot,
+    "CategoryMapper": category_mapper,
+    "DictVectorizer": dict_vectorizer,
+    "CastMap": cast_map,
+    "Unique": _unique,
+    "NonZero": _non_zero,
+    "NonMaxSuppression": _non_max_suppression,
+    "BitCast": _bit_cast,
+    "Dropout": _dropout,
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
+    f"{MICROSOFT}.BifurcationDetector": contrib_operators.detect_bifurcation,
+    f"{MICROSOFT}.DynamicTimeWarping": contrib_operators.warp,
+    f"{MICROSOFT}.ExpandDims": contrib_operators.expand_dims,
+    f"{MICROSOFT}.GatherND": contrib_operators.gather_nd,
+    f"{MICROSOFT}.Inverse": contrib_operators.invert,
+    f"{MICROSOFT}.MurmurHash3": contrib_operators.hash_words,
+    f"{MICROSOFT}.Tokenizer": contrib_operators.tokenize,
+    f"{MICROSOFT}.Unique": contrib_operators.find_unique,
+}

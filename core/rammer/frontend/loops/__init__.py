@@ -1,0 +1,1 @@
+"""Control flow: unrolling, loop bodies, loop chunks."""

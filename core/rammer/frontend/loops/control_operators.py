@@ -1,0 +1,262 @@
+"""If, Loop, Scan and SequenceMap by ONNX's words: which body runs when and on what, and what becomes of its results.
+
+Who runs bodies is given (``BodyRunner``): ``frontend.bind.evaluator`` interprets them on the host, ``runtime.control_flow``
+compiles them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+from onnx import GraphProto, helper
+
+from rammer.errors import BadInput
+from rammer.frontend.read import limits
+from rammer.frontend.read import node_protos as nd
+from rammer.frontend.read.node_protos import SubGraph
+from rammer.ir.graph import Node
+
+#: An array, a list of values (a sequence), or None (an optional that is empty).
+Value: TypeAlias = Any
+
+
+class OuterValues(dict[str, Value]):
+    """What the bodies of one operator in one run read of outside, by their names for it. ``constants`` are those that every run
+    has; ``ready`` is for who runs the bodies to note what holds for this run."""
+
+    def __init__(self, values: Mapping[str, Value], constants: frozenset[str] = frozenset()) -> None:
+        super().__init__(values)
+        self.constants, self.ready = constants, dict[Any, Any]()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsAhead:
+    """Turns of a body that come next: the index of the first, how many are left (None: as long as the condition holds), the
+    states, and of a Scan the slices of all of its turns, along a first axis. ``check`` is to be asked now and then, with the
+    number of turns so far: BadInput for a loop that takes too long."""
+
+    first: int
+    left: int | None
+    state: Sequence[Value]
+    slices: Sequence[Value]
+    check: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsDone:
+    """Turns that ran: how many, whether the condition still holds, the states, and what is gathered, along a first axis."""
+
+    count: int
+    going: bool
+    state: list[Value]
+    gathered: list[Value]
+
+
+class BodyRunner(Protocol):
+    """Who runs bodies."""
+
+    def __call__(self, body: SubGraph, given: Sequence[Value], outer: OuterValues) -> Sequence[Value]:
+        """The outputs of a body, in order, of its inputs in order and what it reads of outside."""
+        ...
+
+    def several(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> TurnsDone | None:
+        """One turn or more of those ahead; None where each is to be asked for."""
+        ...
+
+
+@dataclass
+class _Clock:
+    """When the outermost loop on the host began, in seconds of this thread's CPU, and how many it may take. ``passed`` is
+    when it began by the wall clock, which is the cheaper to ask and never behind. ``turns`` are those of the loops that run, the
+    outermost first."""
+
+    start: float
+    passed: float
+    most: float
+    turns: list[tuple[str, int]] = field(default_factory=list)
+
+
+_CLOCK: ContextVar[_Clock | None] = ContextVar("_CLOCK", default=None)
+
+
+@lru_cache(64)
+def graph_of(body: SubGraph) -> GraphProto:
+    """A body as a protobuf, parsed once."""
+    return body.graph
+
+
+def controlled(node: Node, values: Mapping[str, Value], bodies: BodyRunner, constants: Collection[str] = ()) -> list[Value]:
+    """All outputs of ``node``, in order, of its inputs by name (those that its bodies capture included), of which ``constants``
+    are the same in every run."""
+    captured = nd.captures(node)
+    formal = node.inputs[: len(node.inputs) - len(captured)]
+    named = dict(zip(captured, node.inputs[len(formal) :], strict=True))
+    outer = OuterValues({n: values[o] for n, o in named.items()}, frozenset(n for n, o in named.items() if o in constants))
+    operands = [values[n] if n else None for n in formal]
+    if node.op == "If":  # which has no end to be waited for
+        return _if(node, operands, _BodyRun(bodies, outer))
+    with _timed(node.op):
+        return _OPERATORS[node.op](node, operands, _BodyRun(bodies, outer))
+
+
+@dataclass(frozen=True, slots=True)
+class _BodyRun:
+    """The bodies of one operator in one run."""
+
+    bodies: BodyRunner
+    outer: OuterValues
+
+    def __call__(self, body: SubGraph, given: Sequence[Value]) -> list[Value]:
+        return list(self.bodies(body, given, self.outer))
+
+    def several(self, body: SubGraph, ahead: TurnsAhead) -> TurnsDone | None:
+        return self.bodies.several(body, ahead, self.outer)
+
+
+def _if(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
+    """ "then_branch: Graph to run if condition is true", else "else_branch"."""
+    taken = "then_branch" if bool(np.asarray(operands[0]).all()) else "else_branch"
+    return run(node.attributes[taken], ())
+
+
+def _loop(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
+    """ "for (int i=0; i < max_trip_count && cond; ++i) cond, ... = body(i, cond, ...)": a missing trip count is no limit, a
+    missing condition true. The values of scan outputs are "concatenated" by a new first axis."""
+    trips, condition, *state = operands
+    most = None if trips is None else int(np.asarray(trips).item())
+    going = condition is None or bool(np.asarray(condition).item())
+    body = node.attributes["body"]
+    scanned = [_Scanned(v) for v in graph_of(body).output[1 + len(state) :]]
+    count = 0
+    while going and (most is None or count < most):
+        _check(count)
+        done = run.several(body, TurnsAhead(count, None if most is None else most - count, state, (), _check))
+        if done is None:
+            cond, *made = run(body, (np.array(count, np.int64), np.array(True), *state))
+            done = _one(bool(np.asarray(cond).item()), made, len(state))
+        going, state, count = done.going, done.state, count + done.count
+        for scan, values in zip(scanned, done.gathered, strict=True):
+            scan.values.append(values)
+    return [*state, *(s.stacked(0, False) for s in scanned)]
+
+
+def _one(going: bool, made: Sequence[Value], states: int) -> TurnsDone:
+    """What one turn gave."""
+    return TurnsDone(1, going, list(made[:states]), [np.asarray(v)[None] for v in made[states:]])
+
+
+def _scan(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
+    """ "Scan can be used to iterate over one or more scan_input tensors, constructing zero or more scan_output tensors", along
+    the axes and in the directions that attributes give."""
+    if node.version < 9:
+        raise NotImplementedError("Scan of opset 8, with a batch")
+    count, body = int(node.attributes["num_scan_inputs"]), node.attributes["body"]
+    state, scanning = list(operands[: len(operands) - count]), operands[len(operands) - count :]
+    axes = node.attributes.get("scan_input_axes") or (0,) * count
+    back = node.attributes.get("scan_input_directions") or (0,) * count
+    slices = [np.moveaxis(x, axis, 0)[:: -1 if b else 1] for x, axis, b in zip(scanning, axes, back, strict=True)]
+    lengths = {len(x) for x in slices}
+    if len(lengths) != 1:
+        raise BadInput(f"Scan goes over extents of {sorted(lengths)} at a time", f"node {node.name} (Scan)", "give equal ones")
+    (length,) = lengths
+    scanned = [_Scanned(v) for v in graph_of(body).output[len(state) :]]
+    step = 0
+    while step < length:
+        _check(step)
+        done = run.several(body, TurnsAhead(step, length - step, state, slices, _check))
+        if done is None:
+            done = _one(True, run(body, (*state, *(np.array(x[step]) for x in slices))), len(state))
+        state, step = done.state, step + done.count
+        for scan, values in zip(scanned, done.gathered, strict=True):
+            scan.values.append(values)
+    out_axes = node.attributes.get("scan_output_axes") or (0,) * len(scanned)
+    out_back = node.attributes.get("scan_output_directions") or (0,) * len(scanned)
+    ends = zip(scanned, out_axes, out_back, strict=True)
+    return [*state, *(s.stacked(axis, bool(b)) for s, axis, b in ends)]
+
+
+def _sequence_map(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
+    """ "Applies a sub-graph to each sample in the input sequence(s)"; inputs beside the first may be tensors, "accessed by each
+    sample"."""
+    body, first = node.attributes["body"], operands[0]
+    made = list[list[Value]]()
+    for i in range(len(first)):
+        _check(i)
+        made.append(run(body, [x[i] if isinstance(x, list) else x for x in operands]))
+    return [[results[k] for results in made] for k in range(len(graph_of(body).output))]
+
+
+_OPERATORS: Final[Mapping[str, Callable[[Node, Sequence[Value], _BodyRun], list[Value]]]] = {
+    "If": _if,
+    "Loop": _loop,
+    "Scan": _scan,
+    "SequenceMap": _sequence_map,
+}
+CONTROL: Final = frozenset(_OPERATORS)
+
+
+@dataclass
+class _Scanned:
+    """What one output of a body gave, the values of one turn or more along a first axis each; ``proto`` is its
+    declaration, by which there is a result of no steps."""
+
+    proto: Any
+
+    def __post_init__(self) -> None:
+        self.values: list[Value] = []
+
+    def stacked(self, axis: int, back: bool) -> Value:
+        """Along a new axis, backwards where asked for."""
+        if self.values:
+            whole = np.concatenate(self.values) if len(self.values) > 1 else self.values[0]
+            return np.moveaxis(whole[::-1] if back else whole, 0, axis)
+        tensor = self.proto.type.tensor_type
+        shape = [d.dim_value for d in tensor.shape.dim]
+        shape.insert(axis if axis >= 0 else len(shape) + 1 + axis, 0)
+        return np.zeros(shape, helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else np.float32)
+
+
+@contextmanager
+def _timed(op: str) -> Iterator[None]:
+    """A loop by the outermost one's clock: what that contains takes of its seconds."""
+    clock, token = _CLOCK.get(), None
+    if clock is None:
+        clock = _Clock(time.thread_time(), time.perf_counter(), limits.host_seconds())
+        token = _CLOCK.set(clock)
+    clock.turns.append((op, 0))
+    try:
+        yield
+    finally:
+        clock.turns.pop()
+        if token is not None:
+            _CLOCK.reset(token)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """What is done here, such as compiling, takes none of an operator's seconds; nor does it where this is within the same."""
+    clock = _CLOCK.get()
+    if clock is None:
+        yield
+        return
+    spent, waited = time.thread_time() - clock.start, time.perf_counter() - clock.passed
+    try:
+        yield
+    finally:
+        clock.start, clock.passed = time.thread_time() - spent, time.perf_counter() - waited
+
+
+def _check(iterations: int) -> None:
+    """TooLong where the loops that run have taken too many seconds, the innermost so many ``iterations``."""
+    clock = _CLOCK.get()
+    assert clock is not None
+    clock.turns[-1] = clock.turns[-1][0], iterations
+    if time.perf_counter() - clock.passed > clock.most:
+        limits.check_loop(clock.turns, time.thread_time() - clock.start, clock.most)

@@ -1,0 +1,182 @@
+"""Several turns of a Loop or Scan as one model: the host is asked once for all of them.
+
+How many turns are left is an input, so a program serves any number up to its own. Once none is left, or the condition fails, the
+body gets the inputs of its last turn again, of which it makes what it made: it never meets what it would not have met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from rammer.frontend.loops.control_operators import graph_of
+from rammer.frontend.read import model_checks
+from rammer.frontend.read import node_protos as nd
+from rammer.frontend.read.node_protos import SubGraph
+from rammer.frontend.read.reader import Model
+from rammer.ir.port import InputPort
+
+#: Inputs of the programs beside states, slices and what is read of outside: the index of the first turn, and how many are left.
+FIRST: Final = "first"
+LEFT: Final = "left"
+
+
+@dataclass(frozen=True)
+class Turns:
+    """``count`` turns of a ``body``, a Loop's or (with ``scanned`` inputs, its last) a Scan's. A ``steady`` one goes on
+    whatever it reads, so nobody asks for its condition."""
+
+    body: SubGraph
+    count: int
+    scanned: int
+    steady: bool
+
+    @cached_property
+    def graph(self) -> GraphProto:
+        """The body."""
+        return graph_of(self.body)
+
+    @property
+    def size(self) -> int:
+        """Operators of one turn, those around the body included."""
+        return len(self._turn().node) + sum(len(g.node) for node in self.graph.node for g in model_checks.graphs_inside(node))
+
+    @cached_property
+    def states(self) -> list[str]:
+        """Names of the states in the body."""
+        return _names(self.graph.input)[: -self.scanned] if self.scanned else _names(self.graph.input)[2:]
+
+    @cached_property
+    def results(self) -> list[str]:
+        """Names of what the body gives: its states, and what is gathered."""
+        return _names(self.graph.output)[0 if self.scanned else 1 :]
+
+    @cached_property
+    def _prefix(self) -> str:
+        taken = {n for g in model_checks.graphs_below([self.graph]) for n in _all_names(g)}
+        return next(p for p in (f"turns{'_' * i}." for i in range(len(taken) + 1)) if not any(n.startswith(p) for n in taken))
+
+    def name(self, what: str, index: int | str = "") -> str:
+        """A name that the body does not have: of inputs ``first``, ``left``, ``state``, ``slices``; of outputs ``after``,
+        ``going``, ``gathered``."""
+        return f"{self._prefix}{what}{index}"
+
+    def model(self, ports: Mapping[str, InputPort], known: Mapping[str, np.ndarray]) -> Model:
+        """All turns as a model: ``ports`` are those of states, slices and values of outside by their names in the body, ``known``
+        those of outside that are constants."""
+        own, scanned = set(_names(self.graph.input)), _names(self.graph.input)[-self.scanned :] if self.scanned else []
+        given = [replace(ports[n], name=self.name("state", i)) for i, n in enumerate(self.states)]
+        given += [InputPort(self.name("slices", i), ports[n].dtype, (self.count, *ports[n].shape)) for i, n in enumerate(scanned)]
+        given += [InputPort(self.name(n), "int64", ()) for n in ((LEFT,) if self.scanned else (FIRST, LEFT))]
+        given += [p for n, p in ports.items() if n not in own and n not in known]
+        opsets = dict(self.body.opsets)
+        proto = ModelProto(opset_import=[OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()])
+        proto.graph.node.extend([*self._before(), self._repeated()])
+        proto.graph.output.extend(ValueInfoProto(name=o) for o in self.outputs)
+        title = f"{self.graph.name or 'body'}_{self.count}_turns"
+        return Model(proto, None, title, tuple(given), tuple(self.outputs), opsets.get("", 0), known=known)
+
+    @cached_property
+    def outputs(self) -> list[str]:
+        """The last states, whether to go on after each turn (unless ``steady``), and what is gathered."""
+        after = [self.name("after", i) for i in range(len(self.states))]
+        gathered = [self.name("gathered", i) for i in range(len(self.results) - len(self.states))]
+        return [*after, *([] if self.steady else [self.name("going")]), *gathered]
+
+    def _before(self) -> list[NodeProto]:
+        """For all turns at once: whether one is left, and another after it, and their indices."""
+        places = np.arange(self.count)
+        constants = {
+            "places": places,
+            "nexts": places + 1,
+            "one": np.array(1),
+            "yes": np.array(True),
+            "count": np.array(self.count),
+        }
+        made = [helper.make_node("Constant", [], [self.name(n)], value=numpy_helper.from_array(a)) for n, a in constants.items()]
+        made += [self._op("Less", ["places", LEFT], "are"), self._op("Less", ["nexts", LEFT], "more")]
+        if not self.scanned:
+            made += [self._op("Sub", [LEFT, "one"], "end"), self._op("Min", ["places", "end"], "at")]
+            made += [self._op("Add", ["at", FIRST], "indices")]
+        return made
+
+    def _op(self, op: str, operands: Sequence[str], result: str) -> NodeProto:
+        return helper.make_node(op, [self.name(n) for n in operands], [self.name(result)])
+
+    def _repeated(self) -> NodeProto:
+        """A Loop of ``count`` turns over what they are given, and what comes of each."""
+        states, steady = range(len(self.states)), self.steady
+        first = [*([] if steady else ["yes", FIRST]), *(f"state{i}" for i in states), *(f"state{i}" for i in states)]
+        unread = [*([] if steady else ["last on", "last i"]), *(f"last given{i}" for i in states)]
+        return helper.make_node(
+            "Loop",
+            [self.name(n) for n in ("count", "yes", *first)],
+            [*map(self.name, unread), *self.outputs],
+            name=self.name("all"),
+            body=self._turn(),
+        )
+
+    def _turn(self) -> GraphProto:
+        """One turn: its inputs, which are those of the turn before where that was the last, and its results."""
+        states, own = range(len(self.states)), [] if self.steady else ["on", "i"]
+        nodes, after = [*self._given(), *self.graph.node, self._op("Identity", ["c"], "go")], [self.name("go")]
+        if not self.steady:
+            nodes += [helper.make_node("And", [self.name("on"), self.graph.output[0].name], [self.name("goes")])]
+            nodes += [self._op("Gather", ["more", "k"], "another"), self._op("And", ["another", "goes"], "next on")]
+            after += [self.name("next on"), self.name("index")]
+        after += [*self.states, *self.results[: len(states)], *([] if self.steady else [self.name("goes")])]
+        after += self.results[len(states) :]
+        for place, name in enumerate(after):  # ONNX's inference knows a name among the outputs once
+            if name in after[:place]:
+                after[place] = self.name("again", place)
+                nodes.append(helper.make_node("Identity", [name], [after[place]]))
+        before = ["k", "c", *own, *(f"was{i}" for i in states), *(f"is{i}" for i in states)]
+        kinds = {"k": TensorProto.INT64, "i": TensorProto.INT64, "c": TensorProto.BOOL, "on": TensorProto.BOOL}
+        typed = {n: helper.make_tensor_value_info(self.name(n), kind, []) for n, kind in kinds.items()}
+        inputs = [typed.get(n, ValueInfoProto(name=self.name(n))) for n in before]
+        return helper.make_graph(nodes, "turn", inputs, [ValueInfoProto(name=n) for n in after], self.graph.initializer)
+
+    def _given(self) -> list[NodeProto]:
+        """The body's inputs in one turn."""
+        inputs, on = _names(self.graph.input), self.name("on")
+        nodes = [self._op("Gather", ["are", "k"], "on")] if self.steady else []
+        if not self.scanned:
+            nodes += [self._op("Gather", ["indices", "k"], "index" if self.steady else "here")]
+            nodes += [] if self.steady else [self._op("Where", ["on", "here", "i"], "index")]
+            nodes += [helper.make_node("Identity", [self.name(n)], [o]) for n, o in zip(("index", "yes"), inputs, strict=False)]
+        nodes += [
+            helper.make_node("Where", [on, self.name("is", i), self.name("was", i)], [n]) for i, n in enumerate(self.states)
+        ]
+        slices = enumerate(inputs[len(self.states) :] if self.scanned else ())
+        return nodes + [helper.make_node("Gather", [self.name("slices", i), self.name("k")], [n]) for i, n in slices]
+
+
+def steady(body: SubGraph) -> bool:
+    """Whether a Loop's condition follows from its condition and constants alone: if it holds after one turn, it always does."""
+    graph = graph_of(body)
+    makers = {o: n for n in graph.node for o in n.output}
+    fixed, waiting = {graph.input[1].name, *(t.name for t in graph.initializer)}, [graph.output[0].name]
+    while waiting:
+        name = waiting.pop()
+        if name in fixed:
+            continue
+        maker = makers.get(name)
+        if maker is None or nd.is_random(maker):
+            return False
+        fixed.add(name)
+        waiting += model_checks.node_reads(maker)
+    return True
+
+
+def _names(values: Any) -> list[str]:
+    return [v.name for v in values]
+
+
+def _all_names(graph: GraphProto) -> list[str]:
+    made = [n for node in graph.node for n in (*node.input, *node.output)]
+    return [*made, *_names(graph.input), *_names(graph.output), *_names(graph.initializer)]

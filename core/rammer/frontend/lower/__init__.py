@@ -1,0 +1,1 @@
+"""From a Graph to a ComputeGraph: the registry of lowerings and one module per family of operators."""

@@ -1,0 +1,169 @@
+"""Attention of decoders whose keys and values stay in buffers of a fixed length: one token at a time, or in sparse blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rammer.frontend.lower.contrib.attention import HeadShapes, added, default_scale, joined_heads, key_mask, split_heads, widened
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, function
+from rammer.frontend.lower.contrib.rotary import angles, rotated
+
+#: What a key that is not seen is given.
+_LEAST = {"float16": -65504.0}
+
+
+def _least(b: FunctionBody) -> str:
+    return b.number(_LEAST.get(b.dtype(), -3.0e38))
+
+
+@function(
+    "DecoderMaskedMultiHeadAttention",
+    "query: T, key?: T, value?: T, mask_index?: M, attention_bias?: T, past_key?: T, past_value?: T, past_sequence_length?: M,"
+    " beam_width?: M, cache_indirection?: M, bias?: T -> output: T, present_key?: T, present_value?: T, qk?: T2",
+    num_heads=int, scale=float | None, mask_filter_value=float | None, past_present_share_buffer=int | None, output_qk=int | None,
+)  # fmt: skip
+def decoder_masked_attention(b: FunctionBody) -> list[str]:
+    """Attention of one query for each row: to keys that are there, or to a buffer that its own key is put into."""
+    heads, (batch, length, hidden) = b.attr("num_heads"), b.shape(0, 3)
+    if b.has(9) or length != 1 or heads < 1:
+        raise Declined(f"{length} queries by {heads} heads{', with beams' if b.has(9) else ''}")
+    packed = not b.has(1)
+    hidden = hidden // 3 if packed else hidden
+    width = hidden // heads
+    parts = b.split(b.input(0), 2, [hidden] * 3) if packed else [b.input(i) for i in range(3)]
+    biases = b.split(b.input(10), 0, [hidden, hidden, b.shape(10, 1)[0] - 2 * hidden]) if b.has(10) else []
+    cross = not b.has(5)
+    if cross and (packed or b.wants(1) or b.wants(2)):
+        raise Declined("keys by heads are needed where there are none from before")
+    for i, bias in enumerate(biases[:1] if cross else biases):
+        parts[i] = b.Add(parts[i], bias)
+    q, *rest = (split_heads(b, x, batch, 1, heads, width) for x in (parts[:1] if cross else parts))
+    if cross:
+        k, v, total = parts[1], parts[2], b.shape(1, 4)[2]
+        masks = [key_mask(b, 3, HeadShapes(batch, heads, 1, 0, total)) if b.has(3) else ""]
+    else:
+        k, v, total, masks = _buffered(b, rest, batch, heads)
+    scores = b.Mul(b.MatMul(q, b.Transpose(k, perm=[0, 1, 3, 2])), b.number(default_scale(b, width)))
+    mask = added(b, *masks)
+    scores = b.Add(scores, mask) if mask else scores
+    y = b.MatMul(b.Softmax(scores, axis=-1), v)
+    if b.wants(3) and not cross:
+        raise Declined("products of queries and keys as a result are supported where no key is put into a buffer")
+    return [joined_heads(b, y, batch, 1, heads * width), "" if cross else k, "" if cross else v, scores if b.wants(3) else ""]
+
+
+def _buffered(b: FunctionBody, new: list[str], batch: int, heads: int) -> tuple[str, str, int, list[str]]:
+    """Return keys and values with ``new`` ones at their place, the length of the buffers, and what hides keys."""
+    if not b.use.attr("past_present_share_buffer", 0) or not b.has(7):
+        raise Declined("keys from before need past_present_share_buffer and past_sequence_length")
+    total = b.shape(5, 4)[2]
+    places = b.constant(np.arange(total).reshape(1, 1, total, 1))
+    own = b.reshape(b.cast(b.input(7), "int64"), 1, 1, 1, 1)
+    k, v = (b.Where(b.Equal(places, own), x, b.input(5 + i)) for i, x in enumerate(new))
+    seen = b.LessOrEqual(b.constant(np.arange(total).reshape(1, 1, 1, total)), own)
+    masks = [b.Where(seen, b.number(0.0), _least(b))]
+    if b.has(3):
+        at = HeadShapes(batch, heads, 1, 0, b.shape(3, 2)[1])
+        masks.append(widened(b, key_mask(b, 3, at), (batch, 1, 1), at.total, total))
+    if b.has(4):
+        lead, bias = b.shape(4, 4)[:3], b.shape(4)[3]
+        masks.append(widened(b, b.input(4), lead, bias, total))
+    return k, v, total, masks
+
+
+@dataclass(frozen=True)
+class SparseGroup:
+    """Extents of one use: ``groups`` heads share each of ``shared`` keys and values, of which ``total`` have room."""
+
+    batch: int
+    shared: int
+    groups: int
+    length: int
+    width: int
+    total: int
+
+    @staticmethod
+    def of(b: FunctionBody) -> SparseGroup:
+        """Return the extents that operands and attributes say."""
+        heads, shared, (batch, length, hidden) = b.attr("num_heads"), b.attr("kv_num_heads"), b.shape(0, 3)
+        if shared < 1 or heads < 1 or heads % shared:
+            raise Declined(f"{heads} heads share {shared} keys")
+        width = hidden // heads if b.has(1) else hidden // (heads + 2 * shared)
+        past = b.shape(3, 4)
+        if past[:2] != (batch, shared) or past[3] != width or b.shape(4) != past or b.shape(8) != (batch,):
+            raise Declined(f"keys of {list(past)} for {batch} rows of {shared} heads of {width} columns")
+        return SparseGroup(batch, shared, heads // shared, length, width, past[2])
+
+    def operands(self, b: FunctionBody) -> list[str]:
+        """Return queries, keys and values by heads."""
+        counts = [self.shared * self.groups, self.shared, self.shared]
+        parts = [b.input(i) for i in range(3)] if b.has(1) else b.split(b.input(0), 2, [n * self.width for n in counts])
+        return [split_heads(b, x, self.batch, self.length, n, self.width) for x, n in zip(parts, counts, strict=True)]
+
+    def before(self, b: FunctionBody) -> str:
+        """Return how many keys each row has from before, ``[batch, 1, 1, 1]``: none in a prompt."""
+        longest = b.reshape(b.cast(b.input(7), "int64"), 1, 1, 1, 1)
+        ends = b.reshape(b.cast(b.input(8), "int64"), self.batch, 1, 1, 1)
+        is_prompt, length = b.Equal(longest, b.constant(self.length)), b.constant(self.length)
+        return b.Where(is_prompt, b.constant(0), b.Max(b.Sub(ends, length), b.constant(0)))
+
+    def present(self, b: FunctionBody, new: str, index: int, before: str) -> str:
+        """Return the buffer of input ``index`` with ``new`` keys behind those from before."""
+        places = b.constant(np.arange(self.total).reshape(1, 1, self.total, 1))
+        which = b.Clip(b.Sub(places, before), b.constant(0), b.constant(self.length - 1))
+        wide = b.constant([self.batch, self.shared, self.total, self.width])
+        moved = b.GatherElements(new, b.Expand(which, wide), axis=2)
+        inside = b.And(b.GreaterOrEqual(places, before), b.Less(places, b.Add(before, b.constant(self.length))))
+        return b.Where(inside, moved, b.input(index))
+
+    def seen(self, b: FunctionBody, before: str) -> str:
+        """Return which keys each query sees, ``[batch, heads, length, total]``: earlier ones, in the blocks of its layout."""
+        block, (layouts, rows), (_, most) = b.attr("sparse_block_size"), b.shape(5, 2), b.shape(6, 2)
+        heads, blocks = self.shared * self.groups, rows - 1
+        if block < 1 or layouts < 1 or heads % layouts or blocks < 1:
+            raise Declined(f"{layouts} layouts of {blocks} blocks of {block} keys for {heads} heads")
+        entry = b.constant(np.arange(most, dtype=np.int32).reshape(1, 1, most, 1))
+        first, last = (b.reshape(b.slice(b.input(5), 1, i, blocks + i), layouts, blocks, 1, 1) for i in (0, 1))
+        own = b.And(b.GreaterOrEqual(entry, first), b.Less(entry, last))
+        column = b.constant(np.arange(blocks, dtype=np.int32).reshape(1, 1, 1, blocks))
+        is_there = b.And(own, b.Equal(b.reshape(b.input(6), layouts, 1, most, 1), column))
+        mask = b.ReduceMax(b.cast(is_there, "int32"), b.constant([2]), keepdims=0)  # [layouts, query blocks, key blocks]
+        keys = np.minimum(np.arange(self.total) // block, blocks - 1)
+        mask = b.Gather(mask, b.constant(keys), axis=2)
+        place = b.Add(b.reshape(before, self.batch, 1), b.constant(np.arange(self.length)[None]))
+        rows_of = b.Clip(b.Div(place, b.constant(block)), b.constant(0), b.constant(blocks - 1))
+        picked = b.Gather(b.Gather(mask, rows_of, axis=1), b.constant(np.arange(heads) % layouts), axis=0)
+        picked = b.cast(b.Transpose(picked, perm=[1, 0, 2, 3]), "bool")
+        causal = b.LessOrEqual(b.constant(np.arange(self.total).reshape(1, 1, 1, -1)), b.reshape(place, self.batch, 1, -1, 1))
+        return b.And(picked, causal)
+
+
+@function(
+    "SparseAttention",
+    "query: T, key?: T, value?: T, past_key: T, past_value: T, block_row_indices: M, block_col_indices: M,"
+    " total_sequence_length: M, key_total_sequence_lengths: M, cos_cache?: T, sin_cache?: T"
+    " -> output: T, present_key: T, present_value: T",
+    num_heads=int, kv_num_heads=int, sparse_block_size=int, scale=float | None, do_rotary=int | None,
+    rotary_interleaved=int | None,
+)  # fmt: skip
+def sparse_attention(b: FunctionBody) -> list[str]:
+    """Causal attention to the blocks of keys that a layout has for each block of queries."""
+    at = SparseGroup.of(b)
+    q, k, v = at.operands(b)
+    before = at.before(b)
+    if b.use.attr("do_rotary", 0):
+        places = b.Add(b.reshape(before, at.batch, 1), b.constant(np.arange(at.length)[None]))
+        turn = angles(b, (9, 10), places)
+        widths = (at.width, 2 * b.shape(9, 2)[1])
+        q, k = (rotated(b, x, turn, widths, bool(b.use.attr("rotary_interleaved", 0))) for x in (q, k))
+    keys, values = at.present(b, k, 3, before), at.present(b, v, 4, before)
+    heads, wide = at.shared * at.groups, (at.batch, at.shared, at.groups)
+    q = b.reshape(q, *wide, at.length, at.width)
+    scores = b.MatMul(q, b.Unsqueeze(b.Transpose(keys, perm=[0, 1, 3, 2]), b.constant([2])))
+    mask = b.reshape(at.seen(b, before), *wide, at.length, at.total)
+    scores = b.Where(mask, b.Mul(scores, b.number(default_scale(b, at.width))), _least(b))
+    y = b.MatMul(b.Softmax(scores, axis=-1), b.Unsqueeze(values, b.constant([2])))
+    y = b.reshape(y, at.batch, heads, at.length, at.width)
+    return [joined_heads(b, y, at.batch, at.length, heads * at.width), keys, values]

@@ -1,0 +1,292 @@
+"""Tensors of types that nothing computes in (``ir.formats``), carried by integers: a step behind binding, for every device.
+
+Operators that only move elements move codes. All others get numbers, in a type that holds them all, and what they compute is
+rounded to the format again, operator by operator, as ONNX says. Casts are such a rounding and nothing more. No later step, and no
+device, sees another type than those that it computes in; inputs and outputs of a model keep theirs (``Value.outside``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import onnx
+
+from rammer.errors import BadInput
+from rammer.frontend.read import node_protos as nd
+from rammer.ir.formats import FORMATS, FloatFormat, IntegerFormat, carried, carrier
+from rammer.ir.graph import Graph, Node, Value
+from rammer.ir.names import identifier
+from rammer.ir.types import TensorType
+
+#: The domain of Decode and Encode, which ``lowerings.stored`` lowers; no model can name it.
+DOMAIN: Final = "rammer"
+#: Operators that move elements, or make them of nothing but attributes.
+MOVES: Final = frozenset(
+    {
+        *(
+            "Identity",
+            "Reshape",
+            "Squeeze",
+            "Unsqueeze",
+            "Flatten",
+            "Transpose",
+            "Expand",
+            "Tile",
+            "DepthToSpace",
+            "SpaceToDepth",
+        ),
+        *("Concat", "Split", "Slice", "Gather", "GatherElements", "GatherND", "Compress", "Where", "ReverseSequence", "Trilu"),
+        *("Pad", "Constant", "ConstantOfShape", "OneHot", "CenterCropPad"),
+    }
+)
+#: Attributes that name an element type.
+_NAMING: Final = ("to", "dtype", "output_dtype", "precision", "stash_type", "softmax_precision")
+_CODES: Final[Mapping[int, str]] = {
+    code: name for code in onnx.TensorProto.DataType.values() if (name := nd.element_type(code)) in FORMATS
+}
+_Rule: TypeAlias = "Callable[[_Carrying, Node], None]"
+
+
+def carry(graph: Graph) -> Graph:
+    """``graph`` without values of ``FORMATS``: itself, where it has none. BadInput for an operator that cannot take them."""
+    if not any(t.dtype in FORMATS for t in graph.types.values()):
+        return graph
+    return _Carrying(graph).rewritten()
+
+
+class _Carrying:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.types = {n: TensorType(carrier(t.dtype), t.shape) for n, t in graph.types.items()}
+        self.constants = {n: carried(a) for n, a in graph.constants.items()}
+        self.taken = {*graph.types, *graph.constants}
+        #: Value of a format -> its numbers.
+        self.numbers: dict[str, str] = {}
+        self.nodes: list[Node] = []
+
+    def rewritten(self) -> Graph:
+        """The graph with carriers."""
+        for node in self.graph.nodes:
+            self._step(node)
+        return replace(
+            self.graph,
+            inputs=tuple(map(self._port, self.graph.inputs)),
+            outputs=tuple(map(self._port, self.graph.outputs)),
+            nodes=tuple(self.nodes),
+            types=self.types,
+            constants=self.constants,
+        )
+
+    def _port(self, value: Value) -> Value:
+        kind = value.type.dtype
+        return replace(value, type=self.types[value.name], outside=kind) if kind in FORMATS else value
+
+    def format(self, name: str) -> str:
+        """The format of a value, "" where it is of an ordinary type."""
+        dtype = self.graph.types[name].dtype if name else ""
+        return dtype if dtype in FORMATS else ""
+
+    def _step(self, node: Node) -> None:
+        values = [n for n in (*node.inputs, *node.outputs) if n]
+        if not any(map(self.format, values)):
+            self.nodes.append(node)
+            return
+        if nd.bodies(node):
+            formats = tuple(map(self.format, node.inputs))
+            bodies = {k: replace(v, formats=formats) if isinstance(v, nd.SubGraph) else v for k, v in node.attributes.items()}
+            self.nodes.append(replace(node, attributes=bodies))
+            return
+        if node.declared:
+            kinds = ", ".join(dict.fromkeys(filter(None, map(self.format, values))))
+            raise BadInput(
+                f"{node.op} has operands of {kinds}, which a plugin's operator does not take",
+                f"node {node.name} ({node.op})",
+                "put a Cast to float32 before it",
+            )
+        rule = _RULES.get(node.op, _Carrying.compute) if not node.domain else _Carrying.compute
+        rule(self, node)
+
+    # --- what the rules are made of -----------------------------------------------------------
+
+    def add(self, op: str, inputs: Iterable[str], kind: TensorType, attributes: Mapping[str, Any], like: Node, **to: Any) -> str:
+        """A new node with one result, which is called ``to["output"]`` or after that of ``like``; its name."""
+        inputs = tuple(inputs)
+        result = str(to.get("output") or identifier(f"{next(o for o in like.outputs if o)}_{op.lower()}", self.taken))
+        self.types[result] = kind
+        domain, version = (DOMAIN, 1) if op in ("Decode", "Encode") else ("", int(to.get("version", 13)))
+        self.nodes.append(Node(op, inputs, (result,), attributes, like.name, domain, version))
+        return result
+
+    def constant(self, value: np.ndarray, hint: str) -> str:
+        """A new constant; its name."""
+        name = identifier(hint, self.taken)
+        self.constants[name], self.types[name] = value, TensorType(str(value.dtype), value.shape)
+        return name
+
+    def number(self, name: str, node: Node) -> str:
+        """The numbers of a value, made once."""
+        kind = self.format(name)
+        if not kind:
+            return name
+        if name not in self.numbers:
+            wide = TensorType(FORMATS[kind].wide, self.types[name].shape)
+            result = identifier(f"{name}_{wide.dtype}", self.taken)
+            self.numbers[name] = self.add("Decode", (name,), wide, {"format": kind}, node, output=result)
+        return self.numbers[name]
+
+    def encode(self, value: str, result: str, node: Node, **attributes: Any) -> None:
+        """``result`` from numbers."""
+        kind = self.format(result)
+        self.add("Encode", (value,), self.types[result], {"format": kind, **attributes}, node, output=result)
+
+    # --- the rules ----------------------------------------------------------------------------
+
+    def compute(self, node: Node) -> None:
+        """Numbers in, numbers out, and codes of those."""
+        inputs = tuple(self.number(n, node) for n in node.inputs)
+        made = {o: self._numbers_of(o) for o in node.outputs if self.format(o)}
+        attributes = {k: _widened(k, v) for k, v in node.attributes.items()}
+        outputs = tuple(made.get(o, o) for o in node.outputs)
+        self.nodes.append(replace(node, inputs=inputs, outputs=outputs, attributes=attributes))
+        for result, value in made.items():
+            self.encode(value, result, node)
+
+    def _numbers_of(self, result: str) -> str:
+        """A name for the numbers of a result before they are rounded."""
+        wide = FORMATS[self.format(result)].wide
+        name = identifier(f"{result}_{wide}", self.taken)
+        self.types[name] = TensorType(wide, self.types[result].shape)
+        return name
+
+    def move(self, node: Node) -> None:
+        """Codes as any other elements."""
+        attributes = {k: carried(v) if isinstance(v, np.ndarray) else v for k, v in node.attributes.items()}
+        self.nodes.append(replace(node, attributes=attributes))
+
+    def cast(self, node: Node) -> None:
+        """A rounding, of numbers of whatever type."""
+        source, result = self.number(node.inputs[0], node), node.outputs[0]
+        if self.format(result):
+            given = {k: v for k, v in node.attributes.items() if k in ("saturate", "round_mode")}
+            self.encode(source, result, node, **given)
+            return
+        target = nd.element_code(np.dtype(self.types[result].dtype))
+        self.add("Cast", (source,), self.types[result], {"to": target}, node, output=result)
+
+    def bitcast(self, node: Node) -> None:
+        """Codes are the bits already."""
+        target = nd.element_code(np.dtype(self.types[node.outputs[0]].dtype))
+        self.nodes.append(replace(node, attributes={"to": target}))
+
+    def quantize(self, node: Node) -> None:
+        """Integers are cut to fewer bits; floats are quotients, rounded."""
+        x, scale = (self.number(n, node) for n in node.inputs[:2])
+        zero = node.inputs[2] if len(node.inputs) > 2 else ""
+        result = node.outputs[0]
+        kind = FORMATS.get(self.format(result))
+        if kind is None:
+            self.compute(node)
+        elif isinstance(kind, IntegerFormat):
+            self._quantize_integer(node, (x, scale, self.number(zero, node)), kind)
+        else:
+            quotient = self._scaled("Div", x, scale, node)
+            if zero and not self._is_zero(zero):
+                spread = self._spread(self.number(zero, node), quotient, node)
+                quotient = self.add("Add", (quotient, spread), self.types[quotient], {}, node, version=14)
+            self.encode(quotient, result, node, saturate=node.attributes.get("saturate", 1))
+
+    def _quantize_integer(self, node: Node, operands: tuple[str, ...], kind: IntegerFormat) -> None:
+        """'saturate' to 8 bits and then to fewer is the same as to fewer at once."""
+        wide = np.dtype(kind.wide)
+        attributes = {**node.attributes, "output_dtype": nd.element_code(wide)}
+        attributes = {k: _widened(k, v) for k, v in attributes.items()}
+        made = self._numbers_of(node.outputs[0])
+        inputs = operands if operands[2] else operands[:2]
+        self.nodes.append(replace(node, inputs=inputs, outputs=(made,), attributes=attributes))
+        ends = [self.constant(np.asarray(end, wide), f"{made}_end") for end in kind.ends]
+        cut = self.add("Clip", (made, *ends), self.types[made], {}, node)
+        self.encode(cut, node.outputs[0], node)
+
+    def dequantize(self, node: Node) -> None:
+        """Integers as those of 8 bits; of floats, products."""
+        x, result = node.inputs[0], node.outputs[0]
+        zero = node.inputs[2] if len(node.inputs) > 2 else ""
+        if not isinstance(FORMATS.get(self.format(x)), FloatFormat):
+            self.compute(node)
+            return
+        moved, scale = self.number(x, node), self.number(node.inputs[1], node)
+        if zero and not self._is_zero(zero):
+            spread = self._spread(self.number(zero, node), moved, node)
+            moved = self.add("Sub", (moved, spread), self.types[moved], {}, node, version=14)
+        product = self._scaled("Mul", moved, scale, node)
+        if self.format(result):
+            self.encode(product, result, node)
+        else:
+            target = nd.element_code(np.dtype(self.types[result].dtype))
+            self.add("Cast", (product,), self.types[result], {"to": target}, node, output=result)
+
+    def _is_zero(self, name: str) -> bool:
+        value = self.graph.constants.get(name)
+        return value is not None and not np.any(value.astype(np.float32))
+
+    def _scaled(self, op: str, x: str, scale: str, node: Node) -> str:
+        """``op(x, scale)`` in float32, the scale of every element being its block's."""
+        wide = TensorType("float32", self.types[x].shape)
+        spread = self._spread(scale, x, node)
+        operands = [n if self.types[n].dtype == "float32" else self._single(n, node) for n in (x, spread)]
+        return self.add(op, operands, wide, {}, node, version=14)
+
+    def _single(self, name: str, node: Node) -> str:
+        return self.add("Cast", (name,), TensorType("float32", self.types[name].shape), {"to": onnx.TensorProto.FLOAT}, node)
+
+    def _spread(self, values: str, x: str, node: Node) -> str:
+        """Scales or zero points of a tensor, of the indices along an axis, or of blocks of them, as they meet ``x``."""
+        have, shape = self.types[values].shape, self.types[x].shape
+        if not have or (have == (1,) and not node.attributes.get("block_size")):
+            return self._shaped("Reshape", values, (), node)
+        axis, block = int(node.attributes.get("axis", 1)) % len(shape), int(node.attributes.get("block_size", 0))
+        if not block:
+            if have != (shape[axis],):
+                raise self._misfit(have, shape, node)
+            return self._shaped("Reshape", values, tuple(n if d == axis else 1 for d, n in enumerate(shape)), node)
+        blocks = -(-shape[axis] // block)
+        if have != (*shape[:axis], blocks, *shape[axis + 1 :]):
+            raise self._misfit(have, shape, node)
+        apart = self._shaped("Reshape", values, (*have[: axis + 1], 1, *have[axis + 1 :]), node)
+        repeated = self._shaped("Expand", apart, (*have[: axis + 1], block, *have[axis + 1 :]), node)
+        whole = self._shaped("Reshape", repeated, (*have[:axis], blocks * block, *have[axis + 1 :]), node)
+        if blocks * block == shape[axis]:
+            return whole
+        ends = [self.constant(np.array([n], np.int64), f"{whole}_end") for n in (0, shape[axis], axis)]
+        return self.add("Slice", (whole, *ends), TensorType(self.types[whole].dtype, shape), {}, node)
+
+    def _shaped(self, op: str, name: str, shape: tuple[int, ...], node: Node) -> str:
+        target = self.constant(np.array(shape, np.int64), f"{name}_shape")
+        return self.add(op, (name, target), TensorType(self.types[name].dtype, shape), {}, node)
+
+    def _misfit(self, have: tuple[int, ...], shape: tuple[int, ...], node: Node) -> BadInput:
+        return BadInput(
+            f"{node.op} of a tensor of {list(shape)} has scales or zero points of {list(have)}",
+            f"node {node.name} ({node.op})",
+            "check the model with onnx.checker, and the shapes given with --shape",
+        )
+
+
+def _widened(name: str, value: Any) -> Any:
+    """An attribute that names a format, as that of the type that it computes in."""
+    if name not in _NAMING or value not in _CODES:
+        return value
+    return nd.element_code(np.dtype(FORMATS[_CODES[value]].wide))
+
+
+_RULES: Final[Mapping[str, _Rule]] = {
+    **dict.fromkeys(MOVES, _Carrying.move),
+    "Cast": _Carrying.cast,
+    "CastLike": _Carrying.cast,
+    "BitCast": _Carrying.bitcast,
+    "QuantizeLinear": _Carrying.quantize,
+    "DequantizeLinear": _Carrying.dequantize,
+}

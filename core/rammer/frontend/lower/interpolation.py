@@ -1,0 +1,95 @@
+"""Reading a tensor between its elements, at places that a run knows: what GridSample, DeformConv and RoiAlign share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rammer.frontend.lower.lowering_registry import Lowering
+from rammer.frontend.lower.operands import apply, literal
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Cast, Expr, Number
+
+#: Indices, one for each dimension that is sampled -> the element there, 0 beside the tensor.
+Element: TypeAlias = Callable[[Sequence[Expr]], Expr]
+
+
+@dataclass(frozen=True)
+class Real:
+    """Arithmetic in one floating-point type."""
+
+    dtype: str
+
+    def number(self, value: Number) -> Expr:
+        """A literal."""
+        return literal(value, self.dtype)
+
+    def of(self, fn: str, *args: Expr | Number) -> Expr:
+        """``fn`` of expressions and literals."""
+        return apply(fn, *[self.number(a) if isinstance(a, int | float) else a for a in args])
+
+    def clamped(self, x: Expr, low: Number, high: Number) -> Expr:
+        """``x`` within bounds."""
+        return self.of("min", self.of("max", x, low), high)
+
+    def reflected(self, x: Expr, low: float, high: float) -> Expr:
+        """``x`` mirrored at both bounds until it lies between them."""
+        span = high - low
+        if span <= 0:
+            return self.number(low)
+        beyond = self.of("fmod", self.of("abs", self.of("sub", x, low)), 2 * span)
+        return self.of("add", self.of("where", self.of("le", beyond, span), beyond, self.of("sub", 2 * span, beyond)), low)
+
+
+def index(x: Expr) -> Expr:
+    """A whole number held in a floating-point type as an index; in 32 bits, which vectors convert."""
+    return Cast("int32", x)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Along one dimension, as tensors over the same axes: the element below each place, and the share of the one above it. They
+    are worked out once for all channels, which read more than they compute."""
+
+    below: str
+    share: str
+
+    @staticmethod
+    def of(ctx: Lowering, real: Real, at: Expr, axes: Sequence[Axis], name: str) -> Neighbours:
+        """Of places ``at``, which are finite and near the tensor."""
+        place = ctx.load(ctx.emit(axes, at, dtype=real.dtype, into=f"at{name}"), *[a.name for a in axes])
+        floor = real.of("floor", place)
+        below = ctx.emit(axes, index(floor), dtype="int32", into=f"below{name}")
+        return Neighbours(below, ctx.emit(axes, real.of("sub", place, floor), dtype=real.dtype, into=f"share{name}"))
+
+
+def linear(ctx: Lowering, real: Real, element: Element, places: Sequence[Neighbours], point: Sequence[Expr]) -> Expr:
+    """Between the two neighbours along each dimension; ``point`` indexes their tensors."""
+    return _between(ctx, real, element, places, point, ())
+
+
+def _between(
+    ctx: Lowering,
+    real: Real,
+    element: Element,
+    places: Sequence[Neighbours],
+    point: Sequence[Expr],
+    chosen: tuple[Expr, ...],
+) -> Expr:
+    if not places:
+        return element(chosen)
+    share, below = ctx.load(places[0].share, *point), ctx.load(places[0].below, *point)
+    near = _between(ctx, real, element, places[1:], point, (*chosen, below))
+    far = _between(ctx, real, element, places[1:], point, (*chosen, apply("add", below, literal(1, "int32"))))
+    return real.of("add", real.of("mul", near, real.of("sub", 1, share)), real.of("mul", far, share))
+
+
+def cubic_weight(real: Real, distance: Expr) -> Expr:
+    """Of an element at this distance (0 to 2): cubic convolution with a = -0.75."""
+    a = -0.75
+    squared = real.of("mul", distance, distance)
+    inner = real.of("add", real.of("mul", real.of("sub", real.of("mul", a + 2, distance), a + 3), squared), 1)
+    steps = real.of("sub", real.of("mul", a, distance), 5 * a)
+    outer = real.of("sub", real.of("mul", real.of("add", real.of("mul", steps, distance), 8 * a), distance), 4 * a)
+    return real.of("where", real.of("le", distance, 1), inner, outer)

@@ -1,0 +1,237 @@
+"""Forests as tables: nodes of one kind, and either trees padded to one depth or nodes that name their children."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from rammer.frontend.lower.contrib.function import Declined
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: The deepest tree: every level is an expression.
+MOST_LEVELS: Final = 96
+#: Trees no deeper may be padded to one depth, where that makes their tables so many times longer.
+PADDED_LEVELS, PADDED_GROWTH, PADDED_FREE = 12, 6, 1 << 16
+
+
+@dataclass
+class Forest:
+    """Nodes ask whether ``low <= x[feature] <= high``, or, where ``tracks``, whether that is no number, and go on with ``true``
+    or ``false``: a node, or ``~leaf``. ``leaves[i]`` are targets with weights."""
+
+    feature: list[int] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+    tracks: list[bool] = field(default_factory=list)
+    true: list[int] = field(default_factory=list)
+    false: list[int] = field(default_factory=list)
+    roots: list[int] = field(default_factory=list)
+    leaves: list[list[tuple[int, float]]] = field(default_factory=list)
+
+    def add(self, feature: int) -> int:
+        """A node without children."""
+        self.feature.append(feature)
+        self.low.append(-np.inf)
+        self.high.append(np.inf)
+        self.true.append(0)
+        self.false.append(0)
+        self.tracks.append(False)
+        return len(self.feature) - 1
+
+    def ask(self, node: int, mode: str, value: float, tracks: bool, ends: tuple[int, int], kind: np.dtype[Any]) -> None:
+        """What ``node`` asks; ``ends`` are its children. A question that is the opposite of another one swaps them."""
+        least, most = -np.inf, np.inf
+        positive, swapped = {"GT": ("LEQ", True), "GTE": ("LT", True), "NEQ": ("EQ", True)}.get(mode, (mode, False))
+        low, high = least, value
+        if positive == "LT":
+            high = float(np.nextafter(kind.type(value), kind.type(least))) if value > least else least
+            low = most if value == least else least
+        elif positive == "EQ":
+            low = value
+        elif positive != "LEQ":
+            raise Declined(f"a node asks {mode!r}")
+        if np.isnan(value):
+            low, high = most, least
+        self.low[node], self.high[node] = low, high
+        self.true[node], self.false[node] = ends[::-1] if swapped else ends
+        # What is no number is not within bounds, and so goes to ``false``, unless the node says otherwise.
+        asked = tracks or (mode == "NEQ")
+        self.tracks[node] = not asked if swapped else asked
+
+    def depth(self) -> int:
+        """Levels of the deepest tree. Declined for a cycle, and for more than ``MOST_LEVELS``."""
+        level, nodes = 0, {r for r in self.roots if r >= 0}
+        while nodes:
+            level += 1
+            if level > MOST_LEVELS:
+                raise Declined(f"a tree has more than {MOST_LEVELS} levels")
+            nodes = {c for n in nodes for c in (self.true[n], self.false[n]) if c >= 0}
+        return level
+
+    def padded(self, depth: int, kind: np.dtype[Any]) -> tuple[dict[str, Array], Array]:
+        """Tables ``[trees, 2 ** depth - 1]``, level by level, and the leaf at every place of the last level."""
+        tables = self.arrays(kind)
+        empty = {"feature": 0, "low": -np.inf, "high": np.inf, "tracks": True}
+        at, levels = np.array(self.roots, np.int64)[:, None], dict[str, list[Array]]()
+        for _ in range(depth):
+            inner = at >= 0
+            safe = np.where(inner, at, 0)
+            for name, nothing in empty.items():
+                levels.setdefault(name, []).append(np.where(inner, tables[name][safe], np.array(nothing, tables[name].dtype)))
+            ends = [np.where(inner, tables[name][safe], at) for name in ("true", "false")]
+            at = np.stack(ends, axis=-1).reshape(len(at), -1)
+        return {name: np.concatenate(parts, axis=1) for name, parts in levels.items()}, ~at
+
+    def arrays(self, kind: np.dtype[Any]) -> dict[str, Array]:
+        """Every node's part as one table; one node at least."""
+        empty = not self.feature
+        made: dict[str, Array] = {
+            "feature": np.array(self.feature or [0], np.int32),
+            "low": np.array(self.low or [-np.inf]).astype(kind),
+            "high": np.array(self.high or [np.inf]).astype(kind),
+            "tracks": np.array(self.tracks or [True]),
+        }
+        for name, ends in (("true", self.true), ("false", self.false)):
+            made[name] = np.array([0] if empty else ends, np.int64)
+        return made
+
+
+def classic(attributes: Mapping[str, Any], leaf: str, kind: np.dtype[Any]) -> Forest:
+    """The forest of a TreeEnsembleRegressor (``leaf`` is "target") or TreeEnsembleClassifier ("class")."""
+    trees, names = attributes.get("nodes_treeids", ()), attributes.get("nodes_nodeids", ())
+    count = len(names)
+    lists = {n: list(attributes.get(f"nodes_{n}", ())) for n in ("featureids", "modes", "truenodeids", "falsenodeids")}
+    values = numbers(attributes, "nodes_values")
+    tracks = list(attributes.get("nodes_missing_value_tracks_true", ())) or [0] * count
+    if {len(trees), len(values), len(tracks), *map(len, lists.values())} != {count}:
+        raise Declined("the attributes of its nodes have several lengths")
+    place = {key: i for i, key in enumerate(zip(trees, names, strict=True))}
+    if len(place) != count:
+        raise Declined("two nodes have one name")
+    forest, made = Forest(), dict[int, int]()
+    for i, mode in enumerate(lists["modes"]):
+        if mode == "LEAF":
+            forest.leaves.append([])
+            made[i] = ~(len(forest.leaves) - 1)
+        else:
+            made[i] = forest.add(int(lists["featureids"][i]))
+    children = set[int]()
+    for i, mode in enumerate(lists["modes"]):
+        if mode == "LEAF":
+            continue
+        ends = [place.get((trees[i], lists[f"{side}nodeids"][i])) for side in ("true", "false")]
+        if None in ends:
+            raise Declined(f"node {names[i]} of tree {trees[i]} has a child that is not there")
+        children.update(e for e in ends if e is not None)
+        one, two = (made[e] for e in ends if e is not None)
+        forest.ask(made[i], str(mode).removeprefix("BRANCH_"), float(values[i]), bool(tracks[i]), (one, two), kind)
+    _weigh(attributes, leaf, forest, place, made)
+    forest.roots = [made[place[key]] for key in _roots(place, children)]
+    return forest
+
+
+def _weigh(
+    attributes: Mapping[str, Any], leaf: str, forest: Forest, place: Mapping[tuple[int, int], int], made: Mapping[int, int]
+) -> None:
+    keys = list(zip(attributes.get(f"{leaf}_treeids", ()), attributes.get(f"{leaf}_nodeids", ()), strict=False))
+    targets, weights = attributes.get(f"{leaf}_ids", ()), numbers(attributes, f"{leaf}_weights")
+    if not len(keys) == len(targets) == len(weights):
+        raise Declined("the attributes of its leaves have several lengths")
+    for key, target, weight in zip(keys, targets, weights, strict=True):
+        node = made[place[key]] if key in place else 0
+        if node >= 0:
+            raise Declined(f"a weight is given to node {key[1]} of tree {key[0]}, which is no leaf")
+        forest.leaves[~node].append((int(target), float(weight)))
+
+
+def _roots(place: Mapping[tuple[int, int], int], children: set[int]) -> Iterator[tuple[int, int]]:
+    """The first node of every tree that is nobody's child."""
+    seen = set[int]()
+    for key, i in place.items():
+        if i not in children and key[0] not in seen:
+            seen.add(key[0])
+            yield key
+    if missing := {tree for tree, _ in place} - seen:
+        raise Declined(f"tree {min(missing)} has no root")
+
+
+def numbers(attributes: Mapping[str, Any], name: str) -> Sequence[float]:
+    """Floats of an attribute, or of the tensor of its name."""
+    tensor = attributes.get(f"{name}_as_tensor")
+    if tensor is not None and np.size(tensor):
+        return [float(v) for v in _flat(attributes, f"{name}_as_tensor")]
+    return [float(v) for v in attributes.get(name, ())]
+
+
+def _flat(attributes: Mapping[str, Any], name: str, kinds: str = "biuf") -> Array:
+    """The numbers of a tensor, of one of NumPy's ``kinds``; none if it is absent. Declined for anything else in it."""
+    values = np.ravel(attributes.get(name, ()))
+    if values.size and values.dtype.kind not in kinds:
+        raise Declined(f"{name} is a tensor of {values.dtype}")
+    return values
+
+
+#: Modes of TreeEnsemble, by their numbers.
+_MODES: Final = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")
+
+
+def modern(attributes: Mapping[str, Any], kind: np.dtype[Any]) -> Forest:
+    """The forest of a TreeEnsemble."""
+    lists = {n: list(attributes[f"nodes_{n}"]) for n in ("featureids", "truenodeids", "falsenodeids", "trueleafs", "falseleafs")}
+    modes, splits = _flat(attributes, "nodes_modes", "iu"), _flat(attributes, "nodes_splits").astype(np.float64)
+    count = len(modes)
+    tracks = list(attributes.get("nodes_missing_value_tracks_true", ())) or [0] * count
+    if {len(splits), len(tracks), *map(len, lists.values())} != {count} or any(not 0 <= m < len(_MODES) for m in modes):
+        raise Declined("the attributes of its nodes have several lengths, or modes that there are not")
+    weights = _flat(attributes, "leaf_weights").astype(np.float64)
+    if len(weights) != len(attributes["leaf_targetids"]):
+        raise Declined("the attributes of its leaves have several lengths")
+    forest = Forest(leaves=[[(int(t), float(w))] for t, w in zip(attributes["leaf_targetids"], weights, strict=True)])
+    for feature in lists["featureids"]:
+        forest.add(int(feature))
+    sets = _sets(_flat(attributes, "membership_values"))
+    for i in range(count):
+        one, two = (_end(forest, lists, i, side, count) for side in ("true", "false"))
+        if modes[i] == _MODES.index("MEMBER"):
+            _members(forest, i, next(sets, []), (one, two), bool(tracks[i]), kind)
+        else:
+            forest.ask(i, _MODES[modes[i]], float(splits[i]), bool(tracks[i]), (one, two), kind)
+    roots = [int(r) for r in attributes["tree_roots"]]
+    if any(not 0 <= r < count for r in roots):
+        raise Declined("a root is no node")
+    # A tree of one leaf is a node both of whose children are that leaf.
+    forest.roots = roots
+    return forest
+
+
+def _end(forest: Forest, lists: Mapping[str, list[int]], i: int, side: str, count: int) -> int:
+    index, leaf = int(lists[f"{side}nodeids"][i]), bool(lists[f"{side}leafs"][i])
+    if not 0 <= index < (len(forest.leaves) if leaf else count):
+        raise Declined(f"node {i} has a child that is not there")
+    return ~index if leaf else index
+
+
+def _sets(values: Array) -> Iterator[list[float]]:
+    """Members of the sets, which NaN separates."""
+    members = list[float]()
+    for value in values:
+        if np.isnan(value):
+            yield members
+            members = []
+        else:
+            members.append(float(value))
+    if members:
+        yield members
+
+
+def _members(forest: Forest, node: int, values: list[float], ends: tuple[int, int], tracks: bool, kind: np.dtype[Any]) -> None:
+    """Whether the feature is one of ``values``: a chain of nodes, each asking for one."""
+    true, false = ends
+    for value in values[:-1]:
+        after = forest.add(forest.feature[node])
+        forest.ask(node, "EQ", value, tracks, (true, after), kind)
+        node = after
+    forest.ask(node, "EQ", values[-1] if values else np.nan, tracks, (true, false), kind)

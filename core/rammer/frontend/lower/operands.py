@@ -1,0 +1,76 @@
+"""Operands of element-wise lowerings: literals of the right type and broadcast loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, axes_of_shape
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Cast, Const, Expr, Load, Number, Op
+
+
+def out_axes(ctx: Lowering, index: int = 0) -> tuple[Axis, ...]:
+    """Axes ``i0, i1, ...`` of output ``index``."""
+    return axes_of_shape(ctx.out(index).shape)
+
+
+def literal(value: Number, like: str) -> Const:
+    """A literal of element type ``like``."""
+    return Const(value, like)
+
+
+def apply(fn: str, *args: Expr) -> Op:
+    """``fn(args)``."""
+    return Op(fn, args)
+
+
+def operand(ctx: Lowering, index: int, axes: Sequence[Axis]) -> Expr:
+    """Input ``index`` broadcast over ``axes``; a one-element constant becomes a literal."""
+    name = ctx.input(index)
+    value = ctx.graph.constant(name)
+    if value is not None and value.size == 1:
+        scalar = value.reshape(()).item()
+        # NaN stays a tensor: a literal NaN would make equal expressions compare unequal.
+        if scalar == scalar:
+            return Const(scalar, str(value.dtype))
+    return ctx.broadcast(name, axes)
+
+
+def identity(ctx: Lowering, tensor: str, output: int = 0) -> None:
+    """Emit output ``output`` as a plain copy of ``tensor``, which has its shape."""
+    axes = out_axes(ctx, output)
+    ctx.emit(axes, ctx.load(tensor, *[a.name for a in axes]), into=output)
+
+
+def static_ints(ctx: Lowering, index: int, attribute: str) -> tuple[int, ...] | None:
+    """Integers from optional static input ``index`` or, in old opsets, from ``attribute``."""
+    value = ctx.static(index, attribute)
+    if value is not None:
+        return tuple(int(v) for v in np.asarray(value).ravel())
+    listed = ctx.attr(attribute)
+    return None if listed is None else tuple(int(v) for v in listed)
+
+
+def axis_of(ctx: Lowering, value: int, rank: int) -> int:
+    """``value`` as a dimension in ``[0, rank)``. Raises CannotLower outside ``[-rank, rank)``."""
+    if not -rank <= value < rank:
+        raise CannotLower(f"axis {value} of {ctx.node.op} is outside rank {rank}")
+    return value % rank
+
+
+def whole_load(ctx: Lowering, tensor: str, axes: Sequence[Axis]) -> Load:
+    """``tensor`` indexed by all of ``axes`` in order."""
+    return ctx.load(tensor, *[a.name for a in axes])
+
+
+def widened(ctx: Lowering, x: Load) -> Expr:
+    """``x`` in float32 where it is float16: what is kept between a sum and the step after it has that precision."""
+    return Cast("float32", x) if ctx.type(x.tensor).dtype == "float16" else x
+
+
+def emit_narrowed(ctx: Lowering, axes: Sequence[Axis], value: Expr) -> None:
+    """Output 0 from ``value``, which was computed from ``widened`` operands: float32 where the output is float16."""
+    dtype = ctx.out().dtype
+    ctx.emit(axes, Cast(dtype, value) if dtype == "float16" else value, into=0)

@@ -1,0 +1,69 @@
+"""Comparison, logic and selection. There is one strict and one weak order; the others swap operands."""
+
+from __future__ import annotations
+
+from rammer.frontend.lower.lowering_registry import Lowering, LoweringFn, lowering
+from rammer.frontend.lower.operands import apply, literal, operand, out_axes
+
+#: ONNX operator -> (scalar operation, whether its operands are swapped).
+BINARY = {
+    "Equal": ("eq", False),
+    "Less": ("lt", False),
+    "LessOrEqual": ("le", False),
+    "Greater": ("lt", True),
+    "GreaterOrEqual": ("le", True),
+    "And": ("and_", False),
+    "Or": ("or_", False),
+    "Xor": ("xor", False),
+}
+
+
+def _binary(fn: str, swapped: bool) -> LoweringFn:
+    def lower(ctx: Lowering) -> None:
+        axes = out_axes(ctx)
+        left, right = operand(ctx, 0, axes), operand(ctx, 1, axes)
+        ctx.emit(axes, apply(fn, right, left) if swapped else apply(fn, left, right), into=0)
+
+    return lower
+
+
+for _op, (_fn, _swapped) in BINARY.items():
+    lowering(_op)(_binary(_fn, _swapped))
+
+
+@lowering("Not")
+def logical_not(ctx: Lowering) -> None:
+    """``!x``."""
+    axes = out_axes(ctx)
+    ctx.emit(axes, apply("not_", operand(ctx, 0, axes)), into=0)
+
+
+@lowering("IsNaN")
+def is_nan(ctx: Lowering) -> None:
+    """Whether x is no number."""
+    axes = out_axes(ctx)
+    ctx.emit(axes, apply("isnan", operand(ctx, 0, axes)), into=0)
+
+
+@lowering("IsInf")
+def is_inf(ctx: Lowering) -> None:
+    """Whether x is infinite, with the signs that ``detect_positive`` and ``detect_negative`` allow."""
+    axes, dtype = out_axes(ctx), ctx.type(ctx.input(0)).dtype
+    x, zero = operand(ctx, 0, axes), literal(0, dtype)
+    positive, negative = bool(ctx.attr("detect_positive", 1)), bool(ctx.attr("detect_negative", 1))
+    if not positive and not negative:
+        ctx.emit(axes, literal(False, "bool"), into=0)
+        return
+    found = apply("isinf", x)
+    if not negative:
+        found = apply("and_", found, apply("lt", zero, x))
+    if not positive:
+        found = apply("and_", found, apply("lt", x, zero))
+    ctx.emit(axes, found, into=0)
+
+
+@lowering("Where")
+def where(ctx: Lowering) -> None:
+    """``condition ? x : y``, all three broadcast."""
+    axes = out_axes(ctx)
+    ctx.emit(axes, apply("where", *[operand(ctx, i, axes) for i in range(3)]), into=0)

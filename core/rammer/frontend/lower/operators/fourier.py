@@ -1,0 +1,141 @@
+"""DFT and STFT: products of the signal with constant tables of cosines and sines."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
+from rammer.frontend.lower.operands import apply, axis_of, whole_load
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Cast, Expr
+from rammer.ir.types import is_float
+
+#: Most elements of a table; longer transforms run on the host.
+MOST_TABLE: Final = 1 << 25
+
+
+def _table(length: int, kept: int, inverse: bool, shown: int) -> np.ndarray:
+    """``[shown, kept]``: cosines and sines (in the last axis) of ``-2 pi n k / length``.
+
+    Of the inverse, conjugates by ``length``."""
+    # The angle is reduced in whole numbers: a float of n * k would lose it.
+    angle = (np.outer(np.arange(shown), np.arange(kept)) % length) * (2 * math.pi / length)
+    wave = np.exp((1j if inverse else -1j) * angle) / (length if inverse else 1)
+    return np.stack([wave.real, wave.imag], axis=-1)
+
+
+def _check_table(ctx: Lowering, elements: int) -> None:
+    if 2 * elements > MOST_TABLE:
+        raise CannotLower(f"{ctx.node.op} by a table of {2 * elements} elements; most are {MOST_TABLE}")
+
+
+@lowering("DFT")
+def dft(ctx: Lowering) -> None:
+    """``y[.., k, ..] = sum_n x[.., n, ..] exp(-2 pi i n k / length)``; real and imaginary part are the last axis."""
+    shape, dtype = ctx.shape(ctx.input(0)), ctx.out().dtype
+    length, dim = _length_and_axis(ctx, len(shape))
+    inverse, parts = bool(ctx.attr("inverse", 0)), shape[-1]
+    if parts not in (1, 2) or dim == len(shape) - 1:
+        raise ctx.refused(f"an input of {list(shape)} has no real and imaginary parts behind axis {dim}")
+    half = bool(ctx.attr("onesided", 0))
+    axes = ctx.axes(ctx.node.outputs[0])
+    # The inverse of one side is real: the other side is the conjugate, so that every frequency but the ends counts twice.
+    real = half and inverse
+    kept = min(shape[dim], length // 2 + 1 if real else length)
+    shown = axes[dim].extent
+    _check_table(ctx, kept * shown)
+    table = _table(length, kept, inverse, shown)
+    if real:
+        twice = np.full(kept, 2.0)
+        twice[0] = 1.0
+        if length % 2 == 0 and kept == length // 2 + 1:
+            twice[-1] = 1.0
+        table = table * twice[:, None]
+    _emit_product(ctx, table, dim, kept, "float64" if dtype == "float64" else "float32")
+
+
+def _length_and_axis(ctx: Lowering, rank: int) -> tuple[int, int]:
+    given = ctx.static(1, "dft_length")
+    if ctx.node.version >= 20:
+        axis = ctx.static(2, "axis")
+        dim = axis_of(ctx, -2 if axis is None else int(axis.item()), rank)
+    else:
+        dim = axis_of(ctx, int(ctx.attr("axis", 1)), rank)
+    length = ctx.shape(ctx.input(0))[dim] if given is None else int(given.item())
+    if given is None and ctx.attr("inverse", 0) and ctx.attr("onesided", 0):
+        length = 2 * (length - 1)
+    if length < 1:
+        raise ctx.refused(f"a transform of length {length}")
+    return length, dim
+
+
+def _emit_product(ctx: Lowering, table: np.ndarray, dim: int, kept: int, working: str) -> None:
+    """The signal by a table ``[shown, kept, (re, im)]``: one sum over samples, and parts where the signal is complex."""
+    x, axes = ctx.input(0), ctx.axes(ctx.node.outputs[0])
+    parts, last = ctx.shape(x)[-1], axes[-1]
+    # rows[k, n, part of x, part of y]: (a + bi)(c + di) = (ac - bd) + (ad + bc)i
+    re, im = table[..., 0], table[..., 1]
+    rows = np.stack([np.stack([re, im], -1), np.stack([-im, re], -1)], axis=-2)[..., :parts, : last.extent]
+    name = ctx.constant(np.ascontiguousarray(rows.transpose(0, 3, 1, 2)).astype(working), "waves")
+    index: list[Expr | int | str] = [a.name for a in axes]
+    index[dim], index[-1] = "n", "p" if parts == 2 else 0
+    value: Expr = ctx.load(x, *index)
+    value = value if ctx.type(x).dtype == working else Cast(working, value)
+    body = apply("mul", value, ctx.load(name, axes[dim].name, last.name, "n", "p" if parts == 2 else 0))
+    reduce = (Axis("n", kept), *([Axis("p", parts)] if parts == 2 else []))
+    _emit_sum(ctx, axes, body, reduce, working)
+
+
+@lowering("STFT")
+def stft(ctx: Lowering) -> None:
+    """``y[b, f, k] = sum_n signal[b, f * step + n] window[n] exp(-2 pi i n k / length)``."""
+    signal, dtype = ctx.input(0), ctx.out().dtype
+    step, given = ctx.static(1, "frame_step"), ctx.static(3, "frame_length")
+    shape = ctx.shape(signal)
+    if step is None or not is_float(dtype):
+        raise CannotLower("STFT without its step")
+    length = int(given.item()) if given is not None else ctx.shape(ctx.input(2))[0] if ctx.has(2) else shape[1]
+    if length < 1 or int(step.item()) < 1 or len(shape) not in (2, 3):
+        raise ctx.refused(f"frames of {length}, {int(step.item())} apart, of a signal of {list(shape)}")
+    parts = shape[2] if len(shape) == 3 else 1
+    if ctx.has(2) and ctx.shape(ctx.input(2)) != (length,):
+        raise ctx.refused(f"a window of {list(ctx.shape(ctx.input(2)))} for frames of {length}")
+    axes = ctx.axes(ctx.node.outputs[0])
+    working = "float64" if dtype == "float64" else "float32"
+    _check_table(ctx, length * axes[2].extent)
+    if axes[1].extent and (axes[1].extent - 1) * int(step.item()) + length > shape[1]:
+        raise ctx.refused(f"{axes[1].extent} frames of {length} do not fit into a signal of {shape[1]}")
+    table = _table(length, length, False, axes[2].extent)
+    window = ctx.graph.constant(ctx.input(2)) if ctx.has(2) else None
+    if window is not None:
+        table = table * window.astype(np.float64)[:, None]
+    re, im = table[..., 0], table[..., 1]
+    rows = np.stack([np.stack([re, im], -1), np.stack([-im, re], -1)], axis=-2)[..., :parts, :]
+    waves = ctx.constant(np.ascontiguousarray(rows.transpose(0, 3, 1, 2)).astype(working), "waves")
+    part: Expr | int | str = "p" if parts == 2 else 0
+    place = ex.add(ex.mul(axes[1].name, int(step.item())), "n")
+    read: tuple[Expr | int | str, ...] = (axes[0].name, place, part) if len(shape) == 3 else (axes[0].name, place)
+    value: Expr = ctx.load(signal, *read)
+    value = value if ctx.type(signal).dtype == working else Cast(working, value)
+    if ctx.has(2) and window is None:
+        factor = ctx.load(ctx.input(2), "n")
+        weighed = apply("mul", value, factor if dtype == working else Cast(working, factor))
+        framed = (axes[0], axes[1], Axis("n", length), *([Axis("p", parts)] if parts == 2 else []))
+        value = whole_load(ctx, ctx.emit(framed, weighed, dtype=working, into="frames"), framed)
+    body = apply("mul", value, ctx.load(waves, axes[2].name, axes[3].name, "n", part))
+    reduce = (Axis("n", length), *([Axis("p", parts)] if parts == 2 else []))
+    _emit_sum(ctx, axes, body, reduce, working)
+
+
+def _emit_sum(ctx: Lowering, axes: tuple[Axis, ...], body: Expr, reduce: tuple[Axis, ...], working: str) -> None:
+    """The result: a sum in the ``working`` type, in the type of the output."""
+    dtype = ctx.out().dtype
+    if working == dtype:
+        ctx.emit(axes, body, reduce, "sum", into=0)
+        return
+    total = ctx.emit(axes, body, reduce, "sum", dtype=working, into="total")
+    ctx.emit(axes, Cast(dtype, whole_load(ctx, total, axes)), into=0)

@@ -1,0 +1,164 @@
+"""Data-dependent indexing: the Gather family, OneHot, ReverseSequence.
+
+Indices known at compile time become literals, affine expressions or tables, whose bounds are exact.
+Indices that are only known at run time count from the end where negative; one that ONNX forbids (out
+of range) gives 0 rather than a read of memory that is not the tensor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
+from rammer.frontend.lower.operands import apply, axis_of, literal, out_axes
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Cast, Expr, Load, Table
+from rammer.ir.types import is_float, row_major
+
+#: Longest table kept inside an expression; longer ones become constant tensors.
+TABLE = 1024
+
+
+def normalised(ctx: Lowering, values: np.ndarray, extent: int) -> np.ndarray:
+    """Static indices counted from the front. Raises CannotLower for one out of range."""
+    indices = values.astype(np.int64)
+    if indices.size and not (-extent <= indices.min() and indices.max() < extent):
+        raise CannotLower(f"{ctx.node.op} has an index outside [{-extent}, {extent})")
+    return np.where(indices < 0, indices + extent, indices)
+
+
+def wrapped(ctx: Lowering, tensor: str, position: Sequence[Expr], extent: int, fill: int | None = None) -> Expr:
+    """A run-time index, counted from the end where negative; beside its tensor it is ``fill``."""
+    index: Expr = Load(tensor, tuple(position), fill)
+    dtype = ctx.type(tensor).dtype
+    if dtype.startswith("uint"):
+        return index
+    below = apply("lt", index, literal(0, dtype))
+    return apply("where", below, apply("add", index, literal(extent, dtype)), index)
+
+
+def static_index(ctx: Lowering, values: np.ndarray, axes: Sequence[Axis]) -> Expr:
+    """``values[axes]`` as the simplest expression that gives it."""
+    if values.size == 0:
+        return ex.integer(0)
+    flat = [int(v) for v in values.ravel()]
+    step = flat[1] - flat[0] if len(flat) > 1 else 0
+    position: Expr = ex.integer(0)
+    for axis, stride in zip(axes, row_major(values.shape), strict=True):
+        if axis.extent > 1:
+            position = ex.add(position, ex.mul(axis.name, stride))
+    if flat == [flat[0] + step * i for i in range(len(flat))]:
+        return ex.add(ex.mul(position, step), flat[0])
+    if len(flat) <= TABLE:
+        return Table(tuple(flat), position)
+    return ctx.load(ctx.constant(values, "index"), *[a.name for a in axes])
+
+
+def fill_of(ctx: Lowering, tensor: str) -> ex.Number:
+    """What an index outside of ``tensor`` gives."""
+    return 0.0 if is_float(ctx.type(tensor).dtype) else 0
+
+
+@lowering("Gather")
+def gather(ctx: Lowering) -> None:
+    """``y[.., j.., ..] = x[.., indices[j..], ..]`` along one axis."""
+    x, name, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
+    shape = ctx.shape(x)
+    dim = axis_of(ctx, int(ctx.attr("axis", 0)), len(shape))
+    picked = axes[dim : dim + len(ctx.shape(name))]
+    known = ctx.graph.constant(name)
+    if known is not None:
+        index = static_index(ctx, normalised(ctx, known, shape[dim]), picked)
+    else:
+        index = wrapped(ctx, name, [ex.as_index(a.name) for a in picked], shape[dim])
+    rest = [ex.as_index(a.name) for a in (*axes[:dim], *axes[dim + len(picked) :])]
+    indices = (*rest[:dim], index, *rest[dim:])
+    ctx.emit(axes, Load(x, indices, fill_of(ctx, x) if known is None else None), into=0)
+
+
+@lowering("GatherElements")
+def gather_elements(ctx: Lowering) -> None:
+    """``y[i..] = x[i.. with indices[i..] at axis]``."""
+    x, name, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
+    shape = ctx.shape(x)
+    dim = axis_of(ctx, int(ctx.attr("axis", 0)), len(shape))
+    check_beside(ctx, dim)
+    known = ctx.graph.constant(name)
+    position: list[Expr] = [ex.as_index(a.name) for a in axes]
+    if known is not None:
+        index = static_index(ctx, normalised(ctx, known, shape[dim]), axes)
+    else:
+        index = wrapped(ctx, name, position, shape[dim])
+    position[dim] = index
+    ctx.emit(axes, Load(x, tuple(position), fill_of(ctx, x) if known is None else None), into=0)
+
+
+def check_beside(ctx: Lowering, dim: int) -> None:
+    """BadInput where indices (input 1) reach beyond the data (input 0) along other axes than the one that they index."""
+    data, indices = ctx.shape(ctx.input(0)), ctx.shape(ctx.input(1))
+    if any(d != dim and m > n for d, (m, n) in enumerate(zip(indices, data, strict=True))):
+        raise ctx.refused(f"indices of {list(indices)} reach beyond data of {list(data)} along other axes than {dim}")
+
+
+@lowering("GatherND")
+def gather_nd(ctx: Lowering) -> None:
+    """``y[b.., j.., ..] = x[b.., indices[b.., j.., :], ..]``."""
+    x, name, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
+    shape, batch = ctx.shape(x), int(ctx.attr("batch_dims", 0))
+    *prefix, depth = ctx.shape(name)
+    if batch + depth > len(shape) or tuple(prefix[:batch]) != shape[:batch]:
+        raise ctx.refused(f"indices of {[*prefix, depth]} do not fit to data of {list(shape)} with batch_dims={batch}")
+    lead, tail = axes[: len(prefix)], axes[len(prefix) :]
+    known = ctx.graph.constant(name)
+    indices: list[Expr] = [ex.as_index(a.name) for a in axes[:batch]]
+    for k in range(depth):
+        extent = shape[batch + k]
+        if known is not None:
+            indices.append(static_index(ctx, normalised(ctx, known[..., k], extent), lead))
+        else:
+            position = [*(ex.as_index(a.name) for a in lead), ex.integer(k)]
+            indices.append(wrapped(ctx, name, position, extent))
+    indices += [ex.as_index(a.name) for a in tail]
+    ctx.emit(axes, Load(x, tuple(indices), fill_of(ctx, x) if known is None else None), into=0)
+
+
+@lowering("OneHot")
+def one_hot(ctx: Lowering) -> None:
+    """``values[1]`` where the axis equals the index, else ``values[0]``; other indices match nothing."""
+    name, values, axes = ctx.input(0), ctx.input(2), out_axes(ctx)
+    dim = axis_of(ctx, int(ctx.attr("axis", -1)), len(axes))
+    depth = axes[dim].extent
+    rest = [ex.as_index(a.name) for d, a in enumerate(axes) if d != dim]
+    index: Expr = ctx.load(name, *rest)
+    if ctx.type(name).dtype != "int64":
+        index = Cast("int64", index)
+    place = apply("where", apply("lt", index, ex.integer(0)), apply("add", index, ex.integer(depth)), index)
+    hit = apply("eq", place, ex.as_index(axes[dim].name))
+    ctx.emit(axes, apply("where", hit, ctx.load(values, 1), ctx.load(values, 0)), into=0)
+
+
+@lowering("ReverseSequence")
+def reverse_sequence(ctx: Lowering) -> None:
+    """The first ``sequence_lens[b]`` steps of each batch entry in reverse order."""
+    x, lengths, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
+    batch, time = int(ctx.attr("batch_axis", 1)), int(ctx.attr("time_axis", 0))
+    if {batch, time} != {0, 1} or ctx.shape(lengths) != (axes[batch].extent,):
+        raise ctx.refused(
+            f"batch_axis={batch}, time_axis={time} and {list(ctx.shape(lengths))} lengths do not fit to data of "
+            f"{list(ctx.shape(x))}"
+        )
+    step = ex.as_index(axes[time].name)
+    length = ctx.load(lengths, axes[batch].name)
+    mirrored = apply("sub", apply("sub", length, ex.integer(1)), step)
+    indices = [ex.as_index(a.name) for a in axes]
+    indices[time] = apply("where", apply("lt", step, length), mirrored, step)
+    ctx.emit(axes, Load(x, tuple(indices), fill_of(ctx, x)), into=0)
+
+
+@lowering("NonZero", "Unique", "Compress", "NonMaxSuppression")
+def data_dependent(ctx: Lowering) -> None:
+    """Never lowered: these select or order elements by value."""
+    raise CannotLower(f"{ctx.node.op} selects elements by their values, which no tensor expression does")

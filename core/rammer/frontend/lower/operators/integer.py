@@ -1,0 +1,360 @@
+"""Products of 8-bit codes: MatMulInteger, ConvInteger, QLinearMatMul, QLinearConv, and what the pass ``integers`` makes.
+
+All have one form, which kernels of every device see. The contraction is ``sum[..] int32(a) * int32(b)`` over bare codes, whose
+padding is the zero point of ``a``, inside the conversion; zero points never stand inside the product. With
+
+    sum (a - za) * (b - zb)  =  sum a * b  -  za * (sum b - K * zb)  -  zb * sum a
+
+the rest is a map behind it: what is known of it becomes one int32 bias, which the model's own joins; a ``b`` with a zero point
+has sums of the rows of ``a`` besides. Known codes are stored without their zero point where 8 bits with a sign hold that.
+Everything wraps in 32 bits, as the sum itself does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rammer.frontend.lower.lowering_registry import Lowering, lowering
+from rammer.frontend.lower.operators.matmul import leading
+from rammer.frontend.lower.operators.quantised import nonzero, saturated, single
+from rammer.frontend.lower.sliding_windows import SlidingWindow, window_of
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Cast, Const, Expr, Load, Op
+
+#: The domain of IntegerConv and IntegerMatMul, which no model can name: ConvInteger and MatMulInteger with a bias of int32 and a
+#: scale (of one number, or one for each channel or column) as their fifth and sixth operands.
+DOMAIN = "rammer"
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """An operand: its tensor, and the tensor of its zero point, "" where that is 0."""
+
+    tensor: str
+    zero: str
+
+
+def _codes(ctx: Lowering, tensor: str, zero: str, channel: int = -1) -> _Codes:
+    """Known codes as int8, and without their zero point where that holds them; ``channel`` is the axis along which it varies."""
+    zero = zero if nonzero(ctx, zero) else ""
+    value, known = _value(ctx, tensor), _value(ctx, zero) if zero else np.zeros((), np.uint8)
+    if value is None or known is None:
+        return _Codes(tensor, zero)
+    moved = known
+    if moved.ndim == 1 and moved.size > 1:
+        moved = moved.reshape([-1 if d == channel % value.ndim else 1 for d in range(value.ndim)])
+    bare = value.astype(np.int32) - (moved.astype(np.int32).reshape(()) if moved.size == 1 else moved.astype(np.int32))
+    if bare.min(initial=0) < -128 or bare.max(initial=0) > 127:
+        if value.dtype == np.int8:
+            return _Codes(tensor, zero)
+        signed = [ctx.constant((v.astype(np.int16) - 128).astype(np.int8), n) for v, n in ((value, "codes"), (known, "zero"))]
+        return _Codes(signed[0], signed[1])
+    if not zero and value.dtype == np.int8:
+        return _Codes(tensor, "")
+    return _Codes(ctx.constant(bare.astype(np.int8), "codes"), "")
+
+
+def _value(ctx: Lowering, name: str) -> np.ndarray | None:
+    """What is known of a tensor of the graph, or made here."""
+    return ctx.constants[name] if name in ctx.constants else ctx.graph.constant(name)
+
+
+def _int(x: Expr) -> Expr:
+    return Cast("int32", x)
+
+
+def _kept(value: np.ndarray) -> np.ndarray:
+    """Sums as 32 bits keep them."""
+    return value.astype(np.int64).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What corrects a product: how to read, at each of its elements, the sums of both operands and their zero points."""
+
+    of_a: Load | None
+    of_b: Load | None
+    zero_a: Load | None
+    zero_b: Load | None
+    depth: int
+
+
+def _corrected(total: Expr, sums: _Sums) -> Expr:
+    """The product of what the codes stand for, given that of the codes."""
+    value = total
+    if sums.zero_a is not None and sums.of_b is not None:
+        rest: Expr = sums.of_b
+        if sums.zero_b is not None:
+            rest = Op("sub", (rest, Op("mul", (Const(sums.depth, "int32"), _int(sums.zero_b)))))
+        value = Op("sub", (value, Op("mul", (_int(sums.zero_a), rest))))
+    if sums.zero_b is not None and sums.of_a is not None:
+        value = Op("sub", (value, Op("mul", (_int(sums.zero_b), sums.of_a))))
+    return value
+
+
+# --- matrix products -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A matrix product's axes, and how each operand is read."""
+
+    axes: tuple[Axis, ...]
+    inner: Axis
+    a: Load
+    b: Load
+
+
+def _product(ctx: Lowering, a: str, b: str, shape: Sequence[int]) -> _Product:
+    left, right = ctx.shape(a), ctx.shape(b)
+    rows = (Axis("m", left[-2]),) if len(left) > 1 else ()
+    columns = (Axis("n", right[-1]),) if len(right) > 1 else ()
+    batch = tuple(Axis(f"b{d}", n) for d, n in enumerate(shape[: len(shape) - len(rows) - len(columns)]))
+    x = ctx.load(a, *leading(left[:-2], batch), *(r.name for r in rows), "k")
+    y = ctx.load(b, *leading(right[:-2], batch), "k", *(c.name for c in columns))
+    return _Product((*batch, *rows, *columns), Axis("k", left[-1]), x, y)
+
+
+def _row_wise(ctx: Lowering, name: str, axes: Sequence[Axis], rows: bool) -> Load | None:
+    """A scale or zero point: one number, one for each row (column), or ``[.., rows, 1]`` (``[.., 1, columns]``)."""
+    if not name:
+        return None
+    shape, along = ctx.shape(name), "m" if rows else "n"
+    if shape in ((), (1,)):
+        return ctx.load(name, *(0 for _ in shape))
+    if len(shape) == 1:
+        if all(a.name != along or a.extent != shape[0] for a in axes):
+            raise ctx.refused(f"{list(shape)} scales or zero points do not fit to {[a.extent for a in axes]}")
+        return ctx.load(name, along)
+    return ctx.broadcast(name, axes)
+
+
+def _matrix_sum(ctx: Lowering, load: Load, p: _Product) -> Load:
+    """The sums of an operand over the inner axis, known or computed."""
+    kept = [i for i in load.indices if i != ex.Ref(p.inner.name)]
+    place = load.indices.index(ex.Ref(p.inner.name))
+    value = _value(ctx, load.tensor)
+    if value is not None:
+        return ctx.load(ctx.constant(_kept(value.astype(np.int64).sum(place)), "sums"), *kept)
+    shape = [n for d, n in enumerate(ctx.shape(load.tensor)) if d != place]
+    axes = [Axis(f"s{d}", n) for d, n in enumerate(shape)]
+    names: list[str] = [a.name for a in axes]
+    inside = ctx.load(load.tensor, *names[:place], p.inner.name, *names[place:])
+    return ctx.load(ctx.emit(axes, _int(inside), (p.inner,), "sum", "int32", into="sums"), *kept)
+
+
+def _matrix_total(ctx: Lowering, inputs: Sequence[str], bias: str, shape: Sequence[int]) -> tuple[tuple[Axis, ...], Expr]:
+    """Axes and value of an integer product with what corrects it; ``inputs`` are a, b and their zero points."""
+    left, right = _codes(ctx, inputs[0], inputs[2], -2), _codes(ctx, inputs[1], inputs[3], -1)
+    p = _product(ctx, left.tensor, right.tensor, shape)
+    folded = _matrix_bias(ctx, left, right, bias, p)
+    za, zb = (_row_wise(ctx, c.zero, p.axes, rows) for c, rows in ((left, True), (right, False)))
+    # Sums come before the product, so that what follows it may join it.
+    of_a = _matrix_sum(ctx, p.a, p) if zb is not None else None
+    of_b = _matrix_sum(ctx, p.b, p) if za is not None and folded is None else None
+    total = ctx.emit(p.axes, Op("mul", (_int(p.a), _int(p.b))), (p.inner,), "sum", "int32", into="sum")
+    value: Expr = ctx.load(total, *[a.name for a in p.axes])
+    if folded is not None:
+        return p.axes, Op("add", (value, folded))
+    value = _corrected(value, _Sums(of_a, of_b, za, zb, p.inner.extent))
+    return p.axes, Op("add", (value, ctx.broadcast(bias, p.axes))) if bias else value
+
+
+def _matrix_bias(ctx: Lowering, left: _Codes, right: _Codes, bias: str, p: _Product) -> Load | None:
+    """All that a product needs besides, where it is one known number for each column."""
+    zero, b = _value(ctx, left.zero) if left.zero else np.zeros((), np.int32), _value(ctx, right.tensor)
+    own = _value(ctx, bias) if bias else np.zeros((), np.int32)
+    if right.zero or zero is None or zero.size != 1 or own is None or own.ndim > 1 or (not left.zero and not bias):
+        return None
+    if not left.zero:
+        return ctx.broadcast(bias, p.axes)
+    if b is None or b.ndim != 2:
+        return None
+    value = _kept(own.astype(np.int64) - int(zero.reshape(())) * b.astype(np.int64).sum(0))
+    return ctx.load(ctx.constant(value, "bias"), "n")
+
+
+@lowering("MatMulInteger")
+def integer_matmul(ctx: Lowering) -> None:
+    """``sum (a - za) * (b - zb)`` in 32 bits; zero points for each row of ``a`` and each column of ``b``, perhaps."""
+    _emit_sum(ctx, *_matrix_total(ctx, _inputs(ctx, 4), "", ctx.out().shape))
+
+
+@lowering("IntegerMatMul", domain=DOMAIN)
+def integer_matmul_with_bias(ctx: Lowering) -> None:
+    """The same with a bias and, where there is one, times a scale."""
+    inputs = _inputs(ctx, 6)
+    axes, value = _matrix_total(ctx, inputs, inputs[4], ctx.out().shape)
+    _emit_scaled(ctx, axes, value, _row_wise(ctx, inputs[5], axes, False))
+
+
+def _inputs(ctx: Lowering, count: int) -> list[str]:
+    return [ctx.input(i) if ctx.has(i) else "" for i in range(count)]
+
+
+def _emit_sum(ctx: Lowering, axes: Sequence[Axis], value: Expr) -> None:
+    """Output 0: the contraction itself, where nothing corrects it."""
+    last = ctx.computes[-1]
+    if isinstance(value, Load) and value.tensor == last.name:
+        ctx.computes.pop()
+        ctx.types.pop(last.name)
+        ctx.emit(axes, last.body, last.reduce, last.combiner, "int32", into=0)
+    else:
+        ctx.emit(axes, value, dtype="int32", into=0)
+
+
+def _emit_scaled(ctx: Lowering, axes: Sequence[Axis], value: Expr, scale: Load | None) -> None:
+    """Output 0: sums, or the numbers that they stand for."""
+    if scale is None:
+        _emit_sum(ctx, axes, value)
+    else:
+        ctx.emit(axes, Op("mul", (Cast("float32", value), scale)), into=0)
+
+
+@lowering("QLinearMatMul")
+def linear_matmul(ctx: Lowering) -> None:
+    """The same with scales, and rounded as QuantizeLinear's: ``saturate(round(sum * (sa * sb / sy)) + zy)``."""
+    a, of_a, zero_a, b, of_b, zero_b, of_y, zero = _inputs(ctx, 8)
+    axes, value = _matrix_total(ctx, (a, b, zero_a, zero_b), "", ctx.out().shape)
+    known = [_value(ctx, n) for n in (of_a, of_b, of_y)]
+    if all(v is not None and v.size == 1 for v in known[::2]) and known[1] is not None and known[1].ndim < 2:
+        scale: Expr = _row_wise(ctx, _scale(ctx, known), axes, False) or Const(1.0)
+    else:
+        sa, sb, sy = (_row_wise(ctx, n, axes, rows) for n, rows in ((of_a, True), (of_b, False), (of_y, True)))
+        assert sa is not None and sb is not None and sy is not None, "QLinearMatMul has three scales"
+        scale = Op("div", (Op("mul", (single(ctx, sa), single(ctx, sb))), single(ctx, sy)))
+    _requantised(ctx, axes, value, scale, _row_wise(ctx, zero, axes, True) if nonzero(ctx, zero) else None)
+
+
+def _scale(ctx: Lowering, known: Sequence[np.ndarray | None]) -> str:
+    """``sa * sb / sy`` of float32: a constant of one number, or one for each channel."""
+    a, b, y = (np.asarray(v, np.float32) for v in known)
+    with np.errstate(all="ignore"):
+        return ctx.constant(np.asarray(a.reshape(()) * b / y.reshape(()), np.float32), "scale")
+
+
+def _requantised(ctx: Lowering, axes: Sequence[Axis], total: Expr, scale: Expr, zero: Load | None) -> None:
+    """Output 0: the codes of sums. A known scale that is a number makes no NaN of them."""
+    value = _value(ctx, scale.tensor) if isinstance(scale, Load) else None
+    sure = value is not None and bool(np.all(np.isfinite(value)))
+    quotient = Op("mul", (Cast("float32", total), scale))
+    ctx.emit(axes, saturated(quotient, zero, ctx.out().dtype, sure), into=0)
+
+
+# --- convolutions --------------------------------------------------------------------------------
+
+
+def _conv_total(ctx: Lowering, inputs: Sequence[str], bias: str) -> tuple[tuple[Axis, ...], Expr]:
+    """Axes and value of an integer convolution with what corrects it; ``inputs`` are x, w and their zero points."""
+    x, w = _codes(ctx, inputs[0], inputs[2]), _codes(ctx, inputs[1], inputs[3], 0)
+    batch, _, *source = ctx.shape(x.tensor)
+    features, each, *kernel = ctx.shape(w.tensor)
+    groups, window, tensor, fill = int(ctx.attr("group", 1)), window_of(ctx, source, kernel), x.tensor, 0
+    if x.zero and (zero := _value(ctx, x.zero)) is not None:
+        fill = int(zero.reshape(()))
+    elif x.zero and window.padded:
+        tensor, window = _framed(ctx, x, window)
+    channel = ex.as_index("c" if each != 1 else 0)
+    group = ex.floordiv("m", features // groups) if groups > 1 else ex.integer(0)
+    axes = (Axis("n", batch), Axis("m", features), *window.axes)
+    reduce = (*([Axis("c", each)] if each != 1 else []), *window.taps)
+    weight = ctx.load(w.tensor, "m", channel, *window.tap_indices)
+    data = window.load(tensor, ("n", ex.add(ex.mul(group, each), channel)), fill)
+    folded = _conv_bias(ctx, x, w, bias)
+    of_b = _weight_sums(ctx, w, weight, reduce) if x.zero and folded is None else None
+    of_a = None
+    if w.zero:
+        # Sums come before the product, so that what follows it may join it.
+        rows = (Axis("n", batch), Axis("g", groups), *window.axes)
+        first = ex.mul("g", each) if groups > 1 else ex.integer(0)
+        codes = window.load(tensor, ("n", ex.add(first, channel)), fill)
+        sums = ctx.emit(rows, _int(codes), reduce, "sum" if reduce else None, "int32", into="sums")
+        of_a = ctx.load(sums, "n", group, *[a.name for a in window.axes])
+    total = ctx.emit(axes, Op("mul", (_int(data), _int(weight))), reduce, "sum" if reduce else None, "int32", into="sum")
+    value: Expr = ctx.load(total, *[a.name for a in axes])
+    if folded is not None:
+        return axes, Op("add", (value, folded))
+    za, zb = _channel(ctx, x.zero), _channel(ctx, w.zero)
+    value = _corrected(value, _Sums(of_a, of_b, za, zb, each * int(np.prod(kernel))))
+    return axes, Op("add", (value, ctx.load(bias, "m"))) if bias else value
+
+
+def _channel(ctx: Lowering, name: str) -> Load | None:
+    """One number, or one for each output channel."""
+    return ctx.load(name, *("m" if n > 1 else 0 for n in ctx.shape(name))) if name else None
+
+
+def _conv_bias(ctx: Lowering, x: _Codes, w: _Codes, bias: str) -> Load | None:
+    """All that a convolution needs besides, where it is one known number for each channel."""
+    zero = _value(ctx, x.zero) if x.zero else np.zeros((), np.int32)
+    weights, own = _value(ctx, w.tensor), _value(ctx, bias) if bias else np.zeros((), np.int32)
+    if w.zero or (not x.zero and not bias):
+        return None
+    if not x.zero:
+        return ctx.load(bias, "m")
+    if zero is None or weights is None or own is None:
+        return None
+    sums = weights.astype(np.int64).sum(tuple(range(1, weights.ndim)))
+    return ctx.load(ctx.constant(_kept(own.astype(np.int64) - int(zero.reshape(())) * sums), "bias"), "m")
+
+
+def _weight_sums(ctx: Lowering, w: _Codes, weight: Load, reduce: Sequence[Axis]) -> Load:
+    """The sum of every output channel's weights."""
+    value = _value(ctx, w.tensor)
+    if value is not None:
+        return ctx.load(ctx.constant(_kept(value.astype(np.int64).sum(tuple(range(1, value.ndim)))), "sums"), "m")
+    rows = (Axis("m", ctx.shape(w.tensor)[0]),)
+    return ctx.load(ctx.emit(rows, _int(weight), reduce, "sum" if reduce else None, "int32", into="sums"), "m")
+
+
+def _framed(ctx: Lowering, x: _Codes, window: SlidingWindow) -> tuple[str, SlidingWindow]:
+    """The image with its padding, whose zero point only a run knows, and the window over that."""
+    batch, channels, *source = ctx.shape(x.tensor)
+    reach = [
+        (o - 1) * s + (k - 1) * d + 1
+        for o, s, k, d in zip(window.out, window.strides, window.kernel, window.dilations, strict=True)
+    ]
+    spatial = tuple(Axis(n, e) for n, e in zip(window.names, reach, strict=True))
+    places = [ex.add(a.name, -p) for a, p in zip(spatial, window.begin, strict=True)]
+    inside: Expr = Const(True, "bool")
+    for index, extent in zip(places, source, strict=True):
+        within = Op("and_", (Op("le", (ex.integer(0), index)), Op("lt", (index, ex.integer(extent)))))
+        inside = within if isinstance(inside, Const) else Op("and_", (inside, within))
+    load = ctx.load(x.tensor, "n", "c", *places, fill=0)
+    body = Op("where", (inside, load, ctx.load(x.zero, *(0 for _ in ctx.shape(x.zero)))))
+    framed = ctx.emit((Axis("n", batch), Axis("c", channels), *spatial), body, into="framed")
+    none = (0,) * len(source)
+    return framed, SlidingWindow(tuple(reach), window.out, window.kernel, window.strides, window.dilations, none, none)
+
+
+@lowering("ConvInteger")
+def integer_conv(ctx: Lowering) -> None:
+    """``sum (x - zx) * (w - zw)`` over windows, in 32 bits; padding is 0, which is the code ``zx``."""
+    _emit_sum(ctx, *_conv_total(ctx, _inputs(ctx, 4), ""))
+
+
+@lowering("IntegerConv", domain=DOMAIN)
+def integer_conv_with_bias(ctx: Lowering) -> None:
+    """The same with a bias for each channel and, where there is one, times a scale."""
+    inputs = _inputs(ctx, 6)
+    axes, value = _conv_total(ctx, inputs, inputs[4])
+    _emit_scaled(ctx, axes, value, _channel(ctx, inputs[5]))
+
+
+@lowering("QLinearConv")
+def linear_conv(ctx: Lowering) -> None:
+    """The same with scales, of each output channel perhaps: ``saturate(round((sum + bias) * (sx * sw / sy)) + zy)``."""
+    x, of_x, zero_x, w, of_w, zero_w, of_y, zero, bias = _inputs(ctx, 9)
+    axes, value = _conv_total(ctx, (x, w, zero_x, zero_w), bias)
+    known = [_value(ctx, n) for n in (of_x, of_w, of_y)]
+    if all(v is not None for v in known):
+        scale: Expr = _channel(ctx, _scale(ctx, known)) or Const(1.0)
+    else:
+        sx, sw, sy = (_channel(ctx, n) for n in (of_x, of_w, of_y))
+        assert sx is not None and sw is not None and sy is not None, "QLinearConv has three scales"
+        scale = Op("div", (Op("mul", (sx, sw)), sy))
+    _requantised(ctx, axes, value, scale, _channel(ctx, zero) if nonzero(ctx, zero) else None)

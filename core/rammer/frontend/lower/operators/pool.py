@@ -1,0 +1,180 @@
+"""Pooling over windows and over whole images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from rammer.frontend.lower.lowering_registry import Lowering, lowering
+from rammer.frontend.lower.operands import emit_narrowed, widened
+from rammer.frontend.lower.sliding_windows import SlidingWindow, spatial_names, window_of
+from rammer.frontend.read.limits import MAX_TABLE, check_positions
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Const, Expr, Load, Op, Table
+from rammer.ir.types import is_float
+
+
+@lowering("MaxPool")
+def max_pool(ctx: Lowering) -> None:
+    """Maximum of each window; padding never wins. Indices are those of the first maximum in the whole tensor."""
+    x = ctx.input(0)
+    dtype = ctx.type(x).dtype
+    lowest: ex.Number = -np.inf if is_float(dtype) else int(np.iinfo(dtype).min)
+    window = _window(ctx)
+    reduce, axes = window.taps, _axes(ctx, window)
+    value = window.load(x, ("n", "c"), lowest)
+    largest = ctx.emit(axes, value, reduce, "max" if reduce else None, into=0 if ctx.wants(0) else "t")
+    if ctx.wants(1):
+        _emit_indices(ctx, window, value, ctx.load(largest, *[a.name for a in axes]))
+
+
+def _emit_indices(ctx: Lowering, window: SlidingWindow, value: Load, largest: Load) -> None:
+    """Output 1: "the flatten 1-D indices of selected values". Which one is selected, the first in row-major order, does not
+    depend on ``storage_order``: that is "used only to convert an n-tuple index value into a single integer value"."""
+    axes = _axes(ctx, window)
+    places = list(zip(window.indices, window.source, strict=True))
+    columns = bool(ctx.attr("storage_order", 0)) and len(places) > 1 and 0 not in window.source
+    searched = columns and bool(window.taps)
+    place = _flat(reversed(places) if columns and not searched else places)
+    plane = ex.add(ex.mul("n", axes[1].extent), "c")
+    place = ex.add(ex.mul(plane, int(np.prod(window.source))), place)
+    if not window.taps:
+        ctx.emit(axes, place, into=1)
+        return
+    chosen: Expr = Op("eq", (value, largest))
+    if is_float(ctx.type(value.tensor).dtype):
+        # NaN is a maximum that equals nothing.
+        chosen = Op("or_", (chosen, Op("isnan", (value,))))
+    for index, extent in places if window.padded else ():
+        inside = Op("and_", (Op("le", (ex.integer(0), index)), Op("lt", (index, ex.integer(extent)))))
+        chosen = Op("and_", (chosen, inside))
+    candidate = Op("where", (chosen, place, ex.integer(ctx.type(value.tensor).size)))
+    if not searched:
+        ctx.emit(axes, candidate, window.taps, "min", into=1, dtype="int64")
+        return
+    first = ctx.emit(axes, candidate, window.taps, "min", dtype="int64", into="first")
+    ctx.emit(axes, _by_columns(ctx.load(first, *[a.name for a in axes]), window.source), into=1)
+
+
+def _flat(places: Iterable[tuple[Expr, int]]) -> Expr:
+    """The number of an element among its plane's, of which the last of ``places`` counts fastest."""
+    place: Expr = ex.integer(0)
+    for index, extent in places:
+        place = ex.add(ex.mul(place, extent), index)
+    return place
+
+
+def _by_columns(place: Expr, source: Sequence[int]) -> Expr:
+    """A number in row-major order as that in column-major order within the same plane of extents ``source``."""
+    plane = int(np.prod(source))
+    places, inner = list[tuple[Expr, int]](), plane
+    for extent in source:
+        inner //= extent
+        places.append((ex.mod(ex.floordiv(place, inner), extent), extent))
+    return ex.add(ex.mul(ex.floordiv(place, plane), plane), _flat(reversed(places)))
+
+
+@lowering("AveragePool")
+def average_pool(ctx: Lowering) -> None:
+    """Sum of each window divided by the number of elements that count."""
+    window = _window(ctx)
+    total = _window_sum(ctx, window, widened(ctx, window.load(ctx.input(0), ("n", "c"), 0.0)))
+    axes = _axes(ctx, window)
+    value = ctx.load(total, *[a.name for a in axes])
+    count = _counts(window, bool(ctx.attr("count_include_pad", 0)), ctx.type(total).dtype)
+    emit_narrowed(ctx, axes, Op("div", (value, count)))
+
+
+@lowering("LpPool")
+def lp_pool(ctx: Lowering) -> None:
+    """``(sum |x|^p)^(1/p)`` of each window; padding counts as zero."""
+    window = _window(ctx)
+    power = int(ctx.attr("p", 2))
+    total = _window_sum(ctx, window, raised(widened(ctx, window.load(ctx.input(0), ("n", "c"), 0.0)), power))
+    axes = _axes(ctx, window)
+    emit_narrowed(ctx, axes, root(ctx.load(total, *[a.name for a in axes]), power))
+
+
+def raised(x: Expr, power: int) -> Expr:
+    """``|x|^power``; squares are written as products, which are exact and cheap."""
+    if power == 2:
+        return Op("mul", (x, x))
+    magnitude = Op("abs", (x,))
+    return magnitude if power == 1 else Op("pow", (magnitude, Const(power)))
+
+
+def root(x: Expr, power: int) -> Expr:
+    """The ``power``-th root of a non-negative ``x``."""
+    if power == 2:
+        return Op("sqrt", (x,))
+    return x if power == 1 else Op("pow", (x, Const(1.0 / power)))
+
+
+def _window(ctx: Lowering) -> SlidingWindow:
+    kernel = [int(k) for k in ctx.attr("kernel_shape")]
+    return window_of(ctx, ctx.shape(ctx.input(0))[2:], kernel)
+
+
+def _axes(ctx: Lowering, window: SlidingWindow) -> tuple[Axis, ...]:
+    batch, channels, *_ = ctx.shape(ctx.input(0))
+    return (Axis("n", batch), Axis("c", channels), *window.axes)
+
+
+def _window_sum(ctx: Lowering, window: SlidingWindow, body: Expr) -> str:
+    return ctx.emit(_axes(ctx, window), body, window.taps, "sum" if window.taps else None, into="sum")
+
+
+def _counts(window: SlidingWindow, include_pad: bool, dtype: str) -> Expr:
+    """How many elements count in the window at each position: a product of one factor a dimension."""
+    constant = 1
+    result: Expr | None = None
+    for name, per_position in zip(window.names, _extents_counted(window, include_pad), strict=True):
+        counts = np.unique(per_position)
+        if len(counts) == 1:
+            constant *= int(counts[0])
+            continue
+        check_positions(len(per_position), "pooling", MAX_TABLE)
+        factor = Table(tuple(float(c) for c in per_position), ex.as_index(name), dtype)
+        result = factor if result is None else Op("mul", (result, factor))
+    if result is None:
+        return Const(constant, dtype)
+    return result if constant == 1 else Op("mul", (result, Const(constant, dtype)))
+
+
+def _extents_counted(window: SlidingWindow, include_pad: bool) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    result = []
+    for d, extent in enumerate(window.source):
+        check_positions(window.out[d], "pooling")
+        low = -window.begin[d] if include_pad else 0
+        high = extent + window.end[d] if include_pad else extent
+        starts = np.arange(window.out[d]) * window.strides[d] - window.begin[d]
+        step, last = window.dilations[d], window.kernel[d] - 1
+        # Taps k with low <= start + k * step < high, counted without looking at each: a kernel may be huge.
+        result.append(np.maximum(0, np.minimum(last, (high - 1 - starts) // step) - np.maximum(0, -((starts - low) // step)) + 1))
+    return result
+
+
+@lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
+def global_pool(ctx: Lowering) -> None:
+    """Pooling over all spatial dimensions, which keep extent 1."""
+    x = ctx.input(0)
+    batch, channels, *extents = ctx.shape(x)
+    names = spatial_names(len(extents))
+    axes = (Axis("n", batch), Axis("c", channels), *[Axis(n, 1) for n in names])
+    reduce = tuple(Axis(f"k{n}", e) for n, e in zip(names, extents, strict=True))
+    value = ctx.load(x, "n", "c", *[r.name for r in reduce])
+    if ctx.node.op == "GlobalMaxPool":
+        ctx.emit(axes, value, reduce, "max", into=0)
+        return
+    power = int(ctx.attr("p", 2))
+    norm = ctx.node.op == "GlobalLpPool"
+    wide = widened(ctx, value)
+    total = ctx.emit(axes, raised(wide, power) if norm else wide, reduce, "sum", into="sum")
+    element = ctx.load(total, *[a.name for a in axes])
+    emit_narrowed(ctx, axes, root(element, power) if norm else _mean(element, extents))
+
+
+def _mean(total: Expr, extents: Sequence[int]) -> Expr:
+    return Op("div", (total, Const(int(np.prod(extents)))))

@@ -1,0 +1,155 @@
+"""RoiAlign: boxes of images, read between pixels."""
+
+from __future__ import annotations
+
+from rammer.frontend.lower.interpolation import Neighbours, Real
+from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
+from rammer.frontend.lower.operands import whole_load
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Cast, Expr
+
+#: Samples of a box that can lie within a pixel of another: they are at least half a pixel apart, or one.
+_NEAR = 7
+
+
+@lowering("RoiAlign")
+def roi_align(ctx: Lowering) -> None:
+    """Means (or largest terms) over samples in the bins of boxes. As many samples a bin as ``sampling_ratio`` says, or as a run
+    says: means are then two products, by how much of the samples of a bin falls on each row and each column."""
+    boxes = _Boxes(ctx)
+    if ctx.shape(ctx.input(1)) != (boxes.count, 4) or ctx.shape(ctx.input(2)) != (boxes.count,):
+        raise ctx.refused(f"boxes of {list(ctx.shape(ctx.input(1)))} with {list(ctx.shape(ctx.input(2)))} images")
+    if 0 in ctx.shape(ctx.input(0)):
+        raise CannotLower("RoiAlign of nothing")
+    mode = ctx.attr("mode", "avg")
+    if boxes.ratio:
+        _sampled(boxes, mode)
+    elif mode == "max":
+        raise CannotLower("RoiAlign of the largest of samples whose number a run decides")
+    else:
+        _averaged(boxes)
+
+
+class _Boxes:
+    """The boxes of a node, by dimension 0 (height) and 1 (width)."""
+
+    def __init__(self, ctx: Lowering) -> None:
+        self.ctx = ctx
+        self.real = Real("float64" if ctx.out().dtype == "float64" else "float32")
+        self.count, self.channels = ctx.out().shape[0], ctx.out().shape[1]
+        self.extents = ctx.shape(ctx.input(0))[2:]
+        self.bins = ctx.out().shape[2:]
+        self.ratio = int(ctx.attr("sampling_ratio", 0))
+        modern = ctx.node.version >= 16
+        self.shifted = modern and ctx.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
+
+    def edge(self, dim: int, end: bool) -> Expr:
+        """A box's border in pixels."""
+        load = self.ctx.load(self.ctx.input(1), "r", (3 if end else 1) - dim)
+        given: Expr = load if self.ctx.type(load.tensor).dtype == self.real.dtype else Cast(self.real.dtype, load)
+        scaled = self.real.of("mul", given, float(self.ctx.attr("spatial_scale", 1.0)))
+        return self.real.of("sub", scaled, 0.5) if self.shifted else scaled
+
+    def size(self, dim: int) -> Expr:
+        """Of a bin, in pixels."""
+        whole = self.real.of("sub", self.edge(dim, True), self.edge(dim, False))
+        whole = whole if self.shifted else self.real.of("max", whole, 1)
+        return self.real.of("div", whole, self.bins[dim])
+
+    def start(self, dim: int, name: str) -> Expr:
+        """Of bin ``name``."""
+        shift = self.real.of("mul", Cast(self.real.dtype, ex.as_index(name)), self.size(dim))
+        return self.real.of("add", self.edge(dim, False), shift)
+
+    def inside(self, at: Expr, dim: int) -> Expr:
+        """Whether a sample counts: within a pixel of the image."""
+        return self.real.of("and_", self.real.of("le", -1, at), self.real.of("le", at, self.extents[dim]))
+
+    def element(self, *indices: Expr | str) -> Expr:
+        """Of the box's image."""
+        load = self.ctx.load(self.ctx.input(0), self.ctx.load(self.ctx.input(2), "r"), "c", *indices, fill=0.0)
+        return load if self.ctx.type(load.tensor).dtype == self.real.dtype else Cast(self.real.dtype, load)
+
+    def emit(self, axes: tuple[Axis, ...], value: Expr) -> None:
+        """The output, from the working type."""
+        dtype = self.ctx.out().dtype
+        self.ctx.emit(axes, value if self.real.dtype == dtype else Cast(dtype, value), into=0)
+
+
+def _sampled(boxes: _Boxes, mode: str) -> None:
+    """``ratio`` samples of each bin along both dimensions: four neighbours each."""
+    ctx, real = boxes.ctx, boxes.real
+    near, counts = [], list[str]()
+    names = (("p", "s"), ("q", "t"))
+    for dim, (bin_name, sample) in enumerate(names):
+        spots = (Axis("r", boxes.count), Axis(bin_name, boxes.bins[dim]), Axis(sample, boxes.ratio))
+        part = real.of("div", real.of("add", Cast(real.dtype, ex.as_index(sample)), 0.5), boxes.ratio)
+        at = real.of("add", boxes.start(dim, bin_name), real.of("mul", part, boxes.size(dim)))
+        near.append(Neighbours.of(ctx, real, real.clamped(at, 0, boxes.extents[dim] - 1), spots, str(dim)))
+        counts.append(ctx.emit(spots, real.of("where", boxes.inside(at, dim), 1, 0), dtype=real.dtype, into=f"counts{dim}"))
+    axes = (Axis("r", boxes.count), Axis("c", boxes.channels), Axis("p", boxes.bins[0]), Axis("q", boxes.bins[1]))
+    points = [("r", *pair) for pair in names]
+    weights = real.of("mul", ctx.load(counts[0], *points[0]), ctx.load(counts[1], *points[1]))
+    terms = [_corner(boxes, near, points, corner, weights) for corner in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    samples = (Axis("s", boxes.ratio), Axis("t", boxes.ratio))
+    joined = terms[0]
+    for term in terms[1:]:
+        joined = real.of("max" if mode == "max" else "add", joined, term)
+    total = ctx.emit(axes, joined, samples, "max" if mode == "max" else "sum", dtype=real.dtype, into="total")
+    value = whole_load(ctx, total, axes)
+    boxes.emit(axes, value if mode == "max" else real.of("div", value, boxes.ratio**2))
+
+
+def _corner(
+    boxes: _Boxes, near: list[Neighbours], points: list[tuple[str, str, str]], corner: tuple[int, int], weight: Expr
+) -> Expr:
+    """One neighbour of a sample, by its weight."""
+    ctx, real, at = boxes.ctx, boxes.real, list[Expr]()
+    for side, place, point in zip(corner, near, points, strict=True):
+        share, below = ctx.load(place.share, *point), ctx.load(place.below, *point)
+        weight = real.of("mul", weight, share if side else real.of("sub", 1, share))
+        at.append(Real("int32").of("add", below, 1) if side else below)
+    return real.of("mul", weight, boxes.element(*at))
+
+
+def _averaged(boxes: _Boxes) -> None:
+    """Means over as many samples as a bin has pixels: ``y = rows x columns'``, of which each is a product."""
+    ctx, real = boxes.ctx, boxes.real
+    rows, columns = _falls(boxes, 0, "p", "h"), _falls(boxes, 1, "q", "w")
+    height, width = (Axis(n, e) for n, e in zip("hw", boxes.extents, strict=True))
+    box, channel, high, wide = (
+        Axis("r", boxes.count),
+        Axis("c", boxes.channels),
+        Axis("p", boxes.bins[0]),
+        Axis("q", boxes.bins[1]),
+    )
+    body = real.of("mul", boxes.element("h", "w"), ctx.load(rows, "r", "p", "h"))
+    strips = ctx.emit((box, channel, high, width), body, (height,), "sum", dtype=real.dtype, into="strips")
+    body = real.of("mul", ctx.load(strips, "r", "c", "p", "w"), ctx.load(columns, "r", "q", "w"))
+    total = ctx.emit((box, channel, high, wide), body, (width,), "sum", dtype=real.dtype, into="total")
+    boxes.emit((box, channel, high, wide), whole_load(ctx, total, (box, channel, high, wide)))
+
+
+def _falls(boxes: _Boxes, dim: int, bin_name: str, pixel: str) -> str:
+    """``[r, bin, pixel]``: the mean, over a bin's samples, of how much of each falls on the pixel."""
+    ctx, real, extent = boxes.ctx, boxes.real, boxes.extents[dim]
+    spots = (Axis("r", boxes.count), Axis(bin_name, boxes.bins[dim]))
+    size, start = (
+        ctx.load(ctx.emit(spots, e, dtype=real.dtype, into=f"{n}{dim}"), "r", bin_name)
+        for n, e in (("size", boxes.size(dim)), ("start", boxes.start(dim, bin_name)))
+    )
+    grid = real.of("max", real.of("ceil", size), 1)
+    step = real.of("div", size, grid)
+    here = Cast(real.dtype, ex.as_index(pixel))
+    # Samples from the first one that is less than a pixel below on; a bin without extent has none.
+    first = real.of("floor", real.of("sub", real.of("div", real.of("sub", real.of("sub", here, 1), start), step), 0.5))
+    number = real.of("add", real.clamped(first, 0, 1e9), Cast(real.dtype, ex.as_index("k")))
+    at = real.of("add", start, real.of("mul", real.of("add", number, 0.5), step))
+    apart = real.of("abs", real.of("sub", real.clamped(at, 0, extent - 1), here))
+    counts = real.of("and_", real.of("lt", number, real.of("ceil", size)), boxes.inside(at, dim))
+    part = real.of("where", counts, real.of("max", real.of("sub", 1, apart), 0), 0)
+    total = ctx.emit(
+        (*spots, Axis(pixel, extent)), real.of("div", part, grid), (Axis("k", _NEAR),), "sum", dtype=real.dtype, into="falls"
+    )
+    return total

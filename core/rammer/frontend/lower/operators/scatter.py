@@ -1,0 +1,268 @@
+"""Scatter: elements and slices written, added, multiplied or compared into places that indices name; TensorScatter.
+
+A Compute says what every element of its output is, so a scatter asks for each place which updates are its own. Where the
+indices are known, that is a table, as wide as the most updates of one place. Where a run knows them, every place walks the
+updates that may be its own: those along its line (ScatterElements), or all (ScatterND). Of updates written to one place the
+last one stays, as in NumPy and ONNX Runtime; an index that ONNX forbids (out of range) names no place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
+from rammer.frontend.lower.operands import apply, axis_of, identity, out_axes, whole_load
+from rammer.frontend.lower.operators.gather import check_beside, fill_of, normalised, static_index, wrapped
+from rammer.ir import compute as cp
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Combiner
+from rammer.ir.expr import Cast, Expr, Load
+from rammer.ir.reindex import reshape_indices
+from rammer.ir.types import row_major
+
+#: Most steps of all places through updates; more are done on the host, where a scatter walks the updates alone.
+MOST_STEPS: Final = 1 << 24
+#: The word of a reduction -> how the updates of one place combine, and with what was there.
+_COMBINERS: Final[dict[str, Combiner]] = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}
+#: Of bool, sums are or, and products and.
+_OF_BOOL: Final = {"add": "max", "mul": "min"}
+_BOOL_STEPS: Final = {"max": "or_", "min": "and_"}
+
+
+@dataclass(frozen=True)
+class _Combining:
+    """How updates combine (None: the last one stays), in which element type."""
+
+    word: str
+    dtype: str
+
+    @property
+    def combiner(self) -> Combiner | None:
+        """Of the updates of one place."""
+        word = _OF_BOOL.get(self.word, self.word) if self.dtype == "bool" else self.word
+        return None if word == "none" else _COMBINERS[word]
+
+    @property
+    def working(self) -> str:
+        """float16 is summed in float32, and rounded once."""
+        return "float32" if self.dtype == "float16" else self.dtype
+
+    def widened(self, x: Expr) -> Expr:
+        """``x`` in the type that is combined."""
+        return x if self.working == self.dtype else Cast(self.working, x)
+
+    @property
+    def nothing(self) -> Expr:
+        """What combines with anything to that."""
+        assert self.combiner is not None
+        return cp.identity(self.combiner, self.working)
+
+    def joined(self, x: Expr, total: Expr) -> Expr:
+        """What was there and the updates together, as the output's type."""
+        step = _BOOL_STEPS[str(self.combiner)] if self.dtype == "bool" else self.word
+        both = apply(step, self.widened(x), total)
+        return both if self.working == self.dtype else Cast(self.dtype, both)
+
+
+@lowering("ScatterElements", "Scatter")
+def scatter_elements(ctx: Lowering) -> None:
+    """``y[.., indices[j..], ..] = x (op) updates[j..]`` along one axis."""
+    shape, written = ctx.out().shape, ctx.shape(ctx.input(1))
+    dim = axis_of(ctx, int(ctx.attr("axis", 0)), len(shape))
+    check_beside(ctx, dim)
+    _check_updates(ctx, written)
+    known = ctx.graph.constant(ctx.input(1))
+    if 0 in written:
+        identity(ctx, ctx.input(0))
+    elif known is not None:
+        indices = normalised(ctx, known, shape[dim])
+        position: list[np.ndarray] = list(np.indices(indices.shape, sparse=True))
+        position[dim] = indices
+        flat = np.ravel_multi_index(tuple(np.broadcast_arrays(*position)), shape)
+        _by_table(ctx, flat.ravel(), len(shape))
+    else:
+        _along_lines(ctx, dim)
+
+
+@lowering("ScatterND")
+def scatter_nd(ctx: Lowering) -> None:
+    """``y[indices[j.., :], ..] = x (op) updates[j.., ..]``: elements or slices."""
+    shape = ctx.out().shape
+    *lead, depth = ctx.shape(ctx.input(1))
+    if depth > len(shape):
+        raise ctx.refused(f"indices of {list(ctx.shape(ctx.input(1)))} name {depth} axes of data {list(shape)}")
+    _check_updates(ctx, (*lead, *shape[depth:]))
+    known = ctx.graph.constant(ctx.input(1))
+    if 0 in ctx.shape(ctx.input(2)) or 0 in shape:
+        identity(ctx, ctx.input(0))
+    elif known is not None:
+        columns = [normalised(ctx, known[..., k], shape[k]) for k in range(depth)]
+        flat = np.ravel_multi_index(columns, shape[:depth]) if depth else np.zeros(lead, np.int64)
+        _by_table(ctx, np.asarray(flat).ravel(), depth)
+    else:
+        _among_all(ctx, depth)
+
+
+def _check_updates(ctx: Lowering, wanted: Sequence[int]) -> None:
+    if (have := ctx.shape(ctx.input(2))) != tuple(wanted):
+        raise ctx.refused(f"the updates have the shape {list(have)}, where data and indices ask for {list(wanted)}")
+
+
+def _check_steps(ctx: Lowering, count: int) -> None:
+    if count > MOST_STEPS:
+        raise CannotLower(f"{ctx.node.op} would take {count} steps, each place through its updates; most are {MOST_STEPS}")
+
+
+def _reduction(ctx: Lowering) -> _Combining:
+    return _Combining(ctx.attr("reduction", "none"), ctx.out().dtype)
+
+
+# --- known indices ------------------------------------------------------------------------------
+
+
+def _by_table(ctx: Lowering, flat: np.ndarray, depth: int) -> None:
+    """``flat[j]`` is the place, counted through the first ``depth`` output axes, of update ``j``."""
+    how, axes = _reduction(ctx), out_axes(ctx)
+    places = math.prod(a.extent for a in axes[:depth])
+    if how.combiner is None:
+        source = np.full(places, -1, np.int64)
+        source[flat] = np.arange(flat.size)  # of several the last one
+        _write(ctx, static_index(ctx, source.reshape([a.extent for a in axes[:depth]]), axes[:depth]), depth)
+        return
+    most = int(np.bincount(flat).max())
+    _check_steps(ctx, most * ctx.out().size)
+    order = np.argsort(flat, kind="stable")
+    nth = np.arange(flat.size) - np.searchsorted(flat[order], flat[order])
+    source = np.full((places, most), -1, np.int64)
+    source[flat[order], nth] = order
+    each = Axis("u", most)
+    which = static_index(ctx, source.reshape([*(a.extent for a in axes[:depth]), most]), (*axes[:depth], each))
+    update = apply("where", apply("lt", which, ex.integer(0)), how.nothing, how.widened(_update(ctx, which, depth)))
+    _combine(ctx, how, update, each)
+
+
+def _update(ctx: Lowering, which: Expr, depth: int) -> Load:
+    """Update ``which``, counted through the axes that the updates have before the slice; fill where it is none."""
+    updates, tail = ctx.input(2), out_axes(ctx)[depth:]
+    written = ctx.shape(updates)[: len(ctx.shape(updates)) - len(tail)]
+    prefix = [ex.substitute(i, {"update": which}) for i in reshape_indices(written, [Axis("update", math.prod(written))])]
+    return Load(updates, (*prefix, *(ex.as_index(a.name) for a in tail)), fill_of(ctx, updates))
+
+
+def _write(ctx: Lowering, which: Expr, depth: int) -> None:
+    """Update ``which`` where it is not negative, else what was there."""
+    axes = out_axes(ctx)
+    kept = whole_load(ctx, ctx.input(0), axes)
+    ctx.emit(axes, apply("where", apply("lt", which, ex.integer(0)), kept, _update(ctx, which, depth)), into=0)
+
+
+def _combine(ctx: Lowering, how: _Combining, update: Expr, each: Axis) -> None:
+    """The data with the updates of every place, ``update`` for each point of axis ``each``."""
+    axes = out_axes(ctx)
+    if each.extent == 1:
+        total = ex.substitute(update, {each.name: ex.integer(0)})
+    else:
+        made = ctx.emit(axes, update, (each,), how.combiner, dtype=how.working, into="total")
+        total = whole_load(ctx, made, axes)
+    ctx.emit(axes, how.joined(whole_load(ctx, ctx.input(0), axes), total), into=0)
+
+
+# --- indices that a run knows ---------------------------------------------------------------------
+
+
+def _along_lines(ctx: Lowering, dim: int) -> None:
+    """ScatterElements: a place walks the updates along axis ``dim`` that have its other coordinates."""
+    how, axes, indices, updates = _reduction(ctx), out_axes(ctx), ctx.input(1), ctx.input(2)
+    shape, written = ctx.out().shape, ctx.shape(ctx.input(1))
+    _check_steps(ctx, ctx.out().size * written[dim])
+    each = Axis("u", written[dim])
+    point = [ex.as_index(each.name if d == dim else a.name) for d, a in enumerate(axes)]
+    whole = all(m == n for d, (m, n) in enumerate(zip(written, shape, strict=True)) if d != dim)
+    # Beside the updates there is an index that names no place.
+    named = wrapped(ctx, indices, point, shape[dim], None if whole else -shape[dim] - 1)
+    hit = apply("eq", named if ctx.type(indices).dtype == "int64" else Cast("int64", named), ex.as_index(axes[dim].name))
+    if how.combiner is not None:
+        update = Load(updates, tuple(point), None if whole else fill_of(ctx, updates))
+        _combine(ctx, how, apply("where", hit, how.widened(update), how.nothing), each)
+        return
+    which = whole_load(ctx, _last(ctx, axes, hit, each), axes)
+    point[dim] = which
+    body = apply("where", apply("lt", which, ex.integer(0)), whole_load(ctx, ctx.input(0), axes), _filled(ctx, updates, point))
+    ctx.emit(axes, body, into=0)
+
+
+def _among_all(ctx: Lowering, depth: int) -> None:
+    """ScatterND: a place walks all updates."""
+    how, axes = _reduction(ctx), out_axes(ctx)
+    count = math.prod(ctx.shape(ctx.input(1))[:-1])
+    places = axes if how.combiner is not None else axes[:depth]
+    _check_steps(ctx, count * math.prod(a.extent for a in places))
+    each = Axis("u", count)
+    named = ctx.load(_named_places(ctx, each, depth), each.name)
+    here: Expr = ex.integer(0)
+    for axis, stride in zip(axes[:depth], row_major(ctx.out().shape[:depth]), strict=True):
+        here = ex.add(here, ex.mul(axis.name, stride))
+    hit = apply("eq", named, here)
+    if how.combiner is not None:
+        update = how.widened(_update(ctx, ex.as_index(each.name), depth))
+        _combine(ctx, how, apply("where", hit, update, how.nothing), each)
+        return
+    _write(ctx, whole_load(ctx, _last(ctx, places, hit, each), places), depth)
+
+
+def _named_places(ctx: Lowering, each: Axis, depth: int) -> str:
+    """The place of every update, counted through the first ``depth`` axes of the output; -1 for none."""
+    indices, shape = ctx.input(1), ctx.out().shape
+    lead = reshape_indices(ctx.shape(indices)[:-1], [each])
+    place: Expr = ex.integer(0)
+    inside: Expr | None = None
+    for k, stride in enumerate(row_major(shape[:depth])):
+        index = wrapped(ctx, indices, [*lead, ex.integer(k)], shape[k])
+        fits = apply("and_", apply("le", ex.integer(0), index), apply("lt", index, ex.integer(shape[k])))
+        inside = fits if inside is None else apply("and_", inside, fits)
+        place = ex.add(place, index if stride == 1 else apply("mul", index, ex.integer(stride)))
+    return ctx.emit((each,), place if inside is None else apply("where", inside, place, ex.integer(-1)), into="place")
+
+
+def _last(ctx: Lowering, axes: Sequence[Axis], hit: Expr, each: Axis) -> str:
+    """The last update of axis ``each`` that hits, -1 where none does."""
+    found = apply("where", hit, ex.as_index(each.name), ex.integer(-1))
+    return ctx.emit(axes, found, (each,), "max", dtype="int64", into="which")
+
+
+def _filled(ctx: Lowering, tensor: str, point: Sequence[Expr]) -> Load:
+    return Load(tensor, tuple(point), fill_of(ctx, tensor))
+
+
+# --- caches -----------------------------------------------------------------------------------------
+
+
+@lowering("TensorScatter")
+def tensor_scatter(ctx: Lowering) -> None:
+    """``y[b, .., s, ..] = update[b, .., s - write_indices[b], ..]`` where there is one; circular: modulo the cache's length."""
+    axes, update = out_axes(ctx), ctx.input(1)
+    dim = axis_of(ctx, int(ctx.attr("axis", -2)), len(axes))
+    length = ctx.shape(update)[dim]
+    if (
+        dim == 0
+        or length > axes[dim].extent
+        or ctx.shape(update) != tuple(length if d == dim else a.extent for d, a in enumerate(axes))
+    ):
+        raise ctx.refused(
+            f"an update of {list(ctx.shape(update))} does not fit to a cache of {list(ctx.out().shape)} at axis {dim}"
+        )
+    step: Expr = ex.as_index(axes[dim].name)
+    if ctx.has(2):
+        if ctx.shape(ctx.input(2)) != (axes[0].extent,):
+            raise ctx.refused(f"{list(ctx.shape(ctx.input(2)))} write indices for a batch of {axes[0].extent}")
+        step = apply("sub", step, ctx.load(ctx.input(2), axes[0].name))
+        if ctx.attr("mode", "linear") == "circular":
+            step = apply("mod", step, ex.integer(axes[dim].extent))
+    written = apply("and_", apply("le", ex.integer(0), step), apply("lt", step, ex.integer(length)))
+    point = [step if d == dim else ex.as_index(a.name) for d, a in enumerate(axes)]
+    ctx.emit(axes, apply("where", written, _filled(ctx, update, point), whole_load(ctx, ctx.input(0), axes)), into=0)

@@ -1,0 +1,61 @@
+"""Between numbers and the codes of formats that nothing computes in: what ``frontend.lower.emulated_types`` puts between other
+operators."""
+
+from __future__ import annotations
+
+from rammer.frontend.lower.lowering_registry import Lowering, lowering
+from rammer.frontend.lower.operands import out_axes, whole_load
+from rammer.frontend.lower.type_codecs import decode, encode
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis
+from rammer.ir.dequantized_product import Decoded
+from rammer.ir.expr import Cast, Load
+from rammer.ir.formats import FORMATS
+
+#: The domain of these operators, which no model can name.
+DOMAIN = "rammer"
+
+
+@lowering("Decode", domain=DOMAIN)
+def decoded(ctx: Lowering) -> None:
+    """The numbers of the codes, in the type of the result."""
+    axes = out_axes(ctx)
+    number = decode(whole_load(ctx, ctx.input(0), axes), FORMATS[ctx.attr("format")])
+    ctx.emit(axes, Cast(ctx.out().dtype, number), into=0)
+
+
+@lowering("Encode", domain=DOMAIN)
+def encoded(ctx: Lowering) -> None:
+    """The codes of the nearest numbers."""
+    axes, source = out_axes(ctx), ctx.type(ctx.input(0)).dtype
+    x = whole_load(ctx, ctx.input(0), axes)
+    saturate, rounding = bool(ctx.attr("saturate", 1)), str(ctx.attr("round_mode", "up"))
+    code = encode(x, source, FORMATS[ctx.attr("format")], saturate, rounding)
+    ctx.emit(axes, Cast(ctx.out().dtype, code), into=0)
+
+
+@lowering("StoredMatMul", domain=DOMAIN)
+def stored_matmul(ctx: Lowering) -> None:
+    """``sum[k] x[.., k] * ((number(codes[n, k]) - zero[n, k // block]) * scale[n, k // block])``; codes of fewer than 8 bits lie
+    along ``k``, the first of a byte in its lowest bits."""
+    x, codes, scale = (ctx.input(i) for i in range(3))
+    bits, block, shape = int(ctx.attr("bits")), int(ctx.attr("block")), ctx.out().shape
+    axes, inner = tuple(Axis(f"i{d}", n) for d, n in enumerate(shape)), Axis("k", ctx.shape(x)[-1])
+    rows, column = [a.name for a in axes[:-1]], axes[-1].name
+
+    def grain(name: str) -> Load:
+        columns, blocks = ctx.shape(name)
+        return ctx.load(name, column if columns > 1 else 0, ex.floordiv("k", block) if blocks > 1 else 0)
+
+    product = Decoded(
+        ctx.load(x, *rows, "k"),
+        ctx.load(codes, column, ex.floordiv("k", 8 // bits)),
+        grain(scale),
+        grain(ctx.input(3)) if ctx.has(3) else None,
+        bits,
+        bool(ctx.attr("signed")) and bits < 8,
+        column,
+        "k",
+        block,
+    )
+    ctx.emit(axes, product.body, (inner,), "sum", into=0)

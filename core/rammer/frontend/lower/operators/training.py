@@ -1,0 +1,138 @@
+"""What trains: statistics of a batch, and a step of an optimiser."""
+
+from __future__ import annotations
+
+import math
+
+from rammer.frontend.lower.lowering_registry import Lowering, lowering
+from rammer.frontend.lower.operands import apply, literal, whole_load
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Cast, Expr
+
+#: The domain of the optimisers.
+PREVIEW = "ai.onnx.preview.training"
+
+
+def batch_statistics(ctx: Lowering) -> None:
+    """BatchNormalization in training mode: by the mean and variance of the batch, which also move the running ones."""
+    shape, dtype = ctx.shape(ctx.input(0)), ctx.out().dtype
+    axes = tuple(Axis("c" if d == 1 else f"i{d}", n) for d, n in enumerate(shape))
+    channel = (axes[1],) if len(axes) > 1 else (Axis("c", 1),)
+    over = tuple(a for a in axes if a.name != "c")
+    count = math.prod(a.extent for a in over)
+    working = "float64" if dtype == "float64" else "float32"
+
+    def wide(place: int, *indices: str) -> Expr:
+        load = ctx.load(ctx.input(place), *indices)
+        return load if ctx.type(load.tensor).dtype == working else Cast(working, load)
+
+    def mean(value: Expr, into: str) -> Expr:
+        total = ctx.emit(channel, value, over, "sum", dtype=working, into=f"{into}_sum")
+        share = apply("div", ctx.load(total, "c"), literal(max(count, 1), working))
+        return ctx.load(ctx.emit(channel, share, dtype=working, into=into), "c")
+
+    x = wide(0, *[a.name for a in axes])
+    centre = mean(x, "mean")
+    apart = apply("sub", x, centre)
+    spread = mean(apply("mul", apart, apart), "variance")
+    deviation = apply("sqrt", apply("add", spread, literal(float(ctx.attr("epsilon", 1e-5)), working)))
+    y = apply("add", apply("mul", apply("div", apart, deviation), wide(1, "c")), wide(2, "c"))
+    ctx.emit(axes, y if working == dtype else Cast(dtype, y), into=0)
+    momentum = float(ctx.attr("momentum", 0.9))
+    for output, (place, current) in enumerate(((3, centre), (4, spread)), 1):
+        if ctx.wants(output):
+            kept = apply("mul", wide(place, "c"), literal(momentum, working))
+            moved = apply("add", kept, apply("mul", current, literal(1 - momentum, working)))
+            target = ctx.out(output).dtype
+            ctx.emit(channel, moved if working == target else Cast(target, moved), into=output)
+
+
+class _Step:
+    """A step of an optimiser over some tensors: the rate, how many came before, and each tensor's operands."""
+
+    def __init__(self, ctx: Lowering, kinds: int) -> None:
+        self.ctx, self.count = ctx, (len(ctx.node.inputs) - 2) // kinds
+        if len(ctx.node.inputs) != 2 + kinds * self.count or len(ctx.node.outputs) != (kinds - 1) * self.count:
+            raise ctx.refused(f"{len(ctx.node.inputs) - 2} operands are not {kinds} for each tensor")
+        self.dtype = ctx.out().dtype
+        self.rate = self.scalar(0)
+        self.past = self.scalar(1)
+
+    def scalar(self, place: int) -> Expr:
+        """The rate or the count, as the tensors' type."""
+        name = self.ctx.input(place)
+        load = self.ctx.load(name, *[0] * len(self.ctx.shape(name)))
+        return load if self.ctx.type(name).dtype == self.dtype else Cast(self.dtype, load)
+
+    def number(self, name: str, default: float) -> Expr:
+        """An attribute."""
+        return literal(float(self.ctx.attr(name, default)), self.dtype)
+
+    def axes(self, tensor: int) -> tuple[Axis, ...]:
+        """Of tensor number ``tensor``."""
+        return self.ctx.axes(self.ctx.input(2 + tensor))
+
+    def operand(self, kind: int, tensor: int) -> Expr:
+        """Kind 0 is the tensor, 1 its gradient, others its state."""
+        return whole_load(self.ctx, self.ctx.input(2 + kind * self.count + tensor), self.axes(tensor))
+
+    def gradient(self, tensor: int) -> Expr:
+        """With the share of the tensor itself that regularises."""
+        return _sum(_product(self.number("norm_coefficient", 0.0), self.operand(0, tensor)), self.operand(1, tensor))
+
+    def emit(self, kind: int, tensor: int, value: Expr) -> Expr:
+        """A result; what later results read of it."""
+        name = self.ctx.emit(self.axes(tensor), value, dtype=self.dtype, into=kind * self.count + tensor)
+        return whole_load(self.ctx, name, self.axes(tensor))
+
+
+def _sum(a: Expr, b: Expr) -> Expr:
+    return apply("add", a, b)
+
+
+def _product(a: Expr, b: Expr) -> Expr:
+    return apply("mul", a, b)
+
+
+@lowering("Adagrad", domain=PREVIEW)
+def adagrad(ctx: Lowering) -> None:
+    """``H' = H + G^2; X' = X - R / (1 + T decay) G / (sqrt(H') + epsilon)``."""
+    step = _Step(ctx, 3)
+    slowed = _sum(literal(1, step.dtype), _product(step.past, step.number("decay_factor", 0.0)))
+    rate = apply("div", step.rate, slowed)
+    for i in range(step.count):
+        gradient = step.gradient(i)
+        squares = step.emit(1, i, _sum(step.operand(2, i), _product(gradient, gradient)))
+        below = _sum(apply("sqrt", squares), step.number("epsilon", 1e-6))
+        step.emit(0, i, apply("sub", step.operand(0, i), apply("div", _product(rate, gradient), below)))
+
+
+@lowering("Adam", domain=PREVIEW)
+def adam(ctx: Lowering) -> None:
+    """Means of gradients and of their squares; the rate grows as long as these are young."""
+    step = _Step(ctx, 4)
+    alpha, beta, one = step.number("alpha", 0.9), step.number("beta", 0.999), literal(1, step.dtype)
+    young = apply("sqrt", apply("sub", one, apply("pow", beta, step.past)))
+    grown = apply("div", _product(step.rate, young), apply("sub", one, apply("pow", alpha, step.past)))
+    rate = apply("where", apply("lt", literal(0, step.dtype), step.past), grown, step.rate)
+    for i in range(step.count):
+        gradient = step.gradient(i)
+        mean = step.emit(1, i, _sum(_product(alpha, step.operand(2, i)), _product(apply("sub", one, alpha), gradient)))
+        kept = _product(beta, step.operand(3, i))
+        squares = step.emit(2, i, _sum(kept, _product(apply("sub", one, beta), _product(gradient, gradient))))
+        below = _sum(apply("sqrt", squares), step.number("epsilon", 1e-6))
+        moved = apply("sub", step.operand(0, i), apply("div", _product(rate, mean), below))
+        step.emit(0, i, _product(apply("sub", one, step.number("norm_coefficient_post", 0.0)), moved))
+
+
+@lowering("Momentum", domain=PREVIEW)
+def momentum(ctx: Lowering) -> None:
+    """``V' = alpha V + beta G; X' = X - R V'``, or Nesterov's ``X - R (G + alpha V')``; beta is 1 in the first step."""
+    step = _Step(ctx, 3)
+    alpha, given = step.number("alpha", 0.9), step.number("beta", 1.0)
+    beta = apply("where", apply("lt", literal(0, step.dtype), step.past), given, literal(1, step.dtype))
+    for i in range(step.count):
+        gradient = step.gradient(i)
+        speed = step.emit(1, i, _sum(_product(alpha, step.operand(2, i)), _product(beta, gradient)))
+        ahead = _sum(gradient, _product(alpha, speed)) if ctx.attr("mode") == "nesterov" else speed
+        step.emit(0, i, apply("sub", step.operand(0, i), _product(step.rate, ahead)))

@@ -1,0 +1,313 @@
+"""What LSTM, GRU and RNN nodes share: geometry, activations, the hoisted input projection, the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rammer.errors import BadInput
+from rammer.frontend.lower.lowering_registry import CannotLower, Lowering
+from rammer.frontend.lower.operators.activation import sigmoid_of, softplus_of
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Cast, Const, Expr, Load, Op, Table
+from rammer.ir.piecewise import piecewise
+
+Activation = Callable[[Expr], Expr]
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A recurrent node: extents in elements, ``gates`` as packed in its weights ``[D, gates*H, I]``."""
+
+    ctx: Lowering
+    gates: int
+    gated: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
+    going: list[str] = field(default_factory=list, repr=False, compare=False)  #: Which sequences have each step.
+
+    def __post_init__(self) -> None:
+        """BadInput where ``hidden_size`` and the weights contradict each other: ONNX infers shapes from the attribute alone."""
+        ctx, hidden = self.ctx, self.hidden.extent
+        w, r = (ctx.shape(ctx.input(i)) for i in (1, 2))
+        width = ctx.shape(ctx.input(0))[-1]
+        directions, packed = len(self.directions), self.gates * hidden
+        wanted: dict[int, tuple[int, ...]] = {
+            1: (directions, packed, width),
+            2: (directions, packed, hidden),
+            3: (directions, 2 * packed),
+        }
+        for index, shape in wanted.items():
+            fits = not ctx.has(index) or ctx.shape(ctx.input(index)) == shape
+            if not fits or ctx.attr("hidden_size", hidden) != hidden:
+                raise BadInput(
+                    f"the weights of {ctx.node.op} have the shapes {list(w)} and {list(r)}, which do not belong "
+                    f"together, to hidden_size={ctx.attr('hidden_size', hidden)} and to inputs of {width} elements",
+                    f"node {ctx.node.name} ({ctx.node.op})",
+                    "export the model again",
+                )
+        batch = self.batch.extent
+        state = (batch, directions, hidden) if self.batch_first else (directions, batch, hidden)
+        for index, shape in ((4, (batch,)), (5, state), (6, state), (7, (directions, 3 * hidden))):
+            if ctx.has(index) and ctx.shape(ctx.input(index)) != shape:
+                raise ctx.refused(f"input {index} has the shape {list(ctx.shape(ctx.input(index)))}, not {list(shape)}")
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether ``layout`` puts the batch before the time steps."""
+        return bool(self.ctx.attr("layout", 0))
+
+    @property
+    def steps(self) -> int:
+        """Number of time steps."""
+        return self.ctx.shape(self.ctx.input(0))[1 if self.batch_first else 0]
+
+    @property
+    def batch(self) -> Axis:
+        """Axis of the batch."""
+        return Axis("b", self.ctx.shape(self.ctx.input(0))[0 if self.batch_first else 1])
+
+    @property
+    def hidden(self) -> Axis:
+        """Axis of the hidden units."""
+        return Axis("h", self.ctx.shape(self.ctx.input(2))[-1])
+
+    @property
+    def dtype(self) -> str:
+        """Element type of all tensors."""
+        return self.ctx.type(self.ctx.input(0)).dtype
+
+    @property
+    def directions(self) -> tuple[bool, ...]:
+        """For each direction whether it runs backwards."""
+        name = str(self.ctx.attr("direction", "forward"))
+        known = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+        if name not in known:
+            raise CannotLower(f"{self.ctx.node.op} with direction={name!r}")
+        return known[name]
+
+    def order(self, backwards: bool) -> Sequence[int]:
+        """Time steps in the order in which a direction meets them."""
+        return range(self.steps)[::-1] if backwards else range(self.steps)
+
+    def literal(self, value: float) -> Const:
+        """A literal of the node's element type."""
+        return Const(value, self.dtype)
+
+    def by_gate(self, index: int) -> str:
+        """Optional input ``index`` with gates as an axis of their own, so that a tile of hidden units is a box of it:
+        W and R ``[d, gates, h, k]``, B ``[d, 2, gates, h]``, P ``[d, gates, h]``."""
+        if index not in self.gated:
+            name, hidden = self.ctx.input(index), self.hidden.extent
+            directions, packed, *rest = self.ctx.shape(name)
+            split = (2, packed // hidden // 2, hidden) if index == 3 else (packed // hidden, hidden)
+            self.gated[index] = self._reshaped(name, (directions, *split, *rest), len(split))
+        return self.gated[index]
+
+    def _reshaped(self, name: str, shape: tuple[int, ...], parts: int) -> str:
+        """``name`` with its axis 1 split into ``parts`` axes: another constant, or a Compute that copies nothing."""
+        value = self.ctx.graph.constant(name)
+        if value is not None:
+            return self.ctx.constant(value.reshape(shape), f"{name}_gates")
+        axes = tuple(Axis(f"i{d}", n) for d, n in enumerate(shape))
+        row: Expr = ex.integer(0)
+        for axis in axes[1 : 1 + parts]:
+            row = ex.add(ex.mul(row, axis.extent), axis.name)
+        rest = [a.name for a in axes[1 + parts :]]
+        return self.ctx.emit(axes, self.ctx.load(name, "i0", row, *rest), into=f"{name}_gates")
+
+    def emit_state(self, body: Expr, hint: str) -> str:
+        """Emit a ``[b, h]`` tensor."""
+        return self.ctx.emit((self.batch, self.hidden), body, into=hint, dtype=self.dtype)
+
+    def state(self, tensor: str) -> Load:
+        """``tensor[b, h]``."""
+        return self.ctx.load(tensor, "b", "h")
+
+    def initial(self, index: int, direction: int, hint: str) -> str:
+        """The initial state of a direction from optional input ``index`` (zeros without it), ``[b, h]``."""
+        if not self.ctx.has(index):
+            zeros = np.zeros((self.batch.extent, self.hidden.extent), self.dtype)
+            return self.ctx.constant(zeros, hint)
+        place = ("b", direction, "h") if self.batch_first else (direction, "b", "h")
+        return self.emit_state(self.ctx.load(self.ctx.input(index), *place), hint)
+
+    def recurrent_bias(self, direction: int, gate: Expr | str) -> Expr | None:
+        """``Rb`` of a gate, None without biases."""
+        return self.ctx.load(self.by_gate(3), direction, 1, gate, "h") if self.ctx.has(3) else None
+
+    def projections(self, direction: int, hoisted: int) -> list[str]:
+        """``x[t] @ W`` plus the biases that are added before anything else, one ``[b, g, h]`` tensor a step.
+
+        One contraction serves all steps; the steps are slices of it. ``Rb`` is included for the
+        first ``hoisted`` gates.
+        """
+        ctx = self.ctx
+        if not self.steps:
+            return []
+        inputs = ctx.shape(ctx.input(0))[-1]
+        gates = Axis("g", self.gates)
+        axes = (Axis("t", self.steps), self.batch, gates, self.hidden)
+        x = ctx.load(ctx.input(0), *(("b", "t", "i") if self.batch_first else ("t", "b", "i")))
+        w = ctx.load(self.by_gate(1), direction, "g", "h", "i")
+        total = ctx.emit(axes, Op("mul", (x, w)), (Axis("i", inputs),), "sum", into=f"xw{direction}")
+        if ctx.has(3):
+            biased = Op("add", (ctx.load(total, "t", "b", "g", "h"), self._hoisted_bias(direction, hoisted)))
+            total = ctx.emit(axes, biased, into=f"xwb{direction}")
+        return [
+            ctx.emit((self.batch, gates, self.hidden), ctx.load(total, t, "b", "g", "h"), into=f"x{direction}_{t}")
+            for t in range(self.steps)
+        ]
+
+    def _hoisted_bias(self, direction: int, hoisted: int) -> Expr:
+        bias: Expr = self.ctx.load(self.by_gate(3), direction, 0, "g", "h")
+        recurrent = self.recurrent_bias(direction, "g")
+        if recurrent is None or hoisted == 0:
+            return bias
+        if hoisted < self.gates:
+            recurrent = Op("where", (Op("lt", (ex.Ref("g"), ex.integer(hoisted))), recurrent, self.literal(0.0)))
+        return Op("add", (bias, recurrent))
+
+    def recur(self, state: str, direction: int, first: int, count: int, hint: str) -> str:
+        """``state @ R`` for ``count`` gates from ``first`` on: ``[b, g, h]``."""
+        weights = self.ctx.load(self.by_gate(2), direction, ex.add("g", first), "h", "k")
+        body = Op("mul", (self.ctx.load(state, "b", "k"), weights))
+        axes = (self.batch, Axis("g", count), self.hidden)
+        return self.ctx.emit(axes, body, (Axis("k", self.hidden.extent),), "sum", into=hint)
+
+    def emit_gates(self, inputs: str, recurrent: str, hint: str) -> str:
+        """The sum of a step's input projection and recurrent product, ``[b, g, h]``."""
+        axes = (self.batch, Axis("g", self.gates), self.hidden)
+        terms = tuple(self.ctx.load(name, "b", "g", "h") for name in (inputs, recurrent))
+        return self.ctx.emit(axes, Op("add", terms), into=hint)
+
+    def at_gate(self, tensor: str, gate: int) -> Load:
+        """``tensor[b, gate, h]``."""
+        return self.ctx.load(tensor, "b", gate, "h")
+
+    def mask(self, step: int) -> Expr | None:
+        """Whether each sequence of the batch still has ``step`` (None where all do)."""
+        if not self.ctx.has(4):
+            return None
+        lengths = self.ctx.graph.constant(self.ctx.input(4))
+        if lengths is None:
+            return self.ctx.load(self._going(step), "b")
+        if all(int(n) > step for n in lengths):
+            return None
+        return Table(tuple(int(n) > step for n in lengths), ex.as_index("b"), "bool")
+
+    def _going(self, step: int) -> str:
+        """Which sequences of the batch have ``step``, ``[b]``: a part of what is computed once for all steps, so that the
+        kernels of all steps are one."""
+        ctx = self.ctx
+        if not self.going:
+            kind = ctx.type(ctx.input(4)).dtype
+            test = Op("lt", (Cast(kind, ex.Ref("t")), ctx.load(ctx.input(4), "b")))
+            whole = ctx.emit((Axis("t", self.steps), self.batch), test, into="going")
+            self.going.extend(ctx.emit((self.batch,), ctx.load(whole, t, "b"), into=f"going{t}") for t in range(self.steps))
+        return self.going[step]
+
+    def kept(self, mask: Expr | None, new: Expr, old: Expr) -> Expr:
+        """``new`` where the sequence goes on, else ``old``."""
+        return new if mask is None else Op("where", (mask, new, old))
+
+    def shown(self, mask: Expr | None, state: str, hint: str) -> str:
+        """The output of a step: its state, or zero after a sequence's end."""
+        if mask is None:
+            return state
+        return self.emit_state(Op("where", (mask, self.state(state), self.literal(0.0))), hint)
+
+    def activations(self, direction: int, defaults: Sequence[str]) -> list[Activation]:
+        """The activation functions of a direction; those of gates clip their input.
+
+        The third, LSTM's h, reads the cell state, which ONNX Runtime leaves unclipped; ONNX's text is
+        silent about it.
+        """
+        names = list(self.ctx.attr("activations") or [*defaults] * len(self.directions))
+        alphas = iter(self.ctx.attr("activation_alpha") or ())
+        betas = iter(self.ctx.attr("activation_beta") or ())
+        count = len(defaults)
+        if len(names) != count * len(self.directions):
+            raise self.ctx.refused(f"{len(names)} activations are given, where {count} a direction are needed")
+        built = [self._activation(str(n), alphas, betas, clipped=i % count < 2) for i, n in enumerate(names)]
+        return built[direction * count : (direction + 1) * count]
+
+    def _activation(self, name: str, alphas: Iterator[float], betas: Iterator[float], clipped: bool) -> Activation:
+        key = name.lower()
+        alpha, beta = PARAMETERS.get(key, (None, None))
+        a = 0.0 if alpha is None else float(next(alphas, alpha))
+        b = 0.0 if beta is None else float(next(betas, beta))
+        if key not in _FORMULAS:
+            raise CannotLower(f"{self.ctx.node.op} with activation {name}")
+        formula = _FORMULAS[key]
+        return lambda x: formula(self._clipped(x) if clipped else x, self.literal, a, b)
+
+    def _clipped(self, x: Expr) -> Expr:
+        clip = self.ctx.attr("clip")
+        if not clip:
+            return x
+        return Op("min", (Op("max", (x, self.literal(-float(clip)))), self.literal(float(clip))))
+
+    def emit_sequence(self, shown: Sequence[Sequence[str]]) -> None:
+        """Output 0 from the tensors ``shown[direction][time]``, if it is wanted."""
+        if not self.ctx.wants(0):
+            return
+        trees = [piecewise("t", [1] * self.steps, [self.state(s) for s in row]) for row in shown if self.steps]
+        time, many = Axis("t", self.steps), Axis("d", len(shown))
+        body = piecewise("d", [1] * len(trees), trees) if self.steps else self.literal(0.0)
+        axes = (self.batch, time, many, self.hidden) if self.batch_first else (time, many, self.batch, self.hidden)
+        self.ctx.emit(axes, body, into=0)
+
+    def emit_last(self, index: int, states: Sequence[str]) -> None:
+        """Output ``index`` from the last state of each direction, if it is wanted."""
+        if not self.ctx.wants(index):
+            return
+        many = Axis("d", len(states))
+        axes = (self.batch, many, self.hidden) if self.batch_first else (many, self.batch, self.hidden)
+        body = piecewise("d", [1] * len(states), [self.state(s) for s in states])
+        self.ctx.emit(axes, body, into=index)
+
+
+_Literal = Callable[[float], Const]
+_Formula = Callable[[Expr, _Literal, float, float], Expr]
+
+
+def _linear(x: Expr, k: _Literal, a: float, b: float) -> Expr:
+    return Op("add", (Op("mul", (x, k(a))), k(b)))
+
+
+def _below(x: Expr, k: _Literal, negative: Expr) -> Expr:
+    return Op("where", (Op("lt", (x, k(0.0))), negative, x))
+
+
+def _elu(x: Expr, k: _Literal, a: float, _: float) -> Expr:
+    return _below(x, k, Op("mul", (Op("expm1", (x,)), k(a))))
+
+
+def _hard_sigmoid(x: Expr, k: _Literal, a: float, b: float) -> Expr:
+    return Op("max", (Op("min", (_linear(x, k, a, b), k(1.0))), k(0.0)))
+
+
+#: Activation -> (default alpha, default beta); None where it has no such parameter.
+PARAMETERS: dict[str, tuple[float | None, float | None]] = {
+    "affine": (1.0, 0.0),
+    "leakyrelu": (0.01, None),
+    "thresholdedrelu": (1.0, None),
+    "scaledtanh": (1.0, 1.0),
+    "hardsigmoid": (0.2, 0.5),
+    "elu": (1.0, None),
+}
+_FORMULAS: dict[str, _Formula] = {
+    "relu": lambda x, k, a, b: Op("max", (x, k(0.0))),
+    "tanh": lambda x, k, a, b: Op("tanh", (x,)),
+    "sigmoid": lambda x, k, a, b: sigmoid_of(x, k),
+    "affine": _linear,
+    "leakyrelu": lambda x, k, a, b: _below(x, k, Op("mul", (x, k(a)))),
+    "thresholdedrelu": lambda x, k, a, b: Op("where", (Op("lt", (x, k(a))), k(0.0), x)),
+    "scaledtanh": lambda x, k, a, b: Op("mul", (Op("tanh", (Op("mul", (x, k(b))),)), k(a))),
+    "hardsigmoid": _hard_sigmoid,
+    "elu": _elu,
+    "softsign": lambda x, k, a, b: Op("div", (x, Op("add", (Op("abs", (x,)), k(1.0))))),
+    "softplus": lambda x, k, a, b: softplus_of(x, k),
+}

@@ -1,0 +1,1 @@
+"""Dynamic shapes: one program for a range of lengths."""

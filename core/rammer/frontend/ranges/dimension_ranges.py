@@ -1,0 +1,65 @@
+"""Ranges of a model's open dimensions: the lengths that it is bound at to find the program of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rammer.frontend.bind.bind_state import MetLoops
+from rammer.frontend.bind.binder import bind_until
+from rammer.frontend.lower.graph_lowering import Lowerings
+from rammer.ir.extent import LEAST, NONE, AffineExtent, NoRange, Point
+from rammer.ir.graph import Graph
+from rammer.ir.port import InputPort
+
+if TYPE_CHECKING:
+    from rammer.frontend.read.reader import Model
+
+
+def probes(spans: Mapping[str, tuple[int, int]]) -> list[Point]:
+    """Lengths to bind a model at: the greatest, and for each dimension in turn others at both ends and within; then the least
+    of all
+    together.
+
+    A function of lengths made of sums, products, quotients, minima, maxima and comparisons that is affine at both ends,
+    beside them and within is affine throughout, unless it leaves its line and returns to it between two of them."""
+    longest = {name: high for name, (_, high) in spans.items()}
+    points: list[Point] = [longest]
+    for name, (low, high) in spans.items():
+        least = max(low, LEAST)
+        others = (high - 1, least, least + 1, (least + high) // 2, (2 * least + high) // 3)
+        points += [{**longest, name: n} for n in dict.fromkeys(others) if least <= n < high]
+    joint = {name: min(max(low, LEAST) + 1, high) for name, (low, high) in spans.items()}
+    return [*points, joint] if joint not in points else points
+
+
+def bound_at(model: Model, shapes: Sequence[Mapping[str, tuple[int, ...]]], lowerings: Lowerings) -> list[Graph]:
+    """``model`` at each of these shapes; Loops and Scans of other steps at others stay operators. NoRange where values of a run
+    decide shapes."""
+    met = [MetLoops() for _ in shapes]
+    found = [_bound(model, at, lowerings, loops) for at, loops in zip(shapes, met, strict=True)]
+    if len({len(loops.steps) for loops in met}) > 1:
+        return found
+    each = enumerate(zip(*(loops.steps for loops in met), strict=True))
+    stay = frozenset(number for number, steps in each if len({*steps}) > 1 and None not in steps)
+    return [_bound(model, at, lowerings, MetLoops(stay)) for at in shapes] if stay else found
+
+
+def _bound(model: Model, shapes: Mapping[str, tuple[int, ...]], lowerings: Lowerings, loops: MetLoops) -> Graph:
+    graph, rest = bind_until(model, shapes, lowerings, loops)
+    if rest is not None:
+        raise NoRange(rest.why.what, rest.why.where, "each shape is compiled on its own")
+    return graph
+
+
+def shapes_at(
+    model: Model, shapes: Mapping[str, tuple[int, ...]], point: Point, derived: Mapping[str, AffineExtent] = NONE
+) -> dict[str, tuple[int, ...]]:
+    """Input name -> shape where the open dimensions are those of ``point``, or follow from
+    it as ``derived`` says, and the others are those of ``shapes``."""
+    point = {**point, **{name: extent.at(point) for name, extent in derived.items()}}
+    return {port.name: _at(port, shapes[port.name], point) for port in model.inputs if port.name in shapes}
+
+
+def _at(port: InputPort, shape: tuple[int, ...], point: Point) -> tuple[int, ...]:
+    return tuple(point.get(d, n) if isinstance(d, str) else n for d, n in zip(port.dims(len(shape)), shape, strict=True))

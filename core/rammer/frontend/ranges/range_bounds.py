@@ -1,0 +1,187 @@
+"""Which tasks of a program for a range have nothing to do at a length: those of tensors that nobody reads beyond it.
+
+What a tensor holds beyond the length means nothing, unless it was put there (``beyond``): then a task of that part writes it and
+computes nothing. Values that decide where somebody reads, or by which integers are divided, are computed everywhere: what
+happens to lie in their memory might lead out of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rammer.frontend.ranges.range_padding import SkipMarker
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute, ComputeGraph, identity_load
+from rammer.ir.expr import Expr, Load, Number, Op, Ref
+from rammer.ir.extent import AffineExtent, Dim, ReduceBound, RowWindow, SkipTasks
+from rammer.ir.operator import ROperator
+from rammer.ir.program import RProgram
+from rammer.ir.types import is_float
+
+
+@dataclass(frozen=True)
+class EndedTensor:
+    """A tensor along each of its axes: the extent behind which nobody reads it, by scalar inputs, or None; and what lies there
+    all the same."""
+
+    shape: tuple[int, ...]
+    extents: tuple[AffineExtent | None, ...]
+    fills: tuple[float | None, ...]
+    starts: tuple[AffineExtent | None, ...] = ()  #: Of an output in an input's place: before these it is the input.
+    rows: tuple[int, AffineExtent, int, RowWindow] | None = None  #: Likewise: beside these (``standing.written_rows``).
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What of a program ends at a length: ``tensors``, and ``stops``, the reductions to which nothing counts beyond, each with
+    its axis as long as it is at the bound."""
+
+    tensors: Mapping[str, EndedTensor]
+    stops: tuple[tuple[ReduceBound, Axis], ...]
+
+
+def ended_at(graph: ComputeGraph, shapes: Mapping[str, tuple[Dim, ...]], ends: SkipMarker, lengths: Mapping[str, str]) -> Ended:
+    """What of ``graph`` ends, of whose tensors the ``shapes`` are known; ``ends`` says what was put beyond. ``lengths`` are the
+    scalar inputs by dimension."""
+    reduced = {(c.name, r.name): r for c in graph.computes for r in c.reduce}
+    stops = ((ReduceBound(*place, _renamed(extent, lengths)), reduced[place]) for place, extent in ends.stops.items())
+    return Ended(_tensors(graph, shapes, ends.held, lengths), tuple(stops))
+
+
+def _tensors(
+    graph: ComputeGraph, shapes: Mapping[str, tuple[Dim, ...]], held: Mapping[tuple[str, int], Number], lengths: Mapping[str, str]
+) -> dict[str, EndedTensor]:
+    found, everywhere = dict[str, EndedTensor](), _deciding(graph)
+    for c in graph.computes:
+        dims = shapes.get(c.name, ())
+        if c.name in everywhere or not any(isinstance(d, AffineExtent) for d in dims):
+            continue
+        fills = tuple(_number(held.get((c.name, d))) for d in range(len(dims)))
+        if is_float(c.dtype) or fills == (None,) * len(dims):
+            extents = tuple(None if isinstance(d, int) else _renamed(d, lengths) for d in dims)
+            found[c.name] = EndedTensor(c.shape, extents, fills)
+    return found
+
+
+def _number(held: Number | None) -> float | None:
+    return None if held is None else float(held)
+
+
+def _renamed(extent: AffineExtent, lengths: Mapping[str, str]) -> AffineExtent:
+    return replace(extent, terms=tuple((lengths[name], f) for name, f in extent.terms))
+
+
+def _deciding(graph: ComputeGraph) -> set[str]:
+    """The tensors on which it depends where something is read, or by what integers are divided."""
+    found = {n for c in graph.computes for n in _places(c.body, graph, within=False)}
+    for c in reversed(graph.computes):
+        if c.name in found:
+            found.update(c.reads)
+    return found
+
+
+def _places(e: Expr, graph: ComputeGraph, within: bool) -> Iterator[str]:
+    """Tensors that are read ``within`` an index or a divisor."""
+    if isinstance(e, Load):
+        if within:
+            yield e.tensor
+        within = True
+    elif isinstance(e, Op) and e.fn in ("div", "floordiv", "mod"):
+        dtypes = {n: t.dtype for n, t in graph.types.items()} if not within else {}
+        within = within or not is_float(ex.dtype_of(e, dtypes))
+    for part in ex.children(e):
+        yield from _places(part, graph, within)
+
+
+def with_batches(ended: Ended, graph: ComputeGraph) -> Ended:
+    """``ended``, and the products of ``graph`` that were several: each ends where all of its slices do, and a slice that only a
+    bias was put behind where that does."""
+    slices = dict[str, list[tuple[Load, EndedTensor | None, Compute]]]()
+    ended = replace(ended, tensors={**ended.tensors, **_before_biases(ended, graph)})
+    for c in graph.computes:
+        if isinstance(c.body, Load) and c.body.tensor in graph.producers and c.body.tensor not in ended.tensors:
+            slices.setdefault(c.body.tensor, []).append((c.body, ended.tensors.get(c.name), c))
+    return replace(
+        ended, tensors={**ended.tensors, **{n: t for n, found in slices.items() if (t := _whole(found, graph.types[n].shape))}}
+    )
+
+
+def _before_biases(ended: Ended, graph: ComputeGraph) -> dict[str, EndedTensor]:
+    """Slices of batches, without an end of their own, that one map alone reads, element by element: nobody asks for more."""
+    readers, found = graph.consumers(), dict[str, EndedTensor]()
+    for c in graph.computes:
+        known = [r for r in readers[c.name] if r.name in ended.tensors]
+        if c.name in ended.tensors or not isinstance(c.body, Load) or len(known) != len(readers[c.name]) or len(known) != 1:
+            continue
+        end, reader = ended.tensors[known[0].name], known[0]
+        if reader.combiner is None and all(identity_load(ld, reader) for ld in reader.loads if ld.tensor == c.name):
+            found[c.name] = EndedTensor(end.shape, end.extents, (None,) * len(end.fills))
+    return found
+
+
+def _whole(slices: Sequence[tuple[Load, EndedTensor | None, Compute]], shape: tuple[int, ...]) -> EndedTensor | None:
+    """The tensor of this ``shape`` of which these are slices, as far as all of them end alike."""
+    parts = list[list[tuple[AffineExtent | None, float | None]]]()
+    for load, known, c in slices:
+        if known is None:
+            return None
+        axes = {a.name: d for d, a in enumerate(c.axes)}
+        at = [axes.get(i.axis) if isinstance(i, Ref) else None for i in load.indices]
+        parts.append([(None, None) if d is None else (known.extents[d], known.fills[d]) for d in at])
+    same = [p[0] if len({*p}) == 1 else (None, None) for p in zip(*parts, strict=True)]
+    return EndedTensor(shape, tuple(e for e, _ in same), tuple(f for _, f in same))
+
+
+def ended_operators(operators: Sequence[ROperator], ended: Ended) -> tuple[ROperator, ...]:
+    """``operators`` with what is known of their ends."""
+    stops = {(s.compute, axis): s for s, axis in ended.stops}
+    return tuple(replace(o, endings=_endings(o, ended.tensors), stops=_stops(o, stops)) for o in operators)
+
+
+def _stops(operator: ROperator, known: Mapping[tuple[str, Axis], ReduceBound]) -> tuple[ReduceBound, ...]:
+    """Where the operator's reductions stop; one that was cut in two since has other axes, and none."""
+    found = (known.get((c.name, r)) for c in operator.computes for r in c.reduce)
+    return tuple(s for s in found if s is not None)
+
+
+def interleaved(program: RProgram) -> RProgram:
+    """``program`` with the tasks of every operator that ends dealt to the rows in turns: of rows that had a part of it each, the
+    last ones would idle at a shorter length. A task takes another one's place and its waits, so the order stays legal."""
+    rows = [list(row) for row in program.rows]
+    places: dict[str, list[tuple[int, int, int]]] = {}
+    for veu, row in enumerate(rows):
+        passed: dict[str, int] = {}
+        for order, task in enumerate(row):
+            number = passed[task.operator] = passed.get(task.operator, -1) + 1
+            places.setdefault(task.operator, []).append((number, veu, order))
+    for operator in program.operators:
+        counters = [c for c in program.counters if c.operator == operator.name]
+        if operator.endings and all(c.total == operator.task_count for c in counters):
+            for index, (_, veu, order) in enumerate(sorted(places.get(operator.name, ()))):
+                rows[veu][order] = replace(rows[veu][order], index=index)
+    return replace(program, rows=tuple(map(tuple, rows)))
+
+
+def _endings(operator: ROperator, tensors: Mapping[str, EndedTensor]) -> tuple[SkipTasks, ...]:
+    """Where the tasks of an operator end: along each axis where all of its outputs end alike."""
+    known = [tensors.get(name) for name in operator.outputs]
+    outputs = [k for k in known if k is not None and k.shape == operator.anchor.shape]
+    if len(outputs) != len(known):
+        return ()
+    made = list[SkipTasks]()
+    for d, axis in enumerate(operator.anchor.axes):
+        extents = {k.extents[d] for k in outputs}
+        extent = extents.pop()
+        if extent is not None and not extents:
+            made.append(SkipTasks(axis.name, extent, tuple(k.fills[d] for k in outputs)))
+        begins = {k.starts[d] if k.starts else None for k in outputs}
+        begin = begins.pop()
+        if begin is not None and not begins:
+            made.append(SkipTasks(axis.name, begin, (None,) * len(outputs), below=True))
+    rows = {k.rows for k in outputs}
+    found = rows.pop()
+    if found is not None and not rows:
+        axes = [a.name for a in operator.anchor.axes]
+        beside = replace(found[3], by=axes[found[2]])
+        made.append(SkipTasks(axes[found[0]], found[1], (None,) * len(outputs), True, beside))
+    return tuple(sorted(made, key=lambda e: e.writes))

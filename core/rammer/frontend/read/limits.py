@@ -1,0 +1,244 @@
+"""How large a model may be: limits found by arithmetic on shapes and attributes, before anything takes memory."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from onnx import AttributeProto, NodeProto
+
+from rammer.errors import BadInput, TooLong
+from rammer.frontend.read.node_protos import node_title
+
+#: Most axes of a tensor (a Compute has some to sum over besides, and NumPy counts up to 32 together), and most elements along
+#: one; a tensor's elements then have 64-bit addresses.
+MAX_RANK: Final = 24
+MAX_EXTENT: Final = (1 << 31) - 1
+#: Most elements of a tensor: a terabyte in bytes.
+MAX_ELEMENTS: Final = 1 << 40
+#: Most elements that are summed or compared for one element of a result.
+MAX_TAPS: Final = 1 << 28
+#: Most positions along an axis whose places are computed one by one (Resize), and most that become a table in a kernel.
+MAX_POSITIONS: Final = 1 << 24
+MAX_TABLE: Final = 1 << 18
+#: Most bytes that a constant takes that a file only describes.
+MAX_DESCRIBED_BYTES: Final = 1 << 30
+#: A folded value above this stays an operator (a file of a few bytes may fill 400 MB by ConstantOfShape), unless the constants
+#: that it is made of are as large: it may then take ``WIDENED`` times their bytes (int8 to float32).
+MAX_FOLDED_BYTES: Final = 64 << 20
+WIDENED: Final = 4
+#: Most operators of a model.
+MAX_NODES: Final = 100_000
+
+#: Most bodies (of If, Loop, Scan) around an operator, and most functions that call each other: protobuf, and ONNX's inliner, end
+#: soon after.
+MAX_NESTING: Final = 24
+MAX_CALLS: Final = 100
+#: Seconds of CPU that the bodies of one Loop or Scan on the host may take in one run, unless ``HOST_SECONDS_VARIABLE`` says.
+HOST_SECONDS: Final = 10.0
+HOST_SECONDS_VARIABLE: Final = "RAMMER_HOST_SECONDS"
+
+_HINT: Final = "no device holds such a tensor: check the model's shapes and attributes"
+
+#: Attributes that are sizes, or numbers of elements, with the least value that means something.
+_SIZES: Final[Mapping[str, int]] = {
+    "kernel_shape": 1,
+    "strides": 1,
+    "dilations": 1,
+    "pads": -MAX_EXTENT,
+    "output_padding": 0,
+    "output_shape": 0,
+    "group": 1,
+    "hidden_size": 1,
+    "size": 1,
+    "blocksize": 1,
+    "num_outputs": 1,
+    "num_groups": 1,
+    "shape": -1,
+    "sample_size": 1,
+    "p": 1,
+    "k": -MAX_EXTENT,
+}
+#: Operands that are sizes, by operator; their values decide the size of the result.
+_SIZE_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
+    "Tile": (1,),
+    "Expand": (1,),
+    "Pad": (1,),
+    "ConstantOfShape": (0,),
+    "Reshape": (1,),
+    "OneHot": (1,),
+    "Resize": (3,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "HannWindow": (0,),
+    "HammingWindow": (0,),
+    "BlackmanWindow": (0,),
+    "TopK": (1,),
+    "Split": (1,),
+    "DFT": (1,),
+    "STFT": (1, 3),
+    "MelWeightMatrix": (0, 1, 2),
+    "MaxUnpool": (2,),
+}
+
+
+def check_shape(shape: Iterable[int], where: str) -> None:
+    """BadInput for a negative extent and a shape beyond the limits."""
+    extents = tuple(shape)
+    if len(extents) > MAX_RANK:
+        raise BadInput(f"a tensor has {len(extents)} axes, more than {MAX_RANK}", where, "export the model with fewer axes")
+    if any(n < 0 for n in extents):
+        raise BadInput(f"a tensor has the negative extent {min(extents)}", where, "export the model again")
+    if any(n > MAX_EXTENT for n in extents) or math.prod(extents) > MAX_ELEMENTS:
+        shown = ",".join(map(str, extents[:8]))
+        raise BadInput(
+            f"a tensor of shape [{shown}] is beyond the limits of {MAX_EXTENT} elements along an axis and {MAX_ELEMENTS} in all",
+            where,
+            _HINT,
+        )
+
+
+def check_positions(count: int, what: str, most: int = MAX_POSITIONS) -> None:
+    """BadInput for more positions of ``what`` than are computed one by one, or kept as a table."""
+    if count > most:
+        raise BadInput(
+            f"{what} over {count} positions along an axis has no simple form, and only {most} can be listed",
+            what,
+            "use whole-numbered scales, or fewer positions",
+        )
+
+
+def check_taps(count: int, where: str) -> None:
+    """BadInput for a result each element of which would need more elements than the limit."""
+    if count > MAX_TAPS:
+        raise BadInput(f"every element of a result needs {count} elements, more than {MAX_TAPS}", where, _HINT)
+
+
+def check_folded(nbytes: int, where: str) -> None:
+    """BadInput for a constant that the file describes in few bytes and that takes more than the limit."""
+    if nbytes > MAX_DESCRIBED_BYTES:
+        raise BadInput(f"a constant of {nbytes} bytes is described by a few; the limit is {MAX_DESCRIBED_BYTES}", where, _HINT)
+
+
+def may_fold(nbytes: int, stored: int) -> bool:
+    """Whether a value of ``nbytes`` is folded in a model that stores ``stored`` bytes of constants."""
+    return nbytes <= max(MAX_FOLDED_BYTES, WIDENED * stored)
+
+
+def check_node_count(count: int, where: str) -> None:
+    """BadInput for more operators than a model may have."""
+    if count > MAX_NODES:
+        raise BadInput(
+            f"the model has {count} operators, more than {MAX_NODES}",
+            where,
+            "cut the model in parts, or use Loop or Scan for what repeats",
+        )
+
+
+def check_nesting(nodes: Iterable[NodeProto], where: str) -> None:
+    """BadInput for bodies within bodies beyond the limit."""
+    level, depth = list(nodes), 0
+    while level:
+        if depth > MAX_NESTING:
+            raise BadInput(
+                f"bodies of If, Loop or Scan are nested more than {MAX_NESTING} deep",
+                where,
+                "export the model with conditions beside each other",
+            )
+        level = [inner for n in level for a in n.attribute for g in (a.g, *a.graphs) for inner in g.node]
+        depth += 1
+
+
+def check_calls(depth: int, where: str) -> None:
+    """BadInput for functions that call functions beyond the limit."""
+    if depth > MAX_CALLS:
+        raise BadInput(f"functions call functions more than {MAX_CALLS} deep", where, "export the model without functions")
+
+
+def host_seconds() -> float:
+    """Seconds that loops on the host may take, infinite where the user asks for 0. BadInput for a setting that is none."""
+    text = os.environ.get(HOST_SECONDS_VARIABLE, "")
+    try:
+        seconds = float(text or HOST_SECONDS)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise BadInput(
+            f"{HOST_SECONDS_VARIABLE} is {text!r}, no number of seconds", HOST_SECONDS_VARIABLE, "give seconds, or 0 for no limit"
+        )
+    return seconds or math.inf
+
+
+def check_loop(turns: Sequence[tuple[str, int]], spent: float, most: float) -> None:
+    """TooLong for loops on the host, each with its turns so far and the outermost first, that have taken ``spent`` seconds of CPU
+    where ``most`` are allowed."""
+    if spent > most:
+        (op, count), *inner = turns
+        within = "".join(f", in it {name} after {number}" for name, number in inner)
+        raise TooLong(
+            f"{op} has not ended after {count} iterations and {most:g} s on the host{within}",
+            op,
+            f"set {HOST_SECONDS_VARIABLE} to more seconds, or to 0 for no limit, if the loop ends at all",
+        )
+
+
+def check_sizes(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
+    """BadInput for an attribute or a known operand that is a size, and no size that can be."""
+    for attribute in node.attribute:
+        low = _SIZES.get(attribute.name)
+        if low is not None and attribute.type in (AttributeProto.INT, AttributeProto.INTS):
+            values = attribute.ints if attribute.type == AttributeProto.INTS else (attribute.i,)
+            _check_values(f"attribute {attribute.name}", values, low, node)
+    for place in _SIZE_OPERANDS.get(node.op_type, ()) if not node.domain else ():
+        value = operands.get(node.input[place]) if place < len(node.input) else None
+        if value is not None and value.dtype.kind in "iu" and value.size <= 4096:
+            low = 1 if node.op_type == "Resize" else -MAX_EXTENT
+            _check_values(f"input {place}", value.ravel().tolist(), low, node)
+    if node.op_type in ("Resize", "Upsample") and not node.domain:
+        _check_scales(node, operands)
+    if node.op_type == "Range" and not node.domain:
+        _check_range(node, operands)
+
+
+def _check_range(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
+    """ "max(ceil((limit - start) / delta), 0)" elements, which ONNX's inference counts in 64 bits whatever comes of it."""
+    known = [operands[n].item() for n in node.input if n in operands and operands[n].size == 1]
+    if len(known) < 3:
+        return
+    start, limit, delta = known
+    if not all(map(math.isfinite, known)) or delta == 0 or not (limit - start) / delta <= MAX_EXTENT:
+        raise BadInput(
+            f"Range from {start} to {limit} by {delta} has no number of elements, or more than {MAX_EXTENT}",
+            node_title(node),
+            "give finite numbers that are nearer to each other",
+        )
+
+
+def _check_scales(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
+    """ "It takes value greater than 0." """
+    place = 2 if node.op_type == "Resize" and len(node.input) > 2 else 1
+    known = operands.get(node.input[place]) if place < len(node.input) else None
+    scales = [
+        *(known.ravel().tolist() if known is not None else ()),
+        *(f for a in node.attribute if a.name == "scales" for f in a.floats),
+    ]
+    if not all(0 < scale < math.inf for scale in scales):
+        shown = ", ".join(f"{s:g}" for s in scales[:8])
+        raise BadInput(
+            f"the scales of {node.op_type} are {shown}, where numbers above 0 are possible",
+            node_title(node),
+            "export the model again",
+        )
+
+
+def _check_values(what: str, values: Iterable[int], low: int, node: NodeProto) -> None:
+    for value in values:
+        if not low <= value <= MAX_EXTENT:
+            raise BadInput(
+                f"{what} of {node.op_type} is {value}, where {low} to {MAX_EXTENT} is possible",
+                node_title(node),
+                "export the model again",
+            )

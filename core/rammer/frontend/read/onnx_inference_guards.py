@@ -1,0 +1,209 @@
+"""What ends the process inside ONNX's own inference, put out of its sight before it looks.
+
+ONNX infers the bounds of a Slice by ``std::clamp``, whose assertion fails where the extent is negative, and for GatherND it
+reads the extent whose number is the last one of the indices, negative or not. An extent may be declared so (old exporters write
+-1 for any extent), or be inferred so (a window larger than its image), long before anybody here has looked at the shapes: by
+the version converter, which sees the whole model (``veil``), and in the bodies of If, Loop and Scan (``check_bodies``).
+
+The inference of some operators reads the type of an operand without asking whether it has one (EyeLike: it passes the shape
+on), and an operand has none where the operator before it has no inference, or one that stops: on a sparse initialiser, on a body
+whose types do not go together. So every value gets a type before ONNX looks (``declare``), if only that of a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper, shape_inference
+
+from rammer.frontend.read import limits, model_checks, schemas
+from rammer.frontend.read import node_protos as nd
+
+#: Names of what stands for the starts of a Slice, and for the indices of a GatherND.
+_VEIL: Final = "rammer.starts"
+#: The inputs that are veiled, with the axes of what stands for them.
+_VEILED: Final[Mapping[str, list[None] | None]] = {"Slice": [None], "GatherND": None}
+#: Inference reads values only where they are shapes, axes or bounds: all short.
+_SHORT: Final = 1024
+
+
+def open_extents(model: ModelProto) -> ModelProto:
+    """The model where negative extents of declared shapes are unknown: itself, if there are none."""
+    if not any(d.dim_value < 0 for graph in model_checks.all_graphs(model) for d in _extents(graph)):
+        return model
+    result = ModelProto()
+    result.CopyFrom(model)
+    for graph in model_checks.all_graphs(result):
+        for extent in _extents(graph):
+            if extent.dim_value < 0:
+                extent.Clear()
+    return result
+
+
+def _extents(graph: GraphProto) -> Iterator[Any]:
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield from _inside(value.type)
+
+
+def _inside(kind: TypeProto) -> Iterator[Any]:
+    which = kind.WhichOneof("value")
+    if which in ("tensor_type", "sparse_tensor_type"):
+        yield from getattr(kind, which).shape.dim
+    elif which in ("sequence_type", "optional_type"):
+        yield from _inside(getattr(kind, which).elem_type)
+
+
+def declare(graphs: Iterable[GraphProto]) -> None:
+    """Give every value of ``graphs`` a type, where it has none that of a tensor of unknown elements and shape, which inference
+    completes: nothing then reads a type that is not there."""
+    for graph in graphs:
+        made = dict.fromkeys(o for node in graph.node for o in node.output if o)
+        for value in (*graph.input, *graph.value_info, *(v for v in graph.output if v.name in made)):
+            if value.type.WhichOneof("value") is None:
+                value.type.tensor_type.SetInParent()
+        known = {v.name for v in (*graph.input, *graph.output, *graph.value_info)}
+        for name in (n for n in made if n not in known):
+            graph.value_info.add(name=name).type.tensor_type.SetInParent()
+
+
+def undeclare(graphs: Iterable[GraphProto]) -> None:
+    """Undo ``declare`` where inference has not completed the types."""
+    for graph in graphs:
+        for value in (*graph.input, *graph.output):
+            if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
+                value.ClearField("type")
+        del graph.value_info[:]  # nobody reads them
+
+
+def declared(node: NodeProto) -> NodeProto:
+    """The operator with types for all values in its bodies: itself, if it has none."""
+    if not any(True for _ in model_checks.graphs_inside(node)):
+        return node
+    result = NodeProto.FromString(node.SerializeToString())
+    declare(model_checks.graphs_inside(result))
+    return result
+
+
+def veil(model: ModelProto) -> dict[str, str]:
+    """Make the starts of every Slice since opset 10 inputs of ``model``, so that nobody infers its bounds, and the indices of
+    every GatherND that are no constant; a copy is meant. Returns what ``unveil`` needs: the new names, each with the one that
+    it stands for."""
+    graphs = list(model_checks.all_graphs(model))
+    constant = {t.name for g in graphs for t in g.initializer}
+    constant |= {o for g in graphs for n in g.node if n.op_type == "Constant" and n.domain in ("", "ai.onnx") for o in n.output}
+    found = [n for n in _veilable(graphs) if n.input[1] and (n.op_type != "GatherND" or n.input[1] not in constant)]
+    if not found:
+        return {}
+    prefix, taken = _VEIL, {name for g in graphs for name in _names(g)}
+    while any(name.startswith(prefix) for name in taken):
+        prefix += "_"
+    result = dict[str, str]()
+    for number, node in enumerate(found):
+        name = f"{prefix}{number}"
+        result[name], node.input[1] = node.input[1], name
+        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, _VEILED[node.op_type]))
+    return result
+
+
+def unveil(model: ModelProto, names: dict[str, str]) -> None:
+    """Undo ``veil`` in what a tool made of the model."""
+    if not names:
+        return
+    kept = [v for v in model.graph.input if v.name not in names]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    for node in _veilable(model_checks.all_graphs(model)):
+        node.input[1] = names.get(node.input[1], node.input[1])
+
+
+def _veilable(graphs: Iterable[GraphProto]) -> Iterator[NodeProto]:
+    """The operators with an input to veil: a Slice since opset 10 has three inputs or more, a GatherND two."""
+    for node in (n for g in graphs for n in g.node if n.op_type in _VEILED and n.domain in ("", "ai.onnx")):
+        if len(node.input) > (2 if node.op_type == "Slice" else 1):
+            yield node
+
+
+def check_bodies(node: NodeProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int]) -> None:
+    """BadInput for an extent below 0 inside the bodies of ``node``, found one operator after the other before ONNX infers them
+    as a whole. ``types`` has those of the values that the node reads, those that its bodies capture included."""
+    for attribute in node.attribute:
+        for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            inner = {**types, **_formals(node, body, types)}
+            known = {t.name: t for t in body.initializer if math.prod(t.dims) <= _SHORT}
+            inner |= {t.name: helper.make_tensor_type_proto(t.data_type, t.dims) for t in body.initializer}
+            for step in body.node:
+                check_bodies(step, inner, opsets)
+                _check_step(step, inner, known, opsets)
+
+
+def steady_types(node: NodeProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int]) -> dict[str, TypeProto]:
+    """Types of what a Loop's state is in the end, where its body gives every part of it back in the shape that it began with;
+    ONNX's inference takes none for granted. ``types`` as in ``check_bodies``."""
+    body = next((a.g for a in node.attribute if a.name == "body"), GraphProto())
+    state = [types.get(n, TypeProto()) for n in node.input[2:]]
+    if len(body.input) != len(state) + 2 or len(body.output) <= len(state) or not all(nd.tensor_type(t) for t in state):
+        return {}
+    inner = {**types, **{v.name: v.type for v in body.input[:2]}}
+    inner |= {v.name: kind for v, kind in zip(body.input[2:], state, strict=True)}
+    known = {t.name: t for t in body.initializer if math.prod(t.dims) <= _SHORT}
+    inner |= {t.name: helper.make_tensor_type_proto(t.data_type, t.dims) for t in body.initializer}
+    for step in body.node:
+        _check_step(step, inner, known, opsets)
+    after = [inner.get(v.name, TypeProto()) for v in body.output[1:]]
+    if any(nd.tensor_type(a) != nd.tensor_type(b) for a, b in zip(state, after, strict=False)):
+        return {}
+    return {o: kind for o, kind in zip(node.output, state, strict=False) if o}
+
+
+def _check_step(step: NodeProto, types: dict[str, TypeProto], known: dict[str, TensorProto], opsets: Mapping[str, int]) -> None:
+    """Add the types of its results to ``types``, and what a Constant holds to ``known``."""
+    reads = model_checks.node_reads(step)
+    if not all(n in types for n in reads):
+        return
+    imports = [helper.make_opsetid(d, v) for d, v in opsets.items()]
+    domain = "" if step.domain == "ai.onnx" else step.domain
+    try:
+        schema = schemas.get_schema(step.op_type, opsets[domain], domain)
+        given, values = {n: types[n] for n in reads}, {n: known[n] for n in reads if n in known}
+        found = shape_inference.infer_node_outputs(schema, step, given, values, opset_imports=imports)
+    except Exception:  # ONNX stops here, too, and says what is wrong
+        return
+    for kind in found.values():
+        limits.check_shape((d.dim_value for d in kind.tensor_type.shape.dim), nd.node_title(step))
+    types.update({o: found[o] for o in step.output if o in found})
+    if step.op_type == "Constant" and not domain:
+        held = {a.name: a for a in step.attribute}
+        value = held["value"].t if "value" in held else None
+        if "value_int" in held or "value_ints" in held:
+            numbers = held["value_ints"].ints if "value_ints" in held else held["value_int"].i
+            value = numpy_helper.from_array(np.array(numbers, np.int64))
+        if value is not None and math.prod(value.dims) <= _SHORT:
+            known[step.output[0]] = value
+
+
+def _formals(node: NodeProto, body: GraphProto, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
+    """The types that ONNX's inference gives the inputs of a body: a Loop's state may change its shape, a Scan's may not."""
+    result = {v.name: v.type for v in body.input if v.type.WhichOneof("value")}
+    scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
+    axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [])
+    state = len(node.input) - scanned
+    for place, formal in enumerate(body.input):
+        if node.op_type != "Scan" or place >= len(node.input) or node.input[place] not in types:
+            continue
+        made = TypeProto.FromString(types[node.input[place]].SerializeToString())
+        dims = made.tensor_type.shape.dim
+        if place >= state and dims:
+            axis = axes[place - state] if place - state < len(axes) else 0
+            if -len(dims) <= axis < len(dims):
+                del dims[axis]
+        result[formal.name] = made
+    return result
+
+
+def _names(graph: GraphProto) -> Iterable[str]:
+    yield from (v.name for v in (*graph.input, *graph.initializer))
+    for node in graph.node:
+        yield from node.output

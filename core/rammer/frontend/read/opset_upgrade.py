@@ -1,0 +1,269 @@
+"""Old opsets -> the one that lowerings are written for, by ONNX's version converter and what it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from functools import lru_cache
+from typing import Final
+
+from onnx import ModelProto, NodeProto, TensorProto, defs, helper, numpy_helper, version_converter
+
+from rammer.errors import BadInput
+from rammer.frontend.read import model_checks, scan_opset8
+from rammer.frontend.read.node_protos import first_line, node_title
+from rammer.frontend.read.onnx_inference_guards import declare, undeclare, unveil, veil
+from rammer.frontend.read.strip_weights import attach, outlined
+
+#: The opset that lowerings are written for; older models are upgraded to it.
+TARGET_OPSET: Final = 21
+#: The largest number of float32.
+_FLOAT_MAX: Final = 3.4028234663852886e38
+#: The opset since which Reshape can be told that 0 is an extent.
+_ALLOWZERO: Final = 14
+#: The first version of the format in which an initializer need not be an input (ONNX's IR.md).
+_FREE_INITIALIZERS: Final = 4
+#: Tried in this order for a model whose upgrade to the first one fails.
+FALLBACK_OPSETS: Final = (20, 18, 17, 13)
+
+
+def upgraded(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
+    """The model at the highest opset that ONNX's version converter reaches, and why it is not the target."""
+    opset = model_checks.opset_versions(model.opset_import).get("", TARGET_OPSET)
+    if opset >= TARGET_OPSET:
+        return model, ()
+    # The converter copies its model several times over; weights would take seconds and gigabytes.
+    outline, weights = outlined(model)
+    if _means_the_same(outline, opset):
+        _declare_opset(outline, TARGET_OPSET)
+        attach(outline, weights)
+        return outline, ()
+    # It infers the types of all values first, but no upgrade asks for more than ranks behind a Slice of opset 10.
+    hidden = veil(outline)
+    batched = scan_opset8.hide(outline, opset)
+    reason = ""
+    for target in (TARGET_OPSET, *FALLBACK_OPSETS):
+        if opset >= target:
+            break
+        try:
+            converted = _restored(_converted(_prepared(outline, opset), target), outline, target)
+        except BadInput:
+            raise
+        except Exception as error:  # the converter raises whatever C++ threw; any of it means "not to this opset"
+            # Its assertions begin with a source file and a condition, which say nothing to a reader.
+            reason = reason or first_line(error).rpartition("failed: ")[2]
+            continue
+        unveil(converted, hidden)
+        if batched:
+            scan_opset8.reveal(converted)
+        attach(converted, weights)
+        return converted, (_stuck(opset, target, reason),) if reason else ()
+    return model, (_stuck(opset, opset, reason),) if reason else ()
+
+
+def _means_the_same(model: ModelProto, opset: int) -> bool:
+    """Whether no operator of ``model`` has changed since ``opset``: the converter, which takes 10 ms to begin, does nothing."""
+    operators = {(n.op_type, n.domain) for graph in model_checks.all_graphs(model) for n in graph.node}
+    return all(_unchanged(op, opset) for op, domain in operators if domain in ("", "ai.onnx"))
+
+
+@lru_cache(maxsize=4096)
+def _unchanged(op: str, opset: int) -> bool:
+    newest = defs.get_schema(op, TARGET_OPSET) if defs.has(op, TARGET_OPSET, "") else None
+    return newest is not None and not newest.deprecated and newest.since_version <= opset
+
+
+def _declare_opset(model: ModelProto, opset: int) -> None:
+    for known in model.opset_import:
+        if known.domain in ("", "ai.onnx"):
+            known.version = opset
+
+
+def _converted(model: ModelProto, opset: int) -> ModelProto:
+    """What ONNX's converter makes of ``model``, whose values get types. Raises whatever C++ threw."""
+    typed = ModelProto()
+    typed.CopyFrom(model)
+    # Before that initializers had to be inputs. Exporters left them out nevertheless, which the converter refuses.
+    typed.ir_version = max(typed.ir_version, _FREE_INITIALIZERS)
+    declare(model_checks.all_graphs(typed))
+    result = version_converter.convert_version(typed, opset)
+    undeclare(model_checks.all_graphs(result))
+    return result
+
+
+def _stuck(opset: int, reached: int, reason: str) -> str:
+    return f"opset {opset} could not be upgraded to {TARGET_OPSET}, only to {reached}: {reason}"
+
+
+def _restored(converted: ModelProto, original: ModelProto, opset: int) -> ModelProto:
+    """``converted`` with what the converter drops: the declared ports and the metadata of ``original``; and with extents of 0
+    in the shapes that it restores behind a Softmax."""
+    if opset >= _ALLOWZERO:
+        said = {o: node.op_type for graph in model_checks.all_graphs(original) for node in graph.node for o in node.output}
+        for node in (n for graph in model_checks.all_graphs(converted) for n in graph.node if n.op_type == "Reshape"):
+            # Of all Reshapes only those of the model itself take an extent of 0 for "as it was".
+            if said.get(node.output[0], "Reshape") != "Reshape":
+                node.attribute.append(helper.make_attribute("allowzero", 1))
+    _check_flattened(converted, original)
+    for kept, given in ((converted.graph.input, original.graph.input), (converted.graph.output, original.graph.output)):
+        declared = {v.name: v for v in given}
+        for value in kept:
+            if value.name in declared:
+                value.CopyFrom(declared[value.name])
+    if not converted.metadata_props:
+        converted.metadata_props.extend(original.metadata_props)
+    return converted
+
+
+def _check_flattened(converted: ModelProto, original: ModelProto) -> None:
+    """BadInput for a Softmax with an axis that its operand does not have: the converter adds the rank to one below 0, once, and
+    flattens there, whatever came out."""
+    known = {o for graph in model_checks.all_graphs(original) for node in graph.node for o in node.output}
+    below = [
+        n for g in model_checks.all_graphs(original) for n in g.node if any(a.name == "axis" and a.i < 0 for a in n.attribute)
+    ]
+    made = {o: n for g in model_checks.all_graphs(converted) for n in g.node for o in n.output}
+    for node in (n for n in below if n.op_type in ("Softmax", "LogSoftmax")):
+        restored = made.get(node.output[0])
+        flat = made.get(made[restored.input[0]].input[0]) if restored is not None and restored.op_type == "Reshape" else None
+        if flat is not None and flat.op_type == "Flatten" and flat.output[0] not in known and flat.attribute[0].i < 0:
+            (axis,) = (a.i for a in node.attribute if a.name == "axis")
+            rank = flat.attribute[0].i - axis
+            raise BadInput(
+                f"attribute axis of {node.op_type} is {axis}, where input 0 has {rank} axes",
+                node_title(node),
+                f"axes of it are {-rank} to {rank - 1}",
+            )
+
+
+def _prepared(model: ModelProto, opset: int) -> ModelProto:
+    """A copy in which operators whose meaning the converter would change say what they mean; else ``model`` itself.
+
+    Resize up to opset 10, and Upsample, take the source of pixel i at i / scale; since opset 11 the
+    default is half_pixel, and the converter sets nothing. Hardmax up to opset 12 works on the
+    flattened tail, as Softmax does, which is the only one of the two that the converter rewrites.
+    Pad up to opset 10 may have a value that its mode does not use, which the converter leaves behind.
+    Clip up to opset 10 limits values to what float32 holds where an attribute is missing.
+    GroupNormalization up to opset 20 has a scale per group, then one per channel. PRelu up to opset 6 has a slope per channel,
+    then one that is broadcast.
+    """
+    names = {node.op_type for graph in model_checks.all_graphs(model) for node in graph.node if not node.domain}
+    stale = {op for op, last in _CHANGED_AFTER.items() if opset <= last}
+    if not names & (stale | {"Upsample"}):
+        return model
+    result = ModelProto()
+    larger = {o for graph in model_checks.all_graphs(model) for n in graph.node if n.op_type == "Upsample" for o in n.output}
+    # The converter drops the attributes of Upsample, but at opset 10 it is a Resize.
+    result.CopyFrom(_converted(model, 10) if "Upsample" in names and opset < 10 else model)
+    for graph in model_checks.all_graphs(result):
+        constants = [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" and not n.domain for a in n.attribute]
+        known = {**{t.name: t for t in graph.initializer}, **dict(constants)}
+        nodes = list[NodeProto]()
+        for node in graph.node:
+            nodes += _said(node, known, larger) if node.op_type in stale and not node.domain else [node]
+        copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(copies)
+    return result
+
+
+#: Operator -> the last opset at which it means something else than at the target.
+_CHANGED_AFTER: Final = {"Resize": 10, "Hardmax": 12, "GroupNormalization": 20, "Clip": 10, "Pad": 10, "PRelu": 6}
+
+
+def _said(node: NodeProto, known: Mapping[str, TensorProto], larger: Set[str]) -> list[NodeProto]:
+    """What replaces a node that is in _CHANGED_AFTER; ``larger`` are results of what was an Upsample."""
+    if node.op_type == "Resize":
+        return [_asymmetric_resize(node, known, larger)]
+    if node.op_type == "PRelu":
+        return _by_channel(node)
+    if node.op_type == "Clip":
+        return [_bounded_clip(node)]
+    if node.op_type == "Pad":
+        return [_plain_pad(node)]
+    source, result, name = node.input[0], node.output[0], node.name or node.op_type
+    shape, flat, wide = (f"{result}:{part}" for part in ("shape", "flat", "wide"))
+    given = {a.name: a for a in node.attribute}
+    if node.op_type == "Hardmax":
+        axis = given["axis"].i if "axis" in given else 1
+        inner = [
+            helper.make_node("Flatten", [source], [flat], f"{name}/flatten", axis=axis),
+            helper.make_node("Hardmax", [flat], [wide], name, axis=1),
+        ]
+    else:
+        epsilon = given["epsilon"].f if "epsilon" in given else 1e-5
+        groups = [0, given["num_groups"].i, -1]
+        inner = [
+            helper.make_node("Constant", [], [f"{flat}_shape"], f"{name}/groups", value_ints=groups),
+            helper.make_node("Reshape", [source, f"{flat}_shape"], [flat], f"{name}/flatten"),
+            helper.make_node("InstanceNormalization", [flat, *node.input[1:]], [wide], name, epsilon=epsilon),
+        ]
+    return [
+        helper.make_node("Shape", [source], [shape], f"{name}/shape"),
+        *inner,
+        helper.make_node("Reshape", [wide, shape], [result], f"{name}/reshape"),
+    ]
+
+
+def _by_channel(node: NodeProto) -> list[NodeProto]:
+    """PRelu whose slope has an extent of 1 for each axis behind the channels."""
+    source, slope, result = node.input[0], node.input[1], node.output[0]
+    parts = ("shape", "behind", "ones", "each", "wide", "slope")
+    shape, behind, ones, each, wide, spread = (f"{result}:{part}" for part in parts)
+    moved = NodeProto()
+    moved.CopyFrom(node)
+    moved.input[1] = spread
+    return [
+        helper.make_node("Shape", [source], [shape]),
+        helper.make_node("Slice", [shape], [behind], starts=[2], ends=[(1 << 31) - 1]),
+        helper.make_node("Div", [behind, behind], [ones]),
+        helper.make_node("Constant", [], [each], value=helper.make_tensor("each", TensorProto.INT64, [1], [-1])),
+        helper.make_node("Concat", [each, ones], [wide], axis=0),
+        helper.make_node("Reshape", [slope, wide], [spread]),
+        moved,
+    ]
+
+
+def _bounded_clip(node: NodeProto) -> NodeProto:
+    """Clip of opset 10 with the bounds that its attributes have by default: infinities become finite."""
+    result = NodeProto()
+    result.CopyFrom(node)
+    given = {a.name for a in node.attribute}
+    for name, value in (("min", -_FLOAT_MAX), ("max", _FLOAT_MAX)):
+        if name not in given:
+            result.attribute.append(helper.make_attribute(name, value))
+    return result
+
+
+def _plain_pad(node: NodeProto) -> NodeProto:
+    """Pad of opset 10 without the value where its mode reads none."""
+    result = NodeProto()
+    result.CopyFrom(node)
+    if any(a.name == "mode" and a.s not in (b"", b"constant") for a in node.attribute):
+        kept = [a for a in node.attribute if a.name != "value"]
+        del result.attribute[:]
+        result.attribute.extend(kept)
+    return result
+
+
+def _asymmetric_resize(node: NodeProto, known: Mapping[str, TensorProto], larger: Set[str]) -> NodeProto:
+    """Resize of opset 10 with the attributes that opset 11 needs; the converter carries them along unseen.
+
+    Nearest rounds down where it enlarges and up where it shrinks (the examples of Resize-10, ONNX
+    Runtime too), but opset 11 has one rounding for all axes.
+    """
+    result = NodeProto()
+    result.CopyFrom(node)
+    scales = known.get(node.input[1])
+    shrinks = enlarges = scales is None
+    if scales is not None:
+        values = numpy_helper.to_array(scales)
+        shrinks, enlarges = bool((values < 1).any()), bool((values > 1).any())
+    elif node.output[0] in larger:  # Upsample: 'values greater than or equal to 1'
+        shrinks = False
+    nearest = not any(a.name == "mode" and a.s != b"nearest" for a in node.attribute)
+    if nearest and shrinks and enlarges:
+        what = "Resize of opset 10 to the nearest pixel needs constant scales, all at least 1 or all at most 1"
+        raise BadInput(what, node_title(node), "export the model with opset 11 or newer")
+    result.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+    result.attribute.append(helper.make_attribute("nearest_mode", "ceil" if shrinks else "floor"))
+    return result

@@ -1,0 +1,192 @@
+"""From a file to a Model: read, checked, functions inlined, opset upgraded; shapes still as the file has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import onnx
+from onnx import FunctionProto, ModelProto, ValueInfoProto, inliner
+
+import rammer.frontend.lower.contrib
+import rammer.frontend.lower.ml  # noqa: F401  (importing it defines those of ai.onnx.ml)
+from rammer.device.custom_operators import CustomOperators
+from rammer.errors import BadInput
+from rammer.frontend.read import external_data as external_files
+from rammer.frontend.read import limits, model_checks, proto_checks
+from rammer.frontend.read.function_bodies import with_defaults
+from rammer.frontend.read.mmap_weights import Apart, check_files, whole
+from rammer.frontend.read.model_rewrites import counted, dense_model, placed
+from rammer.frontend.read.node_protos import first_line
+from rammer.frontend.read.onnx_inference_guards import open_extents
+from rammer.frontend.read.opset_upgrade import TARGET_OPSET, upgraded
+from rammer.frontend.read.plugin_operators import NONE, used
+from rammer.frontend.read.type_constraints import check_kinds
+from rammer.ir.constants.mapped_files import Mapped
+from rammer.ir.port import MAP, OPTIONAL, SEQUENCE, InputPort
+
+__all__ = ["TARGET_OPSET", "InputPort", "Model", "read_model"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checked ONNX model. ``notes`` say what reading could not do (an upgrade that failed).
+
+    ``external`` are the files beside it that weights came from: the model file alone does not identify it. ``custom`` are the
+    plugins' operators that it uses, ``known`` constants by name that are not in the protobuf (of the rest of a model,
+    ``rammer.frontend.bind.deferred``). ``weights`` are initialisers whose values stay in ``files``, mapped, or in the given
+    bytes.
+    """
+
+    proto: ModelProto = field(repr=False, compare=False)
+    path: Path | None
+    name: str
+    inputs: tuple[InputPort, ...]
+    outputs: tuple[str, ...]
+    opset: int
+    notes: tuple[str, ...] = ()
+    external: tuple[str, ...] = ()
+    custom: CustomOperators = field(default_factory=dict, repr=False, compare=False)
+    known: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    files: tuple[Mapped, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def whole(self) -> ModelProto:
+        """The protobuf with all values in it, for tools that know nothing else: it takes their memory."""
+        return whole(self.proto, self.weights)
+
+    def check_files(self) -> None:
+        """BadInput where a file that ``weights`` are in was written to since it was read."""
+        check_files(self.files)
+
+
+def read_model(
+    source: str | Path | bytes | ModelProto,
+    plugins: CustomOperators = NONE,
+    files: Mapping[Path, Mapped] = MappingProxyType({}),
+    noted: Callable[[Mapped], object] = lambda file: None,
+) -> Model:
+    """Read a model from a path, its bytes or a protobuf. Raises BadInput for whatever is wrong with it.
+
+    A ModelProto is not changed, but the Model may share it. ``plugins`` are the operators that plugins declare; a function of
+    the model comes before one of its name. ``files`` are open already, ``noted`` gets others before anything of them is read.
+    """
+    path = Path(source) if isinstance(source, (str, Path)) else None
+    where = str(path) if path is not None else "the model in memory"
+    apart = Apart(files=dict(files), noted=noted)
+    proto = source if isinstance(source, ModelProto) else _parsed(source, where, apart)
+    model_checks.check_version(proto, where)
+    proto = placed(proto)
+    graphs = list(model_checks.all_graphs(proto))
+    limits.check_node_count(model_checks.count_nodes(proto, where), where)
+    proto_checks.check_names(graphs)
+    folder = path.parent if path is not None else None
+    external = external_files.check_external_data(proto, folder, where)
+    if external and folder is not None:
+        external_files.load_external_data(proto, folder, apart)
+    proto_checks.check_tensors(proto, graphs, apart.sizes())
+    weights = apart.arrays(proto)
+    apart.finish()
+    model_checks.check_operators(proto, plugins)
+    if proto.functions:
+        try:
+            proto = inliner.inline_local_functions(with_defaults(proto))
+        except Exception as error:  # a call with more operands than the function has: an assertion of ONNX's C++
+            what = f"the model's functions cannot be inlined: {first_line(error).rpartition('failed: ')[2]}"
+            raise BadInput(what, where, "export the model without functions") from error
+        limits.check_nesting(proto.graph.node, where)
+        model_checks.check_operators(proto, plugins)
+    for function in proto.functions:
+        raise BadInput(_left(function, proto), where, "export the model without functions")
+    proto = dense_model(_ordered(proto))
+    _ports(proto)  # ONNX's converter does not survive an input without a type
+    proto = counted(proto)
+    mine = used((n for g in model_checks.all_graphs(proto) for n in g.node), plugins)
+    check_kinds(proto, mine)
+    proto = open_extents(proto)
+    proto, notes = upgraded(proto)
+    return replace(_model(proto, path, notes, external, mine), weights=weights, files=apart.sources)
+
+
+def _left(function: FunctionProto, model: ModelProto) -> str:
+    """Why ONNX's inliner has left a function."""
+    known = model_checks.opset_versions(model.opset_import)
+    for domain, version in model_checks.opset_versions(function.opset_import).items():
+        if known.get(domain, version) != version:
+            of = f" of {domain}" if domain else ""
+            return f"function {function.name} is of opset {version}{of}, the model of opset {known[domain]}"
+    return f"function {function.name} calls itself"
+
+
+def _parsed(source: str | Path | bytes, where: str, apart: Apart) -> ModelProto:
+    if isinstance(source, bytes):
+        return apart.parsed(source, where)
+    path = Path(source)
+    try:
+        if path.is_dir():
+            raise BadInput("the model is a folder", str(path), "give the .onnx file in it")
+        if path.exists() and not path.is_file():
+            raise BadInput("the model is no ordinary file", str(path), "give a .onnx file: a model is read more than once")
+        return apart.parsed(path, where)
+    except FileNotFoundError as error:
+        raise BadInput("model file not found", str(path), "check the path") from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        what = f"the model file cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise BadInput(what, str(path), "check its permissions") from error
+
+
+def _ordered(model: ModelProto) -> ModelProto:
+    """The model with its nodes in topological order: itself, if they are."""
+    order = model_checks.checked_order(model.graph)
+    if all(a is b for a, b in zip(order, model.graph.node, strict=True)):
+        return model
+    result = ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    result.graph.node.extend(order)
+    return result
+
+
+def _model(
+    proto: ModelProto, path: Path | None, notes: tuple[str, ...], external: tuple[str, ...], custom: CustomOperators
+) -> Model:
+    graph = proto.graph
+    inputs = _ports(proto)
+    for value in graph.output:
+        # Exporters may leave an output's type to be inferred.
+        if value.type.WhichOneof("value") is not None:
+            model_checks.check_port_type("output", value.name, value.type)
+    name = graph.name or (path.stem if path is not None else "model")
+    outputs = tuple(v.name for v in graph.output)
+    opset = model_checks.opset_versions(proto.opset_import).get("", TARGET_OPSET)
+    return Model(proto, path, name, inputs, outputs, opset, notes, external, custom)
+
+
+def _ports(proto: ModelProto) -> tuple[InputPort, ...]:
+    """The inputs. Up to IR version 3 every initialiser is listed as one too; it is a constant all the same."""
+    graph = proto.graph
+    constants = {t.name for t in graph.initializer}
+    return tuple(_port(v) for v in graph.input if v.name not in constants)
+
+
+def _port(value: ValueInfoProto) -> InputPort:
+    dtype = model_checks.check_port_type("input", value.name, value.type)
+    if dtype in (SEQUENCE, OPTIONAL, MAP):
+        return InputPort(value.name, dtype, ())
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return InputPort(value.name, dtype, (), ranked=False)
+    limits.check_shape((max(0, d.dim_value) for d in tensor.shape.dim), f"input {value.name}")
+    return InputPort(value.name, dtype, tuple(_extent(d) for d in tensor.shape.dim))
+
+
+def _extent(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    if dim.WhichOneof("value") == "dim_value":
+        # Old exporters write -1 for "any extent". An extent of 0 is one, as for ONNX Runtime.
+        return dim.dim_value if dim.dim_value >= 0 else None
+    # "?" and the like mean "any extent" too, a different one at each place.
+    return dim.dim_param if any(c.isalnum() for c in dim.dim_param) else None

@@ -1,0 +1,74 @@
+"""Scan of opset 8, whose operands have a batch before the axis that it goes along, by that of opset 9: one over the batch, whose
+steps are one over the sequence each. ONNX's converter keeps the batch out of the types and in the values, so it does not get to
+see one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
+
+from rammer.errors import BadInput
+from rammer.frontend.read import model_checks
+from rammer.frontend.read.node_protos import node_title
+
+#: The last opset with a batch, and where such Scans are meanwhile.
+BATCHED: Final = 8
+_HIDDEN: Final = "rammer.batched"
+
+
+def hide(model: ModelProto, opset: int) -> bool:
+    """Put the Scans of a model of opset 8 into a domain that the converter leaves alone; whether there is one. BadInput for
+    lengths of their own for the sequences of a batch."""
+    found = (
+        [n for g in model_checks.all_graphs(model) for n in g.node if n.op_type == "Scan" and not n.domain]
+        if opset <= BATCHED
+        else []
+    )
+    for node in found:
+        if node.input[0]:
+            raise BadInput(
+                "Scan of opset 8 with sequence_lens is not supported", node_title(node), "export the model with opset 9 or newer"
+            )
+        node.domain = _HIDDEN
+    if found:
+        model.opset_import.append(helper.make_opsetid(_HIDDEN, 1))
+    return bool(found)
+
+
+def reveal(model: ModelProto) -> None:
+    """Put what they mean in the place of hidden Scans."""
+    # Scans inside the bodies of others last: what is made of an outer one copies its body.
+    for graph in [*model_checks.all_graphs(model)][::-1]:
+        for node in graph.node:
+            if node.domain == _HIDDEN:
+                node.CopyFrom(_nested(node))
+    kept = [o for o in model.opset_import if o.domain != _HIDDEN]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+
+
+def _nested(node: NodeProto) -> NodeProto:
+    """The Scan over the batch."""
+    attributes = {a.name: a for a in node.attribute}
+    body, prefix = attributes["body"].g, next(filter(None, node.output), node.name)
+    ways = list(attributes["directions"].ints) if "directions" in attributes else []
+    given = [f"{prefix}:in{i}" for i in range(len(body.input))]
+    made = [f"{prefix}:out{i}" for i in range(len(body.output))]
+    inner = helper.make_node("Scan", given, made, f"{node.name}/sequence", num_scan_inputs=attributes["num_scan_inputs"].i)
+    inner.attribute.add(name="body", type=attributes["body"].type).g.CopyFrom(body)
+    if ways:
+        inner.attribute.append(helper.make_attribute("scan_input_directions", ways))
+    outer = GraphProto(name=f"{body.name}/batch", node=[inner])
+    outer.input.extend(_ports(given, body.input))
+    outer.output.extend(_ports(made, body.output))
+    return helper.make_node("Scan", node.input[1:], node.output, node.name, num_scan_inputs=len(given), body=outer)
+
+
+def _ports(names: list[str], like: list[ValueInfoProto]) -> list[ValueInfoProto]:
+    """Values of the element types of others, of any shape."""
+    result = [ValueInfoProto(name=n) for n in names]
+    for port, known in zip(result, like, strict=True):
+        port.type.tensor_type.elem_type = known.type.tensor_type.elem_type
+    return result

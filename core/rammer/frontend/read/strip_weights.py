@@ -1,0 +1,98 @@
+"""A model without its weights, for tools that copy whole models but look only at small tensors."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from rammer.frontend.read import model_checks
+
+#: Elements up to which a tensor stays in an outline: axes, shapes, scales and the like are far smaller.
+LARGEST: Final = 1024
+#: Names of detached tensors that belong to attributes; initialisers keep their own.
+_ATTRIBUTE: Final = "rammer.detached."
+
+
+def outlined(model: ModelProto) -> tuple[ModelProto, dict[str, TensorProto]]:
+    """(outline, detached): ``model`` with every tensor of more than ``LARGEST`` elements reduced to name, type and
+    shape, and those tensors by their name in the outline. ``model`` is not changed, and large tensors are not copied.
+
+    An initialiser whose name another graph of the model uses too stays whole.
+    """
+    names = Counter(t.name for graph in model_checks.all_graphs(model) for t in graph.initializer)
+    outline = _Outline({name for name, count in names.items() if count == 1})
+    result = ModelProto()
+    _merge(result, model, but="graph")
+    outline.graph(result.graph, model.graph)
+    return result, outline.detached
+
+
+def attach(model: ModelProto, detached: Mapping[str, TensorProto]) -> None:
+    """Give the tensors of an outline, or of what a tool made of it, their values back."""
+    for tensor in _tensors(model):
+        if tensor.name in detached:
+            tensor.CopyFrom(detached[tensor.name])
+
+
+class _Outline:
+    def __init__(self, unique: set[str]) -> None:
+        self.unique = unique
+        self.detached: dict[str, TensorProto] = {}
+
+    def graph(self, target: GraphProto, source: GraphProto) -> None:
+        _merge(target, source, but=("node", "initializer"))
+        for tensor in source.initializer:
+            self.tensor(target.initializer.add(), tensor, tensor.name if tensor.name in self.unique else "")
+        for node in source.node:
+            self.node(target.node.add(), node)
+
+    def node(self, target: NodeProto, source: NodeProto) -> None:
+        _merge(target, source, but="attribute")
+        for attribute in source.attribute:
+            copy = target.attribute.add()
+            _merge(copy, attribute, but=("t", "tensors", "g", "graphs"))
+            if attribute.type == AttributeProto.TENSOR:
+                self.tensor(copy.t, attribute.t, f"{_ATTRIBUTE}{len(self.detached)}")
+            if attribute.type == AttributeProto.GRAPH:
+                self.graph(copy.g, attribute.g)
+            for tensor in attribute.tensors:
+                self.tensor(copy.tensors.add(), tensor, f"{_ATTRIBUTE}{len(self.detached)}")
+            for graph in attribute.graphs:
+                self.graph(copy.graphs.add(), graph)
+
+    def tensor(self, target: TensorProto, source: TensorProto, name: str) -> None:
+        """A copy, or if large what stands for ``source`` under ``name`` ("": always a copy)."""
+        if not name or math.prod(source.dims) <= LARGEST:
+            target.CopyFrom(source)
+            return
+        target.name, target.data_type = name, source.data_type
+        target.dims.extend(source.dims)
+        # Whoever wants the values after all is told that they lie elsewhere, and does not take the tensor for empty.
+        target.data_location = TensorProto.EXTERNAL
+        target.external_data.add(key="location", value=name)
+        self.detached[name] = source
+
+
+def _merge(target: Any, source: Any, but: str | tuple[str, ...]) -> None:
+    """Copy the fields of one protobuf message, all but the named ones."""
+    left_out = (but,) if isinstance(but, str) else but
+    for field, value in source.ListFields():
+        if field.name in left_out:
+            continue
+        if isinstance(value, (int, float, str, bytes)):
+            setattr(target, field.name, value)
+        else:
+            getattr(target, field.name).MergeFrom(value)
+
+
+def _tensors(model: ModelProto) -> Iterator[TensorProto]:
+    for graph in model_checks.all_graphs(model):
+        yield from graph.initializer
+        for attribute in (a for node in graph.node for a in node.attribute):
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t
+            yield from attribute.tensors

@@ -1,0 +1,1 @@
+"""Rulings on the ONNX specification where implementations disagree."""

@@ -1,0 +1,183 @@
+"""What decisions on voices ask of one use of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+
+from rammer.frontend.lower.resize_coordinates import Resampling
+from rammer.frontend.lower.window_extents import geometry_of
+from rammer.frontend.read.limits import MAX_TABLE
+from rammer.ir.operator_use import Use as Use
+
+#: Operators that reduce along axes.
+REDUCTIONS: Final = (
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceSumSquare",
+)
+
+
+def always(use: Use) -> bool:
+    """Every use."""
+    return True
+
+
+def given(*names: str) -> Callable[[Use], bool]:
+    """Whether a use has one of these attributes, with a value that says something."""
+    return lambda use: any(use.attr(n) not in (None, (), "", 0) for n in names)
+
+
+def automatic(use: Use) -> bool:
+    """Whether the operator works out its padding itself."""
+    return use.attr("auto_pad", "NOTSET") not in ("NOTSET", "")
+
+
+def leaping(use: Use) -> bool:
+    """Whether nothing fits, or VALID or SAME mean something else than windows side by side."""
+    kernel, source = tuple(use.attr("kernel_shape") or ()), use.shape()[2:]
+    mode, dims = geometry_of(use.op, use.attributes, source, kernel)
+    spans = [(k - 1) * d.dilation + 1 for k, d in zip(kernel, dims, strict=True)]
+    if mode == "VALID" and use.attr("ceil_mode", 0):
+        return True
+    if mode.startswith("SAME"):
+        return any(d.dilation != 1 or d.stride > span for d, span in zip(dims, spans, strict=True))
+    return any(d.out < 1 for d in dims)
+
+
+def padding_alone(use: Use) -> bool:
+    """Whether a window lies on padding alone."""
+    kernel, source = tuple(use.attr("kernel_shape") or ()), use.shape()[2:]
+    _, dims = geometry_of(use.op, use.attributes, source, kernel)
+    return any(
+        n < d.dilation or (k - 1) * d.dilation < d.begin or (d.out - 1) * d.stride - d.begin >= n
+        for n, k, d in zip(source, kernel, dims, strict=True)
+    )
+
+
+def unusual_cell(use: Use) -> bool:
+    """Whether a recurrent layer is more than a forward one with the usual activations."""
+    return use.attr("direction", "forward") != "forward" or bool(use.attr("activations")) or use.has(4)
+
+
+def stepless(use: Use) -> bool:
+    """Whether a sequence of a recurrent layer may have no steps but a state."""
+    lengths = use.value(4)
+    return use.has(4) and (use.has(5) or use.has(6)) and (lengths is None or bool((lengths == 0).any()))
+
+
+def zeros(use: Use) -> bool:
+    """Whether the first input is known and 0 everywhere."""
+    known = use.value(0)
+    return known is not None and not np.any(known)
+
+
+def unscaled(use: Use) -> bool:
+    """Whether a scale that divides is known to be 0."""
+    divisor = use.value(1 if use.op == "QuantizeLinear" else 6)
+    return divisor is not None and not np.all(divisor)
+
+
+def beyond(use: Use) -> bool:
+    """Whether a quotient that is quantised is known to leave 32 bits."""
+    x, scale = use.value(0), use.value(1)
+    if x is None or scale is None or not x.size or not scale.size:
+        return False
+    return float(np.abs(x).max()) >= 2.0**31 * float(np.abs(scale).min())
+
+
+def turned(use: Use) -> bool:
+    """Whether the zero point of a quantised product is known to be odd."""
+    zero = use.value(7)
+    return zero is not None and bool((zero % 2).any())
+
+
+def by_channel(use: Use) -> bool:
+    """Whether channels have scales or zero points of their own, and images other than two dimensions."""
+    each = use.shape(4) if use.op == "QLinearConv" else use.shape(3)
+    return each not in ((), (1,)) and len(use.shape()) != 4
+
+
+def beside_pixels(use: Use) -> bool:
+    """Whether out / source is rounded, and puts a place next to a pixel on which it would be."""
+    sizes, mode = use.value(3), use.attr("coordinate_transformation_mode", "half_pixel")
+    if sizes is None or use.attr("mode", "nearest") == "nearest" or mode in ("align_corners", "tf_crop_and_resize"):
+        return False
+    extents = [use.shape()[d] for d in use.attr("axes") or range(len(use.shape()))]
+    for source, out in ((n, int(m)) for n, m in zip(extents, sizes, strict=False) if n and 0 < m < MAX_TABLE):
+        if Fraction(out / source) * source != out:
+            x = Resampling(source, out, out / source).coordinates(mode)
+            if bool((np.abs(x - np.rint(x)) < 1e-9).any()):
+                return True
+    return False
+
+
+def cancelling(use: Use) -> bool:
+    """Whether the terms of a symmetric coordinate cancel to where the nearest element changes."""
+    if (use.attr("coordinate_transformation_mode"), use.attr("mode", "nearest")) != ("half_pixel_symmetric", "nearest"):
+        return False
+    between = 0.0 if use.attr("nearest_mode") in ("floor", "ceil") else 0.5
+    given = use.value(2) if use.shape(2) not in ((), (0,)) else use.value(3)
+    if given is None:
+        return False
+    extents = [use.shape()[d] for d in use.attr("axes") or range(len(use.shape()))]
+    for source, by in ((n, float(m)) for n, m in zip(extents, given, strict=False) if n):
+        scale = by if given.dtype.kind == "f" else by / source
+        out = int(np.floor(source * scale + 1e-9))
+        if 0 < out < MAX_TABLE:
+            x = Resampling(source, out, scale).coordinates("half_pixel_symmetric") - between
+            if scale != 1 and bool((np.abs(x - np.rint(x)) < 1e-6).any()):
+                return True
+    return False
+
+
+def rounded_tie(use: Use) -> bool:
+    """Return True if float32 rounding of a position over its scale selects another nearest element than float64 does."""
+    mode, scales = use.attr("coordinate_transformation_mode", "half_pixel"), use.value(2)
+    if use.attr("mode", "nearest") != "nearest" or mode in ("align_corners", "tf_crop_and_resize") or scales is None:
+        return False
+    extents = [use.shape()[d] for d in use.attr("axes") or range(len(use.shape()))]
+    for source, scale in ((n, float(s)) for n, s in zip(extents, scales, strict=False)):
+        out = int(source * scale)
+        if 0 < out < MAX_TABLE and scale != 1:
+            r, between = Resampling(source, out, scale), 0.0 if use.attr("nearest_mode") in ("floor", "ceil") else 0.5
+            single, double = (r.coordinates(mode, nearest=n) - between for n in (True, False))
+            if bool(((single != double) & (single == np.rint(single))).any()):
+                return True
+    return False
+
+
+def infinite_root(use: Use) -> bool:
+    """Return True if a power with exponent 0.5 may have minus infinity as its base."""
+    base, exponent = use.value(0), use.value(1)
+    half = exponent is None or bool((np.asarray(exponent) == 0.5).any())
+    return half and (base is None or (base.dtype.kind == "f" and bool(np.isneginf(base).any())))
+
+
+def backwards(use: Use) -> bool:
+    """Whether a Slice may go backwards from before the front."""
+    starts, steps = use.value(1), use.value(4)
+    if not use.has(4) or (steps is not None and bool((steps > 0).all())):
+        return False
+    return starts is None or bool((starts < -min(use.shape(), default=0)).any())
+
+
+def wrapped_again(use: Use) -> bool:
+    """Whether a Pad that wraps may add more on a side than the extent that it repeats."""
+    if use.attr("mode", "constant") != "wrap":
+        return False
+    pads, axes, shape = use.value(1), use.value(3), use.shape()
+    if pads is None or (use.has(3) and axes is None):
+        return True
+    extents = [shape[int(a)] for a in axes] if axes is not None else [*shape]
+    return any(int(p) > n for p, n in zip(pads, [*extents, *extents], strict=False))

@@ -1,0 +1,1 @@
+"""The tile graph: connecting, stitching and tile search."""

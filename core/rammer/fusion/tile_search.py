@@ -1,0 +1,157 @@
+"""Tile search: which tile shapes are worth trying for an operator, best predicted first.
+
+Seeds are tiles that give each vEU one, two, four, ... tasks, split from the outer or the inner axes;
+a short local search halves and doubles single axes from the best seeds. Layers and operators are
+searched apart (Welder, section 4.4): only the device layer's tile is decided here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import combinations, product
+from typing import TypeAlias
+
+from rammer.device.manifest import Binding
+from rammer.fusion.tile_traffic import BoxPrices, TaskCost
+from rammer.ir.at_length import PARTS
+from rammer.ir.device import VDevice
+from rammer.ir.operator import ROperator, inner_box
+from rammer.ir.types import TensorType
+
+__all__ = ["candidates"]
+
+Tile: TypeAlias = "tuple[int, ...]"
+#: Tasks per vEU that the seeds aim at.
+ROUNDS = (1, 2, 4, 8, 32)
+
+
+def candidates(operator: ROperator, binding: Binding, device: VDevice, count: int = 8) -> list[ROperator]:
+    """Up to ``count`` tiled copies of ``operator`` whose footprint fits, best predicted first.
+
+    Empty when not even single-element tiles fit the vEU's memory.
+    """
+    ranked = ranked_tiles(operator, binding.types, device, parts=binding.parts)
+    return [operator.tiled(tile) for _, tile, _ in ranked[:count]]
+
+
+def ranked_tiles(
+    operator: ROperator,
+    types: Mapping[str, TensorType],
+    device: VDevice,
+    step: Mapping[str, int] | None = None,
+    parts: Sequence[float] = PARTS,
+) -> list[tuple[float, Tile, TaskCost]]:
+    """(predicted seconds, tile, cost) of every tile tried that fits, sorted; where none does and the device spills, of those
+    that spill. ``step`` asks that the tile along an axis be a multiple (or the whole extent), as register-tiled families need.
+    What ends is priced at ``parts`` of the longest length."""
+    about, shapes = (operator, types, device, step or {}), ended_shapes(operator, parts)
+    return _ranked(*about, shapes, device.layer("veu").capacity) or (_ranked(*about, shapes, 0) if device.spills else [])
+
+
+def _ranked(
+    operator: ROperator,
+    types: Mapping[str, TensorType],
+    device: VDevice,
+    step: Mapping[str, int],
+    shapes: Sequence[Tile],
+    capacity: int,
+) -> list[tuple[float, Tile, TaskCost]]:
+    """``ranked_tiles`` whose tasks keep at most ``capacity`` bytes (0: any), for results of these ``shapes``."""
+    shape = operator.anchor.shape
+    steps = tuple(max(1, a.extent) if d in operator.uncut else step.get(a.name, 1) for d, a in enumerate(operator.anchor.axes))
+    tried: dict[Tile, tuple[float, TaskCost] | None] = {}
+    prices = BoxPrices(operator, types, device)
+
+    def measure(tile: Tile) -> float:
+        if tile not in tried:
+            cost = prices.cost(inner_box(shape, tile))
+            fits = not capacity or cost.footprint <= capacity
+            seconds = [cost.total(_tasks(s, tile), device) for s in shapes]
+            tried[tile] = (sum(seconds) / len(seconds), cost) if fits else None
+        known = tried[tile]
+        return known[0] if known else math.inf
+
+    for seed in sorted(_rounded_seeds(shape, steps, device.veus), key=measure)[:3]:
+        _descend(seed, shape, steps, measure)
+    if not any(tried.values()):
+        _descend(_round((1,) * len(shape), shape, steps), shape, steps, measure)
+    found = [(known[0], tile, known[1]) for tile, known in tried.items() if known is not None]
+
+    def rank(item: tuple[float, Tile, TaskCost]) -> tuple[float, int, Tile]:
+        predicted, tile, cost = item
+        return predicted, cost.traffic * _tasks(shape, tile), tile
+
+    return sorted(found, key=rank)
+
+
+def ended_shapes(operator: ROperator, parts: Sequence[float] = PARTS) -> list[Tile]:
+    """What an operator computes at some lengths: of one without endings, its shape."""
+    ends, axes = {e.axis for e in operator.endings}, operator.anchor.axes
+    if not ends:
+        return [operator.anchor.shape]
+    return [tuple(math.ceil(a.extent * part) if a.name in ends else a.extent for a in axes) for part in parts]
+
+
+def _tasks(shape: Tile, tile: Tile) -> int:
+    """Number of tiles."""
+    return math.prod([-(-extent // size) for extent, size in zip(shape, tile, strict=True)])
+
+
+@lru_cache(1 << 12)
+def _rounded_seeds(shape: Tile, steps: Tile, veus: int) -> list[Tile]:
+    """Sorted, so that of equal ones the least comes first."""
+    return sorted({_round(t, shape, steps) for t in _seeds(shape, veus)})
+
+
+@lru_cache(1 << 14)  # operators of one shape are searched again and again as a group grows
+def _around(tile: Tile, shape: Tile, steps: Tile) -> list[Tile]:
+    """The tiles one move away, sorted."""
+    return sorted({_round(t, shape, steps) for t in _neighbours(tile)})
+
+
+def _seeds(shape: Tile, veus: int) -> Iterator[Tile]:
+    """Tiles for about ``ROUNDS`` tasks a vEU: cut the outer axes first, the inner first, or evenly."""
+    yield shape
+    for rounds in ROUNDS:
+        for order in (range(len(shape)), range(len(shape) - 1, -1, -1)):
+            tile, want = list(shape), veus * rounds
+            for d in order:
+                parts = min(want, max(shape[d], 1))
+                tile[d] = -(-shape[d] // parts) if parts else 1
+                want = -(-want // max(1, -(-shape[d] // max(tile[d], 1))))
+            yield tuple(max(1, t) for t in tile)
+        even, want = list(shape), veus * rounds
+        while want > 1 and max(even, default=1) > 1:
+            d = max(range(len(even)), key=lambda i: (even[i], -i))
+            even[d], want = -(-even[d] // 2), -(-want // 2)
+        yield tuple(max(1, t) for t in even)
+
+
+def _round(tile: Tile, shape: Tile, steps: Tile) -> Tile:
+    whole = [t if s == 1 else -(-t // s) * s for t, s in zip(tile, steps, strict=True)]
+    return tuple([(t if t < n else n) or 1 for t, n in zip(whole, shape, strict=True)])
+
+
+def _descend(tile: Tile, shape: Tile, steps: Tile, measure: Callable[[Tile], float]) -> None:
+    """Move to the best neighbour (one axis halved or doubled, or one up and one down) while it gains."""
+    best = measure(tile)
+    for _ in range(6):
+        around = _around(tile, shape, steps)
+        if not around:
+            return
+        nearest = min(around, key=measure)
+        if measure(nearest) >= best:
+            return
+        tile, best = nearest, measure(nearest)
+
+
+def _neighbours(tile: Tile) -> Iterator[Tile]:
+    # One axis or two at a time: as many moves as pairs of axes, not as many as subsets of them.
+    for first, second in combinations(range(-1, len(tile)), 2):
+        for factors in product((2, -2), repeat=1 + (first >= 0)):
+            moved = list(tile)
+            for d, f in zip((second, first), factors, strict=False):
+                moved[d] = tile[d] * f if f > 0 else max(1, tile[d] // -f)
+            yield tuple(moved)

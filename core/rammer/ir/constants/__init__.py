@@ -1,0 +1,1 @@
+"""Constant arrays: recipes, mapped files, digests."""

@@ -1,0 +1,391 @@
+"""Operator batching: independent products of one kind become one product (Wolong; the merge of IOS, MLSys'21, section 3).
+
+Three kinds of siblings, the first first:
+
+1. products of one tensor with different weights: Q, K and V, a cell's gates, convolutions of one kernel on one input;
+2. products of slices of one tensor with the same weights: a cell's input at every step;
+3. products of slices of one tensor with weights of their own: the second layers of branches whose first ones are one.
+
+Maps behind all siblings of a batch that differ in nothing else are carried along: biases, activations, sums of two batches.
+What is left of a sibling is a slice of the whole, which the storage pass makes a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from rammer.fusion.tile_graph import Way
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute, ComputeGraph, identity_load
+from rammer.ir.constants.recipes import side_by_side
+from rammer.ir.expr import Expr, Load, Op, Ref
+from rammer.ir.names import Names, identifier
+from rammer.ir.types import TensorType
+from rammer.passes.compute.batch_candidates import (
+    Merged,
+    Sibling,
+    SideBySide,
+    Union,
+    bare,
+    filled,
+    form_of,
+    joined,
+    looked_through,
+    places,
+    rearranges,
+    stacked,
+)
+from rammer.passes.compute.pad_windows import Padding, widened, windowed
+
+#: How products (by name) may be batched; those that are not here stay apart.
+Ways: TypeAlias = "Mapping[str, Way]"
+#: Most products that become one.
+MOST: Final = 1 << 10
+
+
+@dataclass(frozen=True)
+class Batched:
+    """A graph after batching, and what was batched; ``originals`` are the Computes that are slices now, as they were."""
+
+    graph: ComputeGraph
+    batches: tuple[Merged, ...]
+    originals: Mapping[str, Compute]
+
+
+def batched(graph: ComputeGraph, ways: Ways, joins: Joins | None = None, wide: bool = False) -> Batched:
+    """``graph`` with all siblings batched that ``ways`` allow, or, if ``wide``, those that are siblings but for their windows;
+    its own Computes stay, as slices, where they were."""
+    state = Batcher(graph, ways, joins or Joins())
+    while any(state.round(kind) for kind in ((_wide,) if wide else (_shared, _repeated, _differing))):
+        pass
+    return state.result()
+
+
+@dataclass
+class Joins:
+    """Constants put together, or padded, once for all who ask. They are known by identity: what was made of others goes by one
+    name in many graphs."""
+
+    made: dict[Hashable, tuple[tuple[np.ndarray, ...], np.ndarray]] = field(default_factory=dict)
+
+    def of(self, key: tuple[tuple[str, ...], int, bool], known: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The constants ``key[0]`` along dimension ``key[1]``, a new one if ``key[2]``."""
+        arrays = tuple(known[n] for n in key[0])
+        return self._once((*map(id, arrays), key[1:]), arrays, lambda: side_by_side(arrays, key[1], key[2]))
+
+    def padded(self, padding: Padding, known: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Weights with zeros around them."""
+        array = known[padding.tensor]
+        return self._once((id(array), replace(padding, tensor="")), (array,), lambda: padding.of(known))
+
+    def _once(self, key: Hashable, arrays: tuple[np.ndarray, ...], make: Callable[[], np.ndarray]) -> np.ndarray:
+        if key not in self.made:
+            self.made[key] = arrays, make()
+        return self.made[key][1]
+
+
+#: Of a product: what siblings have in common, and in which order they come.
+Kind: TypeAlias = "Callable[[Batcher, Sibling], tuple[Hashable, tuple[int, ...]] | None]"
+
+
+class Batcher:
+    """The graph in the making: Computes by name, in order, each batch just before its first member."""
+
+    def __init__(self, graph: ComputeGraph, ways: Ways, joins: Joins) -> None:
+        self.graph, self.ways, self.joins = graph, ways, joins
+        self.computes = graph.producers
+        self.before: dict[str, list[Compute]] = {}
+        self.consumers = graph.consumers()
+        self.constants: dict[str, np.ndarray] = dict(graph.constants)
+        self.types: dict[str, TensorType] = dict(graph.types)
+        self.taken = Names(graph.types)
+        self.slices: dict[str, tuple[Merged, int]] = {}
+        self.carried: set[str] = set()
+        self.named: dict[Hashable, str] = {}
+        self.made: dict[str, Merged] = {}
+        self.bare: dict[str, Compute] = {}  # products as they were, by the names that they have with a bias behind them
+        self.places = {c.name: i for i, c in enumerate(graph.computes)}
+        self.open = [c.name for c in graph.computes if _product(c) and c.name in ways]
+        self.forms: dict[str, Sibling | None] = {}
+
+    def round(self, kind: Kind) -> bool:
+        """Make one of all siblings of one kind, and the maps behind them; whether there were any."""
+        groups: dict[Hashable, list[tuple[tuple[int, ...], Sibling]]] = {}
+        for name in self.open:
+            form = self.form(name)
+            found = kind(self, form) if form is not None else None
+            if form is not None and found is not None:
+                groups.setdefault(found[0], []).append((found[1], form))
+        made = [self._group(members, kind) for members in groups.values() if 1 < len(members) <= MOST]
+        new = [b for b in made if b is not None]
+        for batch in new:  # grows: what is carried may itself be followed
+            new += self._behind(batch)
+        gone = {m for b in new for m in b.members} | {c.name for c in self.bare.values()}
+        self.open = [n for n in self.open if n not in gone]
+        self.open += [b.name for b in new if b.name not in self.carried]
+        if new:
+            self.forms.clear()
+        return bool(new)
+
+    def form(self, name: str) -> Sibling | None:
+        """The form of a Compute as it is now."""
+        if name not in self.forms:
+            self.forms[name] = form_of(self.computes[name], lambda ld: looked_through(ld, self.computes))
+        return self.forms[name]
+
+    def first(self, name: str) -> str:
+        """The model's product that came first in what a product was made of; what is chosen for that, goes for the whole."""
+        while name in self.made or name in self.bare:
+            name = self.bare[name].name if name in self.bare else self.made[name].members[0]
+        return name
+
+    def _group(self, found: list[tuple[tuple[int, ...], Sibling]], kind: Kind) -> Merged | None:
+        """One Compute of siblings."""
+        forms: Sequence[Sibling] | None = [f for _, f in sorted(found, key=lambda f: f[0])]
+        if kind in (_shared, _wide):
+            forms = [f for _, f in found] if kind is _shared else self._widened([f for _, f in found])
+        if forms is None:
+            return None
+        first = forms[0]
+        d = first.column(self.constants)
+        extents = [f.compute.shape[d] for f in forms] if d is not None else []
+        if kind not in (_shared, _wide):
+            layout = stacked(0, len(forms))
+        elif d is None:
+            return None
+        elif self.ways[self.first(first.compute.name)] == "stacked" and kind is not _wide and len(set(extents)) == 1:
+            layout = stacked(d, len(forms))
+        else:
+            layout = joined(d, extents)
+        return self._made(self._with_biases(forms, d), layout, None if d is None else f"i{d}")
+
+    def _widened(self, forms: Sequence[Sibling]) -> list[Sibling] | None:
+        """``forms`` through one window."""
+        found = [w for w in (windowed(f, self.constants) for f in forms) if w is not None]
+        made = widened(found, self.constants, self.types)
+        if made is None:
+            return None
+        result = list[Sibling]()
+        for form, padding in made:
+            if padding not in self.named:
+                value = self.joins.padded(padding, self.constants)
+                self.named[padding] = self._constant(f"{padding.tensor}_padded", value, self.types[padding.tensor].dtype)
+            names = {padding.tensor: self.named[padding]}
+            body = ex.rename_tensors(form.compute.body, names)
+            compute = replace(form.compute, body=body, used=None)
+            result.append(form_of(compute, lambda ld: ld) or form)
+        return result
+
+    def _constant(self, name: str, value: np.ndarray, dtype: str) -> str:
+        made = identifier(name, self.taken)
+        self.constants[made], self.types[made] = value, TensorType(dtype, value.shape)
+        return made
+
+    def _with_biases(self, forms: Sequence[Sibling], column: int | None) -> list[Sibling]:
+        """``forms``, those without a bias of floats under another name, with a bias of zeros behind them, where others have one:
+        the keys of some attentions would else keep the biases of all out of the product's kernel."""
+        known = [None if column is None else self._bias(f, column) for f in forms]
+        given = next((b for b in known if b is not None), None)
+        if given is None or column is None or not forms[0].compute.dtype.startswith("float"):
+            return list(forms)
+        return [f if b is not None else self._biased(f, given, column) for f, b in zip(forms, known, strict=True)]
+
+    def _bias(self, form: Sibling, column: int) -> Sibling | None:
+        """The map behind a product that adds one number for each of its columns and is all that reads it."""
+        name = form.compute.name
+        readers = self.consumers.get(name, ())
+        maps = self._maps(name)
+        made = self.form(maps[0].name) if len(maps) == len(readers) == 1 else None
+        if made is None or not isinstance(made.body, Op) or made.body.fn != "add" or made.body.args != made.loads:
+            return None
+        bias = next((ld for ld in made.loads if ld.tensor in self.constants and ld.fill is None), None)
+        if bias is None:
+            return None
+        return made if all(i == Ref(f"i{column}") or not ex.axes_of(i) for i in bias.indices) else None
+
+    def _biased(self, form: Sibling, given: Sibling, column: int) -> Sibling:
+        """A product under another name, with a bias of zeros behind it as ``given`` is one, under its own."""
+        c = form.compute
+        raw = identifier(f"{c.name}_product", self.taken)
+        (bias,) = (ld for ld in given.loads if ld.tensor in self.constants)
+        shape = tuple(
+            c.shape[column] if i == Ref(f"i{column}") else n
+            for i, n in zip(bias.indices, self.types[bias.tensor].shape, strict=True)
+        )
+        nothing = np.zeros(shape, self.constants[bias.tensor].dtype)
+        zero = replace(bias, tensor=self._constant(f"{c.name}_bias", nothing, self.types[bias.tensor].dtype))
+        product = Load(raw, tuple(Ref(f"i{d}") for d in range(len(c.axes))))
+        body = filled(given.body, [zero if ld == bias else product for ld in given.loads])
+        own: dict[str, Expr] = {f"i{d}": Ref(a.name) for d, a in enumerate(c.axes)}
+        behind = Compute(c.name, c.dtype, c.axes, ex.substitute(body, own), origin=c.origin)
+        moved = replace(c, name=raw)
+        self.bare[raw] = c
+        self.computes |= {c.name: behind, raw: moved}
+        self.types[raw], self.places[raw], self.consumers[raw] = moved.type, self.places[c.name], [behind]
+        self.before.setdefault(c.name, []).append(moved)
+        self.forms.pop(c.name, None)
+        return replace(form, compute=moved)
+
+    def _made(self, forms: Sequence[Sibling], layout: SideBySide, column: str | None) -> Merged | None:
+        name = identifier(f"{forms[0].compute.name}_batch", self.taken)
+        union = Union(self.constants, self.types, self._join, self.slices)
+        whole = union.of(forms, layout, name, column)
+        if whole is None:
+            return None
+        members = tuple(f.compute.name for f in forms)
+        batch = Merged(name, members, layout)
+        first = min(members, key=self.places.__getitem__)
+        self.places[name] = self.places[first]
+        self.before.setdefault(first, []).append(whole)
+        self.computes[name], self.types[name] = whole, whole.type
+        for read in (*whole.reads, name):
+            self.consumers.setdefault(read, [])
+        for read in whole.reads:  # a batch may be part of another one, with which its maps go along
+            self.consumers[read].append(whole)
+        for number, form in enumerate(forms):
+            c = form.compute
+            own = layout.slice([Ref(a.name) for a in c.axes], number)
+            self.computes[c.name] = Compute(c.name, c.dtype, c.axes, Load(name, own), origin=c.origin)
+            self.slices[c.name] = batch, number
+        self.made[name] = batch
+        return batch
+
+    def _join(self, names: tuple[str, ...], at: int, new: bool) -> str:
+        key = names, at, new
+        if key not in self.named:
+            value = self.joins.of(key, self.constants)
+            self.named[key] = self._constant(f"{names[0]}_batch", value, self.types[names[0]].dtype)
+        return self.named[key]
+
+    def _behind(self, batch: Merged) -> Iterator[Merged]:
+        """Batches of the maps behind all members of ``batch`` that differ in nothing else."""
+        kinds: dict[Hashable, list[list[Sibling]]] = {}
+        for number, member in enumerate(batch.members):
+            for reader in self._maps(member):
+                form = self.form(reader.name)
+                if form is not None:
+                    groups = kinds.setdefault(self._likeness(form, number), [[] for _ in batch.members])
+                    groups[number].append(form)
+        for groups in kinds.values():
+            for forms in zip(*groups, strict=False):
+                if any(f.compute.name in self.slices for f in forms):
+                    continue  # behind another batch it was carried along already
+                made = self._made(forms, batch.layout, self._column(batch.layout))
+                if made is not None:
+                    self.carried.add(made.name)
+                    self.forms = {n: f for n, f in self.forms.items() if n not in made.members}
+                    yield made
+
+    def _column(self, layout: SideBySide) -> str:
+        """The axis of a member behind which siblings are stacked: constants of maps get the new one in the same place."""
+        return f"i{layout.at}"
+
+    def _maps(self, member: str) -> list[Compute]:
+        """Maps over ``member``'s shape that read it element by element and are part of no batch."""
+        c = self.computes[member]
+        found = [self.computes[r.name] for r in self.consumers.get(member, ())]
+        return [
+            r
+            for r in found
+            if r.combiner is None
+            and r.shape == c.shape
+            and not rearranges(r)
+            and r.name not in self.slices
+            and all(identity_load(ld, r) for ld in r.loads if ld.tensor == member)
+        ]
+
+    def _likeness(self, form: Sibling, number: int) -> Hashable:
+        """Equal for maps that may be carried together: slices of batches by batch, constants by type."""
+        parts = list[Hashable]()
+        for load in form.loads:
+            batch = self.slices.get(load.tensor)
+            if batch is not None and batch[1] == number:
+                parts.append((batch[0].name, load.indices, load.fill))
+            elif load.tensor in self.constants:
+                kind = self.types[load.tensor]
+                parts.append((kind.dtype, len(kind.shape), load.indices, load.fill))
+            else:
+                parts.append((load.tensor, load.indices, load.fill))
+        return form.pattern, form.compute.dtype, tuple(parts)
+
+    def result(self) -> Batched:
+        """The graph, without constants that were put together and are read no more."""
+        ordered = (made for c in self.graph.computes for made in (*self._new(c.name), self.computes[c.name]))
+        computes = tuple(map(self._direct, ordered))
+        used = {n for c in computes for n in c.reads} | {*self.graph.outputs}
+        constants = {n: v for n, v in self.constants.items() if n in used or (n in self.graph.constants and not self.made)}
+        graph = replace(self.graph, computes=computes, types=self.types, constants=constants) if self.made else self.graph
+        originals = {c.name: c for c in self.graph.computes if c.name in self.slices} | self.bare
+        return Batched(graph, tuple(self.made.values()), originals)
+
+    def _direct(self, c: Compute) -> Compute:
+        """A map that reads slices element by element reads the batch itself, whose operator it may then join."""
+        if c.combiner is not None or rearranges(c) or not any(r in self.slices for r in c.reads):
+            return c
+        return replace(c, body=ex.transform(c.body, lambda e: self._of_batch(e, c)), used=None)
+
+    def _of_batch(self, e: Expr, c: Compute) -> Load | None:
+        if not isinstance(e, Load) or e.tensor not in self.slices or not identity_load(e, c):
+            return None
+        batch, number = self.slices[e.tensor]
+        return Load(batch.name, batch.layout.slice(e.indices, number))
+
+    def _new(self, name: str) -> Iterator[Compute]:
+        """The batches that stand before ``name``, as they are now, and what stands before those."""
+        for made in self.before.get(name, ()):
+            yield from self._new(made.name)
+            yield self.computes[made.name]
+
+
+def _product(c: Compute) -> bool:
+    # Weights that are codes have one axis of columns: with one for the side, too, no family would see what they are.
+    return c.kind == "contraction" and c.decoded is None and c.points > 0
+
+
+def _shared(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
+    """Products of one tensor, each with weights of its own."""
+    d = form.column(state.constants)
+    if d is None:
+        return None
+    shape = form.compute.shape
+    kinds = [(state.types[r.tensor].dtype, r.indices, r.fill) if r.tensor in state.constants else r for r in form.roots]
+    same = form.pattern, form.compute.dtype, shape[:d], shape[d + 1 :], _reduced(form.compute), tuple(kinds)
+    data = any(r.tensor not in state.constants for r in form.roots)
+    return (same, ()) if data else None
+
+
+def _wide(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
+    """Products of one image through windows that differ."""
+    d, found = form.column(state.constants), windowed(form, state.constants)
+    if d is None or found is None:
+        return None
+    shape = form.compute.shape
+    return (found.likeness, shape[:d], shape[d + 1 :]), ()
+
+
+def _repeated(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
+    """Products of slices of one tensor with the same weights."""
+    return _of_slices(state, form, lambda root: root)
+
+
+def _differing(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
+    """Products of slices of one tensor, each with weights of its own."""
+    return _of_slices(state, form, lambda root: (state.types[root.tensor], root.indices, root.fill))
+
+
+def _of_slices(state: Batcher, form: Sibling, weights: Callable[[Load], Hashable]) -> tuple[Hashable, tuple[int, ...]] | None:
+    data = [r for r in form.roots if r.tensor not in state.constants]
+    spots, kinds = [places(r) for r in data], [bare(r) for r in data]
+    if not data or len(data) == len(form.roots) or None in spots or None in kinds:
+        return None
+    read = [weights(r) if r.tensor in state.constants else bare(r) for r in form.roots]
+    same = form.pattern, form.compute.dtype, form.compute.shape, _reduced(form.compute), tuple(read)
+    return same, tuple(n for s in spots if s is not None for n in s)
+
+
+def _reduced(c: Compute) -> tuple[int, ...]:
+    return tuple(a.extent for a in c.reduce)

@@ -1,0 +1,304 @@
+"""Products of a whole sequence: all time steps at once, or one product a step.
+
+A recurrent layer multiplies all its inputs by one matrix. As one product that is the least work, but it waits for
+the last step of the layer before, so stacked layers run one after another. As one product a step, a step of a layer
+needs one step of the layer before only, and the layers run side by side, a wave of cells at a time (Rammer, OSDI'20,
+section 4.2; Appleyard et al., arXiv 1604.01946, section 3.4). Which is faster depends on how many vEUs
+there are to fill: both are predicted for the device, by work and span.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rammer.device.manifest import Binding
+from rammer.fusion.tile_search import ranked_tiles
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute, ComputeGraph, identity_load
+from rammer.ir.device import VDevice
+from rammer.ir.expr import Const, Expr, Load, Op, Ref, integer
+from rammer.ir.names import Names, identifier
+from rammer.ir.operator import ROperator
+from rammer.ir.piecewise import pieces
+
+#: What the first layers' product as a whole must take at most of what it takes in steps. Prices know of no weights that stay in
+#: registers from step to step: for LSTM-TC they say 0.987, and its layers alike are what runs best (measured on an H200).
+CLEARLY: Final = 0.95
+
+
+def slice_steps(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
+    """``graph`` with one product a step wherever that lets layers overlap and is predicted faster on ``device``; else
+    ``graph`` itself. Of the first layers, whose input is there as a whole, the product may stay one: where it is wide, reading
+    its weights in every step costs more than the wave that one product takes."""
+    chains = _chains(graph)
+    if not chains:
+        return graph
+    prices: dict[str, float] = {}
+    waves, seconds = _waves(graph, device, prices)
+    chosen = graph
+    for some in (chains, _behind_others(graph, chains)):
+        if some and (some is chains or len(some) < len(chains)):
+            sliced = _Slicer(graph, some).graph_of_slices()
+            fewer, less = _waves(sliced, device, prices)
+            if fewer < waves and less < seconds:
+                chosen, seconds = sliced, less * CLEARLY
+    return chosen
+
+
+def every_step(graph: ComputeGraph) -> ComputeGraph:
+    """``graph`` with one product a step wherever that lets layers overlap, whatever it costs."""
+    chains = _chains(graph)
+    return _Slicer(graph, chains).graph_of_slices() if chains else graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A product with the maps that follow it; whoever reads the last of them reads single positions ``used`` of axis ``dim``."""
+
+    members: tuple[Compute, ...]
+    dim: int
+    used: tuple[int, ...]
+
+
+def _chains(graph: ComputeGraph) -> list[_Chain]:
+    slices, found = _Slices(graph), list[_Chain]()
+    for c in graph.computes:
+        if c.kind == "contraction":
+            options = (_chain(graph, c, d, slices) for d, a in enumerate(c.axes) if a.extent > 1)
+            found += [chain for chain in options if chain is not None][:1]
+    return found
+
+
+def _behind_others(graph: ComputeGraph, chains: list[_Chain]) -> list[_Chain]:
+    """The chains that read, through whatever is between, what another one gives."""
+    members, behind = {m.name for chain in chains for m in chain.members}, set[str]()
+    for c in graph.computes:
+        if any(r in members or r in behind for r in c.reads):
+            behind.add(c.name)
+    return [chain for chain in chains if chain.members[0].name in behind]
+
+
+def _chain(graph: ComputeGraph, product: Compute, dim: int, slices: _Slices) -> _Chain | None:
+    """The chain from ``product`` whose readers take slices along ``dim``, None if one of them reads more."""
+    if not _steps_of_data(graph, product, product.axes[dim].name):
+        return None
+    used = slices.read(product.name, dim)
+    return _Chain(slices.members(product), dim, tuple(sorted(used))) if used and len(used) > 1 else None
+
+
+class _Slices:
+    """Which positions along an axis readers take of a Compute and of the maps behind it, found once for each: products that
+    are added up one after another share most of what is behind them."""
+
+    def __init__(self, graph: ComputeGraph) -> None:
+        self.consumers, self.outputs = graph.consumers(), set(graph.outputs)
+        self.producers = graph.producers
+        self.found: dict[tuple[str, int], frozenset[int] | None] = {}
+
+    def read(self, name: str, dim: int) -> frozenset[int] | None:
+        """The positions, None where a reader takes more than single ones or the value leaves the graph."""
+        waiting = [name]
+        while waiting:  # without recursion: chains of maps may be long
+            at = waiting[-1]
+            behind = [] if at in self.outputs else [r.name for r in self._maps(at)]
+            missing = [b for b in behind if (b, dim) not in self.found] if (at, dim) not in self.found else []
+            if missing:
+                waiting += missing
+                continue
+            waiting.pop()
+            if (at, dim) not in self.found:
+                self.found[at, dim] = self._joined(at, dim, behind)
+        return self.found[name, dim]
+
+    def _joined(self, name: str, dim: int, behind: list[str]) -> frozenset[int] | None:
+        own = self._own(name, dim)
+        parts = [own, *(self.found[b, dim] for b in behind)]
+        return None if None in parts else frozenset[int]().union(*(p for p in parts if p is not None))
+
+    def _own(self, name: str, dim: int) -> frozenset[int] | None:
+        """The positions that readers take which are no maps of the whole."""
+        if name in self.outputs:
+            return None
+        maps = {r.name for r in self._maps(name)}
+        loads = [ld for r in self.consumers[name] if r.name not in maps for ld in r.loads if ld.tensor == name]
+        places = [ld.indices[dim] for ld in loads]
+        if not all(isinstance(p, Const) for p in places) or any(ld.fill is not None for ld in loads):
+            return None
+        return frozenset(int(p.value) for p in places if isinstance(p, Const))
+
+    def _maps(self, name: str) -> list[Compute]:
+        """The readers that take every element at its own place."""
+        shape = self.producers[name].shape
+        return [
+            r
+            for r in self.consumers[name]
+            if not r.reduce and r.shape == shape and all(identity_load(ld, r) for ld in r.loads if ld.tensor == name)
+        ]
+
+    def members(self, product: Compute) -> tuple[Compute, ...]:
+        """The product and all maps behind it, each once."""
+        members = {product.name: product}
+        waiting = [product]
+        for member in waiting:
+            new = [r for r in self._maps(member.name) if r.name not in members]
+            members |= {r.name: r for r in new}
+            waiting += new
+        return tuple(members.values())
+
+
+def _steps_of_data(graph: ComputeGraph, product: Compute, axis: str) -> bool:
+    """Whether ``axis`` runs through data alone: the same weights serve all its positions."""
+    weights = {axis in ex.axes_of(ld) for ld in product.loads if ld.tensor in graph.constants}
+    return weights == {False} and any(Ref(axis) in ld.indices for ld in product.loads)
+
+
+class _Slicer:
+    """Rewrites every chain of a graph into one copy a step."""
+
+    def __init__(self, graph: ComputeGraph, chains: list[_Chain]) -> None:
+        self.graph, self.producers, self.outputs = graph, graph.producers, set(graph.outputs)
+        self.chain_of = {m.name: chain for chain in chains for m in chain.members}
+        self.made: dict[str, Compute] = {}
+        self.copies: dict[str, str] = {}
+        self.taken, self.named = Names(graph.types), dict[tuple[object, ...], str]()
+
+    def graph_of_slices(self) -> ComputeGraph:
+        """The whole graph again, each slice just before its first reader."""
+        for c in self.graph.computes:
+            if c.name not in self.chain_of:
+                self._add(replace(c, body=ex.rename_tensors(ex.transform(c.body, self._slice_load), self.copies)))
+        used = {*self.graph.outputs}
+        kept = list[Compute]()
+        for c in reversed(self.made.values()):  # a sequence that only chains read is gone
+            if c.name in used:
+                kept.append(c)
+                used |= set(c.reads)
+        types = {n: t for n, t in self.graph.types.items() if n not in self.producers} | {c.name: c.type for c in kept}
+        return replace(self.graph, computes=tuple(reversed(kept)), types=types)
+
+    def _add(self, c: Compute) -> None:
+        copy = isinstance(c.body, Load) and identity_load(c.body, c) and c.body.tensor in self.made
+        if isinstance(c.body, Load) and copy and c.name not in self.outputs:
+            self.copies[c.name] = c.body.tensor
+        else:
+            self.made[c.name] = c
+
+    def _slice_load(self, e: Expr) -> Load | None:
+        """A read of one position of a chain becomes a read of that step's copy."""
+        if not isinstance(e, Load) or e.tensor not in self.chain_of:
+            return None
+        dim = self.chain_of[e.tensor].dim
+        at = e.indices[dim]
+        assert isinstance(at, Const)
+        return Load(self._step(e.tensor, int(at.value)), (*e.indices[:dim], *e.indices[dim + 1 :]))
+
+    def _step(self, name: str, step: int) -> str:
+        """The copy of chain member ``name`` for ``step``."""
+        own = self._name(f"{name}_{step}", name, step)
+        if own not in self.made:
+            c, chain = self.producers[name], self.chain_of[name]
+            axis = c.axes[chain.dim].name
+            self.made[own] = replace(
+                c,
+                name=own,
+                axes=(*c.axes[: chain.dim], *c.axes[chain.dim + 1 :]),
+                reduce=c.reduce,
+                body=ex.transform(c.body, lambda e: self._at(e, axis, step)),
+            )
+            self.made[own] = self.made.pop(own)  # behind the slices that its body asked for
+        return own
+
+    def _name(self, title: str, *what: object) -> str:
+        """The identifier of a slice: its title, unless something else is called so."""
+        if what not in self.named:
+            self.named[what] = identifier(title, self.taken)
+        return self.named[what]
+
+    def _at(self, e: Expr, axis: str, step: int) -> Expr | None:
+        """``e`` at position ``step`` of ``axis``: chain members by their copies, other tensors by slices."""
+        if isinstance(e, Ref):
+            return integer(step) if e.axis == axis else None
+        if not isinstance(e, Load):
+            return None
+        at = Load(e.tensor, tuple(ex.substitute(i, {axis: integer(step)}) for i in e.indices), e.fill)
+        if e.tensor in self.chain_of:
+            return self._slice_load(at)
+        if Ref(axis) not in e.indices or e.fill is not None or e.tensor in self.graph.constants:
+            return at
+        source = self._source(at)
+        return self._taken(self._slice_load(source) or source)
+
+    def _source(self, load: Load) -> Load:
+        """What ``load`` reads in the end, looking through copies and concatenations."""
+        producer = self.producers.get(load.tensor)
+        while producer is not None and producer.combiner is None and load.tensor not in self.chain_of:
+            body = ex.substitute(producer.body, dict(zip((a.name for a in producer.axes), load.indices, strict=True)))
+            body = _decided(body)
+            if not isinstance(body, Load) or body.fill is not None:
+                break
+            load, producer = body, self.producers.get(body.tensor)
+        return load
+
+    def _taken(self, load: Load) -> Load:
+        """A read of a slice of a tensor that has all steps: equal steps must read alike, whatever their number."""
+        literal = [d for d, i in enumerate(load.indices) if isinstance(i, Const)]
+        # The tensor may itself be a slice of another chain, made a moment ago.
+        kind = self.made[load.tensor].type if load.tensor in self.made else self.graph.types[load.tensor]
+        shape = kind.shape
+        if all(shape[d] == 1 for d in literal):
+            return load
+        own = self._name(
+            f"{load.tensor}_at{'_'.join(str(load.indices[d]) for d in literal)}",
+            load.tensor,
+            *((d, load.indices[d]) for d in literal),
+        )
+        rest = [d for d in range(len(shape)) if d not in literal]
+        if own not in self.made:
+            axes = tuple(Axis(f"s{d}", shape[d]) for d in rest)
+            names = iter(axes)
+            indices = tuple(i if d in literal else Ref(next(names).name) for d, i in enumerate(load.indices))
+            origin = self.producers[load.tensor].origin if load.tensor in self.producers else ""
+            self.made[own] = Compute(own, kind.dtype, axes, Load(load.tensor, indices), origin=origin)
+        return Load(own, tuple(load.indices[d] for d in rest))
+
+
+def _decided(body: Expr) -> Expr:
+    """``where(lt(3, 5), a, b)`` -> ``a``: a piecewise body at a known place."""
+    while isinstance(body, Op) and body.fn == "where":
+        test = body.args[0]
+        if not (isinstance(test, Op) and test.fn == "lt" and all(isinstance(a, Const) for a in test.args)):
+            break
+        low, high = (a.value for a in test.args if isinstance(a, Const))
+        body = body.args[1] if low < high else body.args[2]
+    return body
+
+
+def _waves(graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tuple[int, float]:
+    """Number of waves and their predicted seconds: a launch and the longer of a wave's slowest Compute and its work
+    over all vEUs."""
+    depth: dict[str, int] = {}
+    span: dict[int, float] = {}
+    work: dict[int, float] = {}
+    for c in graph.computes:
+        before = max((depth.get(r, 0) for r in c.reads), default=0)
+        free = c.combiner is None and (isinstance(c.body, Load) or pieces(c) is not None)  # a view in most plans
+        depth[c.name] = before if free else before + 1
+        if not free:
+            alone, busy = _price(c, graph, device, prices)
+            span[before] = max(span.get(before, 0.0), alone)
+            work[before] = work.get(before, 0.0) + busy
+    return len(span), sum(device.launch + max(span[d], work[d] / device.veus) for d in span)
+
+
+def _price(c: Compute, graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tuple[float, float]:
+    """Seconds of one Compute with the device to itself, and its vEU-seconds."""
+    operator = ROperator(c.name, (c,), (), (c.name,))
+    key = Binding(graph.types, {}).key(operator)
+    if key not in prices:
+        ranked = ranked_tiles(operator, graph.types, device)
+        prices[key] = ranked[0][0] - device.launch if ranked else math.inf
+        tasks = replace(operator, tile=ranked[0][1]).task_count if ranked else 1
+        prices[f"work {key}"] = tasks * ranked[0][2].alone if ranked else math.inf
+    return prices[key], prices[f"work {key}"]

@@ -1,0 +1,101 @@
+"""A graph in which products are being cut: Computes by name, who reads what, and what is part of what."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rammer.fusion.topological_order import by_rank
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute, ComputeGraph
+from rammer.ir.expr import Load, Ref
+from rammer.ir.names import Names, identifier
+from rammer.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class CutGraph:
+    """A graph with products apart. Of each Compute that is new: which of the model's it is part of, and by what cuts (named after
+    the model's Compute that ends in them) it came to be."""
+
+    graph: ComputeGraph
+    sources: Mapping[str, str]
+    cuts: Mapping[str, frozenset[str]]
+
+
+class CutState:
+    """The graph in the making. Cuts go by the name of the model's Compute that ends in them; those ``without`` are not made."""
+
+    def __init__(self, graph: ComputeGraph, without: Collection[str]) -> None:
+        self.graph, self.without = graph, without
+        self.computes = graph.producers
+        self.places = {c.name: i for i, c in enumerate(graph.computes)}
+        self.readers: dict[str, dict[str, None]] = {n: {r.name: None for r in rs} for n, rs in graph.consumers().items()}
+        self.types, self.constants = dict(graph.types), dict(graph.constants)
+        self.taken = Names(graph.types)
+        self.named: dict[tuple[str, int, int, int], str] = {}
+        self.sources: dict[str, str] = {}
+        self.cuts: dict[str, frozenset[str]] = {}
+        self.begins: dict[str, int] = {}  # of blocks, in what the model has
+        self.outputs = frozenset(graph.outputs)
+
+    def along(self, load: Load, axis: Axis) -> int | None:
+        """The dimension of which ``axis`` runs through all, in no other index; None where there is none."""
+        at = [d for d, i in enumerate(load.indices) if axis.name in ex.axes_of(i)]
+        shape = self.types[load.tensor].shape
+        plain = load.fill is None and len(at) == 1 and load.indices[at[0]] == Ref(axis.name) and shape[at[0]] == axis.extent
+        return at[0] if plain else None
+
+    def piece(self, tensor: str, at: int, first: int, length: int) -> str:
+        """A constant's part along dimension ``at``, itself where that is all of it."""
+        key = tensor, at, first, length
+        if length == self.types[tensor].shape[at]:
+            return tensor
+        if key not in self.named:
+            value = self.constants[tensor]
+            part = value[(slice(None),) * at + (slice(first, first + length),)]
+            part.flags.writeable = False
+            name = self.named[key] = identifier(f"{tensor}_from{first}", self.taken)
+            self.constants[name], self.types[name] = part, TensorType(self.types[tensor].dtype, part.shape)
+        return self.named[key]
+
+    def replace_with(self, c: Compute) -> None:
+        if c.name in self.computes:
+            self.drop(c.name)
+        self.computes[c.name], self.types[c.name] = c, c.type
+        self.readers.setdefault(c.name, {})
+        for name in c.reads:
+            self.readers.setdefault(name, {})[c.name] = None
+
+    def drop(self, name: str) -> None:
+        for read in self.computes.pop(name).reads:
+            self.readers[read].pop(name, None)
+
+    def add(self, c: Compute, of: Sequence[Compute], label: str) -> None:
+        """Put in a Compute that is made by a cut of others, first of all of the last."""
+        self.replace_with(c)
+        known = [self.cuts.get(m.name, frozenset[str]()) for m in of]
+        self.sources[c.name] = self.sources.get(of[-1].name, of[-1].name)
+        self.cuts[c.name] = frozenset({label}).union(*known)
+
+    def result(self) -> CutGraph:
+        """The graph, each Compute behind what it reads."""
+        if not self.cuts:
+            return CutGraph(self.graph, {}, {})
+        computes = self._in_order()
+        used = {n for c in computes for n in c.reads} | self.outputs
+        constants = {n: v for n, v in self.constants.items() if n in used}
+        made = {c.name for c in computes} & self.cuts.keys()
+        graph = replace(self.graph, computes=computes, types=self.types, constants=constants)
+        return CutGraph(graph, {n: self.sources[n] for n in made}, {n: self.cuts[n] for n in made})
+
+    def _in_order(self) -> tuple[Compute, ...]:
+        """What reaches an output, each behind what it reads, else in the order of the model's."""
+        live, waiting = set[str](), [n for n in self.outputs if n in self.computes]
+        while waiting:
+            if (name := waiting.pop()) not in live:
+                live.add(name)
+                waiting += [r for r in self.computes[name].reads if r in self.computes]
+        missing = {n: sum(r in live for r in self.computes[n].reads) for n in live}
+        rank = {n: (self.places[self.sources.get(n, n)], self.begins.get(n, 0), i) for i, n in enumerate(self.computes)}
+        return tuple(self.computes[name] for name in by_rank(missing, self.readers, rank))

@@ -1,0 +1,302 @@
+"""Products apart that a model writes as one: the columns that are read in blocks, and what is summed over a concatenation.
+
+A recurrent cell may have a product for each gate, one for all gates that is split behind the bias, or one of its input and
+state side by side. Apart, all of them are the same products, which ``batching`` puts together again as suits the device:
+
+1. a product of a concatenation along the axis that is summed is the sum of a product for each piece;
+2. where what follows a product reads its columns in blocks (a Split, slices, a reshape that heads are taken from), each block
+   is a product of its own, as are the maps in between, which work column by column.
+
+Weights are cut without copies: a piece is a view. Each sum is that of the model, but for the order in which terms are added.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute, ComputeGraph, contraction_operands
+from rammer.ir.expr import Expr, Load, Op, Ref
+from rammer.ir.names import identifier
+from rammer.ir.piecewise import pieces
+from rammer.passes.compute.batch_candidates import looked_through, rearranges, straight
+from rammer.passes.compute.split_graph import CutGraph, CutState
+
+#: Blocks that a product is cut in, at most, and columns of a block, at least.
+MOST_BLOCKS: Final = 32
+LEAST_COLUMNS: Final = 2
+#: Types in which sums are stored as they are added up: what is rounded in between would be less exact in parts.
+EXACT: Final = ("float32", "float64", "int32", "int64")
+
+
+def cut_products(graph: ComputeGraph, copied: Callable[[], Collection[str]], without: Collection[str] = ()) -> CutGraph:
+    """``graph`` with all products apart that may gain by it, but for the cuts ``without``: those whose blocks are read column by
+    column by maps, and those over concatenations whose weights serve several products, or that are ``copied`` (names, asked for
+    at most once). The graph itself where there are none."""
+    state = Cutter(graph, without)
+    state.concatenations(copied)
+    state.blocks()
+    return state.result()
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpan:
+    """``length`` columns from ``first`` on."""
+
+    first: int
+    length: int
+
+    def __contains__(self, column: int) -> bool:
+        return self.first <= column < self.first + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRead:
+    """A load (as written, and of the tensor that is cut) of columns ``first`` to ``last`` by a Compute."""
+
+    reader: str
+    load: Load
+    root: Load
+    first: int
+    last: int
+
+
+class Cutter(CutState):
+    """Cuts sums over concatenations, then columns."""
+
+    def concatenations(self, copied: Callable[[], Collection[str]]) -> None:
+        """Sums over concatenations become sums of sums."""
+        found = [(c, over) for c in self.graph.computes if (over := self._over_concatenation(c)) is not None]
+        uses: dict[str, int] = {}
+        for c in self.graph.computes:
+            for name in c.reads if c.kind == "contraction" else ():
+                uses[name] = uses.get(name, 0) + 1
+        alone = [c for c, (weights, *_) in found if uses[weights.tensor] == 1]
+        known = copied() if alone else ()
+        for c, (weights, root, parts) in found:
+            if (uses[weights.tensor] > 1 or root in known) and c.name not in self.without:
+                self._cut_sum(c, weights, parts)
+
+    def _over_concatenation(self, c: Compute) -> tuple[Load, str, list[tuple[int, int, Load]]] | None:
+        """Weights, the concatenation, and its pieces (begin and end along the summed axis, and what is read there)."""
+        operands = contraction_operands(c)
+        if operands is None or len(c.reduce) != 1 or c.dtype not in EXACT or c.name in self.without:
+            return None
+        summed = c.reduce[0]
+        data = [ld for ld in operands if ld.tensor not in self.constants]
+        weights = [ld for ld in operands if ld.tensor in self.constants]
+        if len(data) != 1 or self.along(weights[0], summed) is None:
+            return None
+        root = looked_through(data[0], self.computes)
+        at = self.along(root, summed)
+        parts = pieces(self.computes[root.tensor]) if root.tensor in self.computes else None
+        if at is None or parts is None or len(parts) < 2:
+            return None
+        view = self.computes[root.tensor]
+        inner: dict[str, Expr] = {a.name: i for a, i in zip(view.axes, root.indices, strict=True)}
+        made = list[tuple[int, int, Load]]()
+        for box, load in parts:
+            if any((low, high) != (0, n) for d, ((low, high), n) in enumerate(zip(box, view.shape, strict=True)) if d != at):
+                return None
+            low, high = box[at]
+            indices = [straight(ex.substitute(i, {**inner, view.axes[at].name: ex.add(summed.name, low)})) for i in load.indices]
+            made.append((low, high, Load(load.tensor, tuple(i for i in indices if i is not None))))
+            if None in indices:
+                return None
+        return weights[0], view.name, sorted(made, key=lambda p: p[0])
+
+    def _cut_sum(self, c: Compute, weights: Load, parts: Sequence[tuple[int, int, Load]]) -> None:
+        summed = c.reduce[0]
+        at = self.along(weights, summed)
+        assert at is not None
+        names = list[str]()
+        for number, (low, high, data) in enumerate(parts):
+            own = Load(self.piece(weights.tensor, at, low, high - low), weights.indices)
+
+            def part(e: Expr, own: Load = own, data: Load = data) -> Expr | None:
+                return None if not isinstance(e, Load) else own if e == weights else data
+
+            name = identifier(f"{c.name}_part{number}", self.taken)
+            body = ex.transform(c.body, part)
+            self.add(replace(c, name=name, body=body, reduce=(Axis(summed.name, high - low),), used=None), (c,), c.name)
+            names.append(name)
+        whole: Expr = Load(names[0], c.place)
+        for name in names[1:]:
+            whole = Op("add", (whole, Load(name, c.place)))
+        self.add(Compute(c.name, c.dtype, c.axes, whole, origin=c.origin), (c,), c.name)
+
+    def blocks(self) -> None:
+        """Columns that are read in blocks become products of their own, and so do those of blocks that are read in blocks."""
+        waiting = deque(self.computes)
+        while waiting:
+            name = waiting.popleft()
+            c = self.computes.get(name)
+            if c is None or name in self.outputs or rearranges(c) or self.sources.get(name, name) in self.without:
+                continue
+            for d in reversed(range(len(c.axes))):
+                reads = self._reads(c, d) if c.shape[d] >= 2 * LEAST_COLUMNS else []
+                found = _blocks(reads) if reads and self._cuttable(c, d) and self._meet(reads) else []
+                region = self._grown(c, d) if found else {}
+                if region:
+                    waiting.extend(self._cut(c, region, found, reads))
+                    break
+
+    def _reads(self, c: Compute, d: int) -> list[BlockRead]:
+        """The loads of parts of ``c`` along ``d``, through what only rearranges the whole; none where any reads all of it."""
+        found, waiting = list[BlockRead](), [c.name]
+        for name in waiting:  # grows
+            for reader in self.readers[name]:
+                r = self.computes[reader]
+                bounds = {a.name: (0, a.extent - 1) for a in (*r.axes, *r.reduce)}
+                for load in (ld for ld in r.loads if ld.tensor == name):
+                    root = looked_through(load, self.computes)
+                    if root.tensor != c.name or root.fill is not None or any(a.extent < 1 for a in (*r.axes, *r.reduce)):
+                        return []
+                    at = ex.interval(root.indices[d], bounds) if straight(root.indices[d]) is not None else None
+                    if at is None or (at == (0, c.shape[d] - 1) and (not rearranges(r) or reader in self.outputs)):
+                        return []
+                    if at == (0, c.shape[d] - 1):
+                        waiting.append(reader)
+                    else:
+                        found.append(BlockRead(reader, load, root, *at))
+        return found
+
+    def _meet(self, reads: Sequence[BlockRead]) -> bool:
+        """Whether maps read several blocks, as they are or rearranged: these may then be computed where the blocks are."""
+        return len({read.first for read in reads if self._mapped(read.reader)}) > 1
+
+    def _mapped(self, name: str) -> bool:
+        """Whether ``name`` is a map, or one reads it through what only rearranges."""
+        waiting = [self.computes[name]]
+        for c in waiting:  # grows
+            if rearranges(c):
+                waiting += [self.computes[r] for r in self.readers[c.name]]
+            elif c.combiner is None and pieces(c) is None:
+                return True
+        return False
+
+    def _cuttable(self, m: Compute, d: int) -> bool:
+        """Whether what ``m`` computes along ``d`` needs its own column only: a map, or a product whose weights have it."""
+        axis = m.axes[d]
+        having = [ld for ld in m.loads if axis.name in ex.axes_of(ld)]
+        if any(self.along(ld, axis) is None for ld in having):
+            return False
+        if sum(e == Ref(axis.name) for e in ex.walk(m.body)) != len(having):
+            return False
+        if m.combiner is None:
+            return True
+        return contraction_operands(m) is not None and len(having) == 1 and having[0].tensor in self.constants
+
+    def _grown(self, c: Compute, d: int) -> dict[str, int]:
+        """Computes up to products whose columns are those of ``c`` along ``d``, with their dimensions; none without products."""
+        barred = set[str](self.outputs)
+        while True:
+            region, waiting = {c.name: d}, [c]
+            for m in waiting:  # grows
+                for load in m.loads:
+                    at = self.along(load, m.axes[region[m.name]])
+                    before = self.computes.get(load.tensor)
+                    if at is None or before is None or before.name in barred or before.name in region:
+                        continue
+                    if self._cuttable(before, at):
+                        region[before.name] = at
+                        waiting.append(before)
+            astray = {n for n, at in region.items() if n != c.name and not self._inside(n, at, region)}
+            if not astray:
+                return region if any(self.computes[n].combiner is not None for n in region) else {}
+            barred |= astray
+
+    def _inside(self, name: str, at: int, region: Mapping[str, int]) -> bool:
+        """Whether all that reads a Compute of the region is in it, along its columns."""
+        for reader in self.readers[name]:
+            r = self.computes[reader]
+            if reader not in region:
+                return False
+            axis = r.axes[region[reader]]
+            if any(self.along(ld, axis) != at for ld in r.loads if ld.tensor == name):
+                return False
+        return True
+
+    def _cut(self, c: Compute, region: Mapping[str, int], blocks: Sequence[ColumnSpan], reads: Sequence[BlockRead]) -> list[str]:
+        """Cut a region whose last Compute is ``c``; the names of what may now be cut further."""
+        label, members, d = self.sources.get(c.name, c.name), [self.computes[n] for n in region], region[c.name]
+        outside = [n for m in members for n in m.reads if n in self.computes and n not in region]
+        names = [{n: identifier(f"{n}_from{b.first}", self.taken) for n in region} for b in blocks]
+        last = [self._last(c, d, b, reads) or n[c.name] for b, n in zip(blocks, names, strict=True)]
+        names = [{**n, c.name: own} for n, own in zip(names, last, strict=True)]
+        shorter = [(self._shorter(m, region, b, n), m, b.first) for b, n in zip(blocks, names, strict=True) for m in members]
+        for read in reads:
+            if read.reader not in last:
+                self._redirect(read, d, blocks, last)
+        for n in (*region, *self._views(c.name, last)):
+            self.drop(n)
+        for new, source, first in shorter:
+            self.add(new, [*members, source], label)
+            self.begins[new.name] = self.begins.get(source.name, 0) + first
+        return [*last, *outside]
+
+    def _views(self, name: str, last: Collection[str]) -> list[str]:
+        """What only rearranges the whole of a Compute, and has no readers but what takes blocks, the ``last`` ones."""
+        found = [name]
+        for n in found:  # grows
+            found += [r for r in self.readers[n] if r not in last]
+        return found[1:]
+
+    def _last(self, c: Compute, d: int, block: ColumnSpan, reads: Sequence[BlockRead]) -> str | None:
+        """The slice that is a block, element by element: the block goes by its name."""
+        shape = (*c.shape[:d], block.length, *c.shape[d + 1 :])
+        for read in reads:
+            r = self.computes[read.reader]
+            if (
+                rearranges(r)
+                and r.shape == shape
+                and read.first == block.first
+                and moved(read.root, d, "", block.first).indices == r.place
+            ):
+                return r.name
+        return None
+
+    def _shorter(self, m: Compute, region: Mapping[str, int], block: ColumnSpan, names: Mapping[str, str]) -> Compute:
+        """A block of a Compute of the region."""
+        first, length, d = block.first, block.length, region[m.name]
+        axis = m.axes[d]
+
+        def rule(e: Expr) -> Expr | None:
+            at = self.along(e, axis) if isinstance(e, Load) else None
+            if not isinstance(e, Load) or at is None:
+                return None
+            if e.tensor in names:
+                return Load(names[e.tensor], e.indices)
+            if e.tensor in self.constants:
+                return Load(self.piece(e.tensor, at, first, length), e.indices)
+            return Load(e.tensor, (*e.indices[:at], ex.add(axis.name, first), *e.indices[at + 1 :]))
+
+        axes = (*m.axes[:d], Axis(axis.name, length), *m.axes[d + 1 :])
+        return replace(m, name=names[m.name], axes=axes, body=ex.transform(m.body, rule), used=None)
+
+    def _redirect(self, read: BlockRead, d: int, blocks: Sequence[ColumnSpan], names: Sequence[str]) -> None:
+        """Who reads a block of what is cut reads what that is now."""
+        first, name = next((b.first, n) for b, n in zip(blocks, names, strict=True) if read.first in b)
+        r, new = self.computes[read.reader], moved(read.root, d, name, first)
+        self.replace_with(replace(r, body=ex.transform(r.body, lambda e: new if e == read.load else None), used=None))
+
+
+def _blocks(reads: Sequence[BlockRead]) -> list[ColumnSpan]:
+    """The blocks that are read, those that overlap as one; none where they are too many, too narrow, or one."""
+    found = list[ColumnSpan]()
+    for read in sorted(reads, key=lambda r: (r.first, r.last)):
+        if found and read.first in found[-1]:
+            found[-1] = ColumnSpan(found[-1].first, max(found[-1].length, read.last + 1 - found[-1].first))
+        else:
+            found.append(ColumnSpan(read.first, read.last + 1 - read.first))
+    return found if 1 < len(found) <= MOST_BLOCKS and all(b.length >= LEAST_COLUMNS for b in found) else []
+
+
+def moved(root: Load, d: int, name: str, first: int) -> Load:
+    """A load of a tensor's block, which begins at ``first`` along ``d``."""
+    at = straight(ex.add(root.indices[d], -first))
+    assert at is not None  # it is affine
+    return Load(name, (*root.indices[:d], at, *root.indices[d + 1 :]))

@@ -1,0 +1,1 @@
+"""Rewrites of graphs, each a frozen value."""

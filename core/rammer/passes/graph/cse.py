@@ -1,0 +1,69 @@
+"""Common sub-expressions: the same operator on the same operands twice -> once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from rammer.frontend.read.node_protos import is_random
+from rammer.ir.constants.digest import digest
+from rammer.ir.graph import Graph, Node
+from rammer.passes.rewrite import output_names, rebuilt, renamed
+
+#: ONNX operators of two operands whose order changes no bit of the result; that of maxima and minima tells 0.0 from -0.0.
+COMMUTATIVE: Final = frozenset(("Add", "Mul", "Sum", "And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor"))
+
+
+@dataclass(frozen=True, slots=True)
+class CommonSubexpressions:
+    """Equal nodes, and equal constants, become one. A node that computes a graph output stays."""
+
+    name: ClassVar[str] = "cse"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, graph: Graph) -> Graph:
+        names = _equal_constants(graph)
+        outputs = output_names(graph)
+        first: dict[Hashable, Node] = {}
+        nodes = []
+        for original in graph.nodes:
+            node = renamed([original], names)[0]
+            same = first.setdefault(_key(node), node)
+            if same is node or is_random(node) or outputs.intersection(node.outputs):
+                nodes.append(node)
+            else:
+                names |= {dead: kept for dead, kept in zip(node.outputs, same.outputs, strict=True) if dead}
+        return rebuilt(graph, nodes) if names else graph
+
+
+def _equal_constants(graph: Graph) -> dict[str, str]:
+    """Name of a repeated constant -> the first equal one."""
+    first: dict[Hashable, str] = {}
+    names = {}
+    for name, array in graph.constants.items():
+        kept = first.setdefault(digest(array), name)
+        if kept != name:
+            names[name] = kept
+    return names
+
+
+def _key(node: Node) -> Hashable:
+    present = tuple(bool(o) for o in node.outputs)
+    attributes = tuple(sorted((name, _attribute_key(value)) for name, value in node.attributes.items()))
+    commutes = node.domain == "" and node.op in COMMUTATIVE and len(node.inputs) == 2
+    inputs = tuple(sorted(node.inputs)) if commutes else node.inputs
+    return node.domain, node.op, node.version, inputs, present, attributes
+
+
+def _attribute_key(value: Any) -> Hashable:
+    """Equal for equal attributes; the type is part of it, since 1 == 1.0 == True."""
+    if isinstance(value, np.ndarray):
+        return "array", digest(value)
+    if isinstance(value, tuple):
+        return "tuple", tuple(_attribute_key(v) for v in value)
+    return type(value).__name__, value if not isinstance(value, float) else repr(value)

@@ -1,0 +1,56 @@
+"""Dead code: nodes, optional results and constants that nobody reads -> nothing."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import ClassVar
+
+from onnx import defs
+
+from rammer.frontend.read import schemas
+from rammer.ir.graph import Graph, Node
+from rammer.passes.rewrite import output_names, rebuilt
+
+
+@dataclass(frozen=True, slots=True)
+class DeadCode:
+    """Drops what does not reach an output of the graph; unread optional results become absent (``_``)."""
+
+    name: ClassVar[str] = "dce"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, graph: Graph) -> Graph:
+        live = output_names(graph)
+        kept: list[Node] = []
+        for node in reversed(graph.nodes):
+            if not live.intersection(node.outputs):
+                continue
+            kept.append(_trimmed(node, live))
+            live.update(n for n in node.inputs if n)
+        kept.reverse()
+        same = len(kept) == len(graph.nodes) and all(map(operator.is_, kept, graph.nodes))
+        return graph if same and graph.constants.keys() <= live else rebuilt(graph, kept)
+
+
+def _trimmed(node: Node, live: set[str]) -> Node:
+    """``node`` without the optional results that nobody reads."""
+    schema = node.domain, node.op, node.version
+    dead = [i for i, o in enumerate(node.outputs) if o and o not in live and _optional(*schema, i)]
+    if not dead:
+        return node
+    outputs = ["" if i in dead else o for i, o in enumerate(node.outputs)]
+    while not outputs[-1]:
+        outputs.pop()
+    return replace(node, outputs=tuple(outputs))
+
+
+@cache
+def _optional(domain: str, op: str, version: int, index: int) -> bool:
+    if not schemas.has(op, version, domain):  # a plugin's: its lowering says what it computes
+        return False
+    formal = schemas.get_schema(op, version, domain).outputs
+    return index < len(formal) and formal[index].option == defs.OpSchema.FormalParameterOption.Optional

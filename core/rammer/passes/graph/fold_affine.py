@@ -1,0 +1,252 @@
+"""Batch norms and other channel-wise affine maps -> the weights of the layer beside them.
+
+All arithmetic is done in float64 and rounded once to the weights' type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, TypeAlias
+
+import numpy as np
+
+from rammer.ir.constants.recipes import scaled
+from rammer.ir.graph import Graph, Node
+from rammer.ir.names import identifier
+from rammer.ir.types import TensorType, is_float
+from rammer.passes.rewrite import producers, readers, rebuilt
+
+Array: TypeAlias = np.ndarray
+#: y[c] = scale[c] * x[c] + shift[c], in float64.
+Affine: TypeAlias = "tuple[Array, Array]"
+
+_NORMS: Final = ("BatchNormalization", "InstanceNormalization", "GroupNormalization")
+_LAYERS: Final = ("Conv", "ConvTranspose", "Gemm", *_NORMS)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldAffine:
+    """``Affine(Layer(x, w, b))`` -> ``Layer(x, w', b')``, and ``Conv(Affine(x), w, b)`` where that is right.
+
+    Affine: BatchNormalization in inference, or Add, Sub, Mul, Div with a constant per channel (axis 1)
+    or a scalar. Layer: Conv, ConvTranspose, Gemm or a norm with a scale per channel, read by nobody else. An affine
+    map with a shift goes forward into a Conv only if the Conv does not pad: padding is zero after it.
+    """
+
+    name: ClassVar[str] = "affine"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, graph: Graph) -> Graph:
+        state = _Folded(graph)
+        for node in graph.nodes:
+            if not state.into_producer(node) and not state.into_consumer(node):
+                state.put(node)
+        return state.result() if state.changed else graph
+
+
+class _Folded:
+    """The nodes rewritten so far; ``by_output`` finds the one that computes a value."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.counts = readers(graph)
+        self.originals = producers(graph)
+        self.constants: dict[str, Array] = dict(graph.constants)
+        self.taken = set(graph.types)
+        self.nodes: dict[int, Node] = {}
+        self.count = -1  # the number of the last node; those of nodes that are gone are not given again
+        self.by_output: dict[str, int] = {}
+        self.changed = False
+
+    def put(self, node: Node) -> None:
+        """Append a node."""
+        number = self.count = self.count + 1
+        self.nodes[number] = node
+        self.by_output |= {o: number for o in node.outputs if o}
+
+    def result(self) -> Graph:
+        """The rewritten graph."""
+        return rebuilt(self.graph, self.nodes.values(), self.constants)
+
+    def new_constant(self, near: str, value: Array, dtype: str) -> str:
+        """A constant named after the value ``near``, rounded to ``dtype``."""
+        name = identifier(near, self.taken)
+        self.constants[name] = np.ascontiguousarray(value, dtype)
+        return name
+
+    def into_producer(self, node: Node) -> bool:
+        """``node`` is an affine map of the result of a layer: change the layer's weights instead."""
+        source = _varying(node, self.constants)
+        number = self.by_output.get(source or "", -1)
+        if source is None or number < 0 or self.counts[source] != 1 or self.nodes[number].op not in _LAYERS:
+            return False
+        affine = _affine(node, source, self.graph.types[source], self.constants, self.graph.types[node.outputs[0]])
+        layer = self.nodes[number]
+        if affine is None or layer.domain or any(layer.outputs[1:]):
+            return False
+        inputs = self._absorbed(layer, affine)
+        if inputs is None:
+            return False
+        attributes = {k: v for k, v in layer.attributes.items() if layer.op != "Gemm" or k not in ("alpha", "beta")}
+        self.nodes[number] = replace(layer, inputs=inputs, outputs=(node.outputs[0],), attributes=attributes)
+        self.by_output[node.outputs[0]] = number
+        self.changed = True
+        return True
+
+    def _absorbed(self, layer: Node, affine: Affine) -> tuple[str, ...] | None:
+        """The inputs of ``layer`` after absorbing an affine map of its result."""
+        operands = [self.constants.get(n) for n in layer.inputs]
+        if layer.op in _NORMS:
+            return self._absorbed_by_norm(layer, affine)
+        weight = operands[1] if len(operands) > 1 else None
+        biased = len(layer.inputs) > 2 and bool(layer.inputs[2])
+        if weight is None or not is_float(str(weight.dtype)) or (biased and operands[2] is None):
+            return None
+        bias = operands[2].astype(np.float64) if biased and operands[2] is not None else np.zeros(1)
+        scale, shift = affine
+        factors = _factors(layer, weight, scale)
+        new_weight = scaled(weight, factors)
+        if layer.op == "Gemm":
+            bias = bias * layer.attributes.get("beta", 1.0)
+            if layer.attributes.get("alpha", 1.0) != 1.0:
+                new_weight = weight.astype(np.float64) * layer.attributes["alpha"] * factors
+        new_bias = scale * bias + shift
+        if layer.op != "Gemm":
+            new_bias = np.broadcast_to(new_bias, (_channels(layer, weight),))
+        dtype = str(weight.dtype)
+        names = (
+            self.new_constant(layer.inputs[1], new_weight, dtype),
+            self.new_constant(f"{layer.outputs[0]}_bias", new_bias, dtype),
+        )
+        return layer.inputs[0], *names
+
+    def _absorbed_by_norm(self, layer: Node, affine: Affine) -> tuple[str, ...] | None:
+        scale, bias = self.constants.get(layer.inputs[1]), self.constants.get(layer.inputs[2])
+        if scale is None or bias is None or layer.attributes.get("training_mode", 0):
+            return None
+        if any(a.size not in (1, scale.size) for a in affine):  # a norm of groups may have a scale for each group
+            return None
+        new_scale = np.broadcast_to(affine[0] * scale.astype(np.float64), scale.shape)
+        new_bias = np.broadcast_to(affine[0] * bias.astype(np.float64) + affine[1], bias.shape)
+        first = self.new_constant(layer.inputs[1], new_scale, str(scale.dtype))
+        second = self.new_constant(layer.inputs[2], new_bias, str(bias.dtype))
+        return layer.inputs[0], first, second, *layer.inputs[3:]
+
+    def into_consumer(self, conv: Node) -> bool:
+        """``conv`` reads an affine map of a value: read the value itself, with changed weights."""
+        number = self.by_output.get(conv.inputs[0], -1) if conv.op == "Conv" and not conv.domain else -1
+        if number < 0 or self.counts[conv.inputs[0]] != 1:
+            return False
+        node = self.nodes[number]
+        source = _varying(node, self.constants)
+        if source is None or source not in self.graph.types:
+            return False
+        affine = _affine(node, source, self.graph.types[source], self.constants, self.graph.types[conv.inputs[0]])
+        inputs = None if affine is None else self._absorbed_before(conv, affine)
+        if inputs is None:
+            return False
+        del self.nodes[number], self.by_output[conv.inputs[0]]
+        self.put(replace(conv, inputs=(source, *inputs)))
+        self.changed = True
+        return True
+
+    def _absorbed_before(self, conv: Node, affine: Affine) -> tuple[str, str] | None:
+        """Weights and bias of ``conv`` after absorbing an affine map of its input."""
+        weight = self.constants.get(conv.inputs[1])
+        biased = len(conv.inputs) > 2 and bool(conv.inputs[2])
+        bias = self.constants.get(conv.inputs[2]) if biased else np.zeros(1)
+        if weight is None or bias is None or (_pads(conv) and np.any(affine[1] != 0.0)):
+            return None
+        group = int(conv.attributes.get("group", 1))
+        inner = (group, weight.shape[1])
+        wide = weight.astype(np.float64).reshape(group, -1, *weight.shape[1:])
+        per_input = (group, 1, weight.shape[1], *[1] * (weight.ndim - 2))
+        scale = np.broadcast_to(affine[0], (group * weight.shape[1],)).reshape(inner)
+        shift = np.broadcast_to(affine[1], (group * weight.shape[1],)).reshape(inner).reshape(per_input)
+        new_weight = scaled(weight, _by_group(scale, weight))
+        new_bias = bias.astype(np.float64) + (wide * shift).reshape(weight.shape[0], -1).sum(axis=1)
+        dtype = str(weight.dtype)
+        first = self.new_constant(conv.inputs[1], new_weight, dtype)
+        return first, self.new_constant(f"{conv.outputs[0]}_bias", new_bias, dtype)
+
+
+def _pads(conv: Node) -> bool:
+    automatic = conv.attributes.get("auto_pad", "NOTSET")
+    return automatic not in ("NOTSET", "VALID") or any(conv.attributes.get("pads", ()))
+
+
+def _channels(layer: Node, weight: Array) -> int:
+    """Number of output channels."""
+    if layer.op == "ConvTranspose":
+        return int(weight.shape[1] * layer.attributes.get("group", 1))
+    return int(weight.shape[0])
+
+
+def _factors(layer: Node, weight: Array, scale: Array) -> Array:
+    """What each element of ``weight`` is multiplied by, so that every output channel is by its ``scale`` ([channels] or [1])."""
+    if layer.op == "Gemm":
+        return scale[:, None] if layer.attributes.get("transB", 0) else scale[None]
+    if layer.op == "Conv":
+        return scale.reshape(-1, *[1] * (weight.ndim - 1))
+    group = int(layer.attributes.get("group", 1))
+    return _by_group(np.broadcast_to(scale, (group * weight.shape[1],)).reshape(group, -1), weight)
+
+
+def _by_group(scale: Array, weight: Array) -> Array:
+    """Factors of ``weight``, whose first axis is that of so many groups, by group and position on the second axis."""
+    lines = scale if len(scale) == 1 else np.repeat(scale, weight.shape[0] // len(scale), axis=0)
+    return lines.reshape(*lines.shape, *[1] * (weight.ndim - 2))
+
+
+def _varying(node: Node, constants: Mapping[str, Array]) -> str | None:
+    """The operand that is not constant, of a node that may be an affine map."""
+    if node.domain:
+        return None
+    if node.op == "BatchNormalization":
+        return node.inputs[0]
+    if node.op not in ("Add", "Sub", "Mul", "Div"):
+        return None
+    varying = [n for n in node.inputs if n not in constants]
+    return varying[0] if len(varying) == 1 else None
+
+
+def _affine(node: Node, source: str, kind: TensorType, constants: Mapping[str, Array], result: TensorType) -> Affine | None:
+    """What ``node`` does to each channel of ``source``; None if that is no affine map per channel."""
+    if result != kind or not is_float(kind.dtype) or len(kind.shape) < 2:
+        return None
+    if node.op == "BatchNormalization":
+        return _norm(node, constants)
+    right = node.inputs[0] == source
+    factor = _per_channel(constants[node.inputs[1 if right else 0]].astype(np.float64), len(kind.shape))
+    if factor is None:
+        return None
+    one, zero = np.ones(1), np.zeros(1)
+    if node.op == "Mul":
+        return factor, zero
+    if node.op == "Add":
+        return one, factor
+    if node.op == "Sub":
+        return (one, -factor) if right else (-one, factor)
+    return (1.0 / factor, zero) if right and bool(np.all(factor != 0.0)) else None
+
+
+def _norm(node: Node, constants: Mapping[str, Array]) -> Affine | None:
+    parts = [constants.get(n) for n in node.inputs[1:5]]
+    if any(p is None for p in parts) or node.attributes.get("training_mode", 0) or any(node.outputs[1:]):
+        return None
+    scale, bias, mean, variance = (p.astype(np.float64) for p in parts if p is not None)
+    factor = scale / np.sqrt(variance + node.attributes.get("epsilon", 1e-5))
+    return factor, bias - mean * factor
+
+
+def _per_channel(value: Array, rank: int) -> Array | None:
+    """A constant that varies along axis 1 of a value of ``rank`` at most, as [channels] or [1]."""
+    if value.ndim > rank:
+        return None
+    shape = (1,) * (rank - value.ndim) + value.shape
+    if any(extent != 1 for axis, extent in enumerate(shape) if axis != 1):
+        return None
+    return value.reshape(-1)

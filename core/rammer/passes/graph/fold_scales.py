@@ -1,0 +1,212 @@
+"""Constant factors behind a product -> the weights of the product, through whatever only rearranges between them.
+
+Exporters scale queries and keys after they have split them into heads, and a residual branch after a permutation: as
+operators of their own they cost a launch each and keep the products around them from being one attention kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, TypeAlias
+
+import numpy as np
+
+from rammer.ir.constants.mapped_files import released
+from rammer.ir.constants.recipes import scaled
+from rammer.ir.graph import Graph, Node
+from rammer.ir.names import identifier
+from rammer.ir.types import is_float
+from rammer.passes.rewrite import producers, readers, rebuilt, renamed
+
+Array: TypeAlias = np.ndarray
+#: Operators that only rearrange their first operand. Split gives each element to one of its results.
+_RESHAPES: Final = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
+_VIEWS: Final = (*_RESHAPES, "Transpose", "Split")
+#: Elements of a product's result up to which it is worked out which of them a factor reaches.
+MOST_ELEMENTS: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class FoldFactors:
+    """``View(x W + b) * s`` -> ``View(x (s W) + s b)`` for MatMul (and Add) or Gemm with constant weights.
+
+    ``View`` is any chain of Reshape, Transpose, Split and the like whose values nobody else reads. The factor may differ
+    between columns of the product, as it does where only a part of them is scaled. Products are rounded once to
+    the weights' type, and a factor stays where a weight would overflow or vanish.
+    """
+
+    name: ClassVar[str] = "factors"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, graph: Graph) -> Graph:
+        state = _Factors(graph)
+        for node in graph.nodes:
+            state.visit(node)
+        return state.result() if state.removed else graph
+
+
+class _Factors:
+    """Nodes by their first result, as rewritten so far; ``removed`` are multiplications and what they multiply."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.counts, self.made = graph, readers(graph), producers(graph)
+        self.outputs = {v.name for v in graph.outputs}
+        self.constants: dict[str, Array] = dict(graph.constants)
+        self.taken = set(graph.types)
+        self.changed: dict[str, Node] = {}
+        self.removed: dict[str, str] = {}
+
+    def result(self) -> Graph:
+        """The rewritten graph."""
+        nodes = [self.changed.get(n.outputs[0], n) for n in self.graph.nodes if n.outputs[0] not in self.removed]
+        return rebuilt(self.graph, renamed(nodes, self.removed), self.constants)
+
+    def visit(self, node: Node) -> None:
+        """Fold ``node`` into a product, if it multiplies one."""
+        found = _factor(node, self.constants)
+        if found is None or node.outputs[0] in self.outputs:
+            return
+        source, value = found
+        kind = self.graph.types[source]
+        if self.graph.types[node.outputs[0]] != kind or not is_float(kind.dtype) or not np.isfinite(value).all():
+            return
+        chain, root = self._chain(source)
+        product, size = self._node(root), math.prod(self.graph.types[root].shape)
+        if product is None or product.op not in ("Gemm", "MatMul", "Add") or not 0 < size <= MOST_ELEMENTS:
+            return
+        if not self._alone([source, *(v.inputs[0] for v, _ in chain)]):
+            return
+        columns = self._columns(root, chain, np.broadcast_to(value, kind.shape))
+        if columns is not None and self._absorb(root, columns):
+            self.removed[node.outputs[0]] = source
+
+    def _alone(self, values: list[str]) -> bool:
+        """Whether each value is read once (a multiplication that was folded before does not read anything)."""
+        return all(self.counts[v] == 1 for v in values)
+
+    def _chain(self, value: str) -> tuple[list[tuple[Node, str]], str]:
+        """The views from ``value`` back to what is rearranged, each with its result that counts, and that."""
+        chain = list[tuple[Node, str]]()
+        while (node := self.made.get(value)) is not None:
+            if node.outputs[0] in self.removed:
+                value = self.removed[node.outputs[0]] = self._unscaled(node.outputs[0])
+                continue
+            if node.domain or node.op not in _VIEWS:
+                break
+            chain.append((node, value))
+            value = node.inputs[0]
+        return chain, value
+
+    def _unscaled(self, value: str) -> str:
+        """What is left of ``value``, the result of a multiplication that was folded, without any such."""
+        while value in self.removed:
+            value = self.removed[value]
+        return value
+
+    def _columns(self, root: str, chain: list[tuple[Node, str]], factors: Array) -> Array | None:
+        """The factor of each column of ``root``; None where it is not the same for all rows."""
+        shape = self.graph.types[root].shape
+        places = np.arange(math.prod(shape)).reshape(shape)
+        for view, result in reversed(chain):
+            places = self._viewed(view, result, places)
+        whole = np.ones(math.prod(shape))
+        whole[places.reshape(-1)] = factors.reshape(-1)
+        rows = whole.reshape(-1, shape[-1])
+        return rows[0] if bool((rows == rows[0]).all()) else None
+
+    def _viewed(self, view: Node, result: str, places: Array) -> Array:
+        """What ``view`` makes of ``places`` as its output ``result``."""
+        if view.op == "Transpose":
+            return places.transpose(view.attributes.get("perm"))
+        if view.op == "Split":
+            axis = int(view.attributes.get("axis", 0))
+            number = view.outputs.index(result)
+            sizes = [self.graph.types[o].shape[axis] for o in view.outputs[: number + 1]]
+            return np.take(places, range(sum(sizes[:-1]), sum(sizes)), axis)
+        return places.reshape(self.graph.types[result].shape)
+
+    def _absorb(self, value: str, columns: Array) -> bool:
+        """Multiply the columns of the product (with its bias) that makes ``value``."""
+        node = self._node(value)
+        if node is None or node.domain:
+            return False
+        if node.op == "Gemm":
+            return self._absorb_gemm(node, columns)
+        if node.op == "MatMul":
+            return self._put(node, {1: self._weights(node.inputs[1], columns)})
+        if node.op != "Add":
+            return False
+        for place in (0, 1):
+            product, bias = self._node(node.inputs[1 - place]), self._bias(node.inputs[place], columns)
+            if product is None or product.op != "MatMul" or product.domain or self.counts[node.inputs[1 - place]] != 1:
+                continue
+            if self.graph.types[product.outputs[0]] != self.graph.types[value]:
+                continue
+            weights = self._weights(product.inputs[1], columns)
+            if weights is not None and bias is not None:
+                return self._put(product, {1: weights}) and self._put(node, {place: bias})
+        return False
+
+    def _absorb_gemm(self, node: Node, columns: Array) -> bool:
+        turned = bool(node.attributes.get("transB", 0))
+        new = {1: self._weights(node.inputs[1], columns[:, None] if turned else columns)}
+        if len(node.inputs) > 2 and node.inputs[2]:
+            new[2] = self._bias(node.inputs[2], columns)
+        return self._put(node, new)
+
+    def _node(self, value: str) -> Node | None:
+        node = self.made.get(value)
+        return None if node is None else self.changed.get(node.outputs[0], node)
+
+    def _bias(self, name: str, columns: Array) -> Array | None:
+        """A constant that is the same for all rows, times ``columns``."""
+        value = self.constants.get(name)
+        if value is None or value.size != max(value.shape[-1:], default=1) or value.size not in (1, len(columns)):
+            return None
+        if not is_float(str(value.dtype)):
+            return None
+        with np.errstate(over="ignore", under="ignore"):
+            return _whole(np.asarray(value.astype(np.float64) * columns).astype(value.dtype), value, columns)
+
+    def _weights(self, name: str, columns: Array) -> Array | None:
+        """A matrix times ``columns``, of one or two axes."""
+        value = self.constants.get(name)
+        if value is None or value.ndim != 2 or not is_float(str(value.dtype)):
+            return None
+        factors = columns.reshape(-1, columns.shape[-1])
+        return _whole(scaled(value, factors), value, factors)
+
+    def _put(self, node: Node, operands: Mapping[int, Array | None]) -> bool:
+        """Let ``node`` read new constants in these places."""
+        inputs = list(node.inputs)
+        if any(value is None for value in operands.values()):
+            return False
+        for place, value in operands.items():
+            assert value is not None
+            name = identifier(node.inputs[place], self.taken)
+            self.constants[name] = value
+            inputs[place] = name
+        self.changed[node.outputs[0]] = replace(node, inputs=tuple(inputs))
+        return True
+
+
+def _whole(made: Array, value: Array, factors: Array) -> Array | None:
+    """What was ``made`` of ``value``; None where that loses a value."""
+    small = (np.abs(made) < np.finfo(value.dtype).tiny) & (np.broadcast_to(value, made.shape) != 0) & (factors != 0)
+    released(value)
+    return made if np.isfinite(made).all() and not small.any() else None
+
+
+def _factor(node: Node, constants: Mapping[str, Array]) -> tuple[str, Array] | None:
+    """What a multiplication or division multiplies, and by which constant."""
+    if node.domain or node.op not in ("Mul", "Div"):
+        return None
+    left, right = node.inputs
+    if right in constants and left not in constants:
+        value = constants[right].astype(np.float64)
+        return (left, value) if node.op == "Mul" else (left, 1.0 / value) if np.all(value != 0.0) else None
+    return (right, constants[left].astype(np.float64)) if node.op == "Mul" and left in constants else None

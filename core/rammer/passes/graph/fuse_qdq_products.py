@@ -1,0 +1,207 @@
+"""Products of dequantised operands -> products of their codes, scaled.
+
+What quantisers write around a product (DequantizeLinear before each operand, QuantizeLinear behind) says which numbers the codes
+stand for. A product of such numbers is that of the codes times both scales, so it needs no floats before the sum; everything
+behind it (a residual, an activation, the next QuantizeLinear) is element-wise and joins it later, as behind any product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final
+
+import numpy as np
+
+from rammer.frontend.lower.operators.integer import DOMAIN
+from rammer.ir.graph import Graph, Node
+from rammer.ir.names import identifier
+from rammer.ir.types import TensorType
+from rammer.passes.rewrite import producers, rebuilt
+
+_BYTES: Final = ("uint8", "int8")
+#: Scales of a bias that differ from those of the sum by less are the same: what float32 rounds of a product.
+_SAME: Final = 2.0**-22
+#: What 32 bits with a sign hold.
+_MOST: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerProducts:
+    """``Conv``, ``MatMul`` or ``Gemm`` of two results of DequantizeLinear -> an integer product times ``sa * sb``.
+
+    Codes are of 8 bits, those of the data with one scale, those of the weights with one or one for each output channel, and
+    their sum must fit into 32 bits whatever the data. A bias of int32 with the scale ``sa * sb`` joins the sum; others are added.
+    """
+
+    name: ClassVar[str] = "integers"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, graph: Graph) -> Graph:
+        state = _Integers(graph)
+        for node in graph.nodes:
+            if not state.replaced(node):
+                state.nodes.append(node)
+        return state.result() if state.changed else graph
+
+
+@dataclass(frozen=True, slots=True)
+class _CodeOperand:
+    """An operand by its codes: ``scale`` and ``zero`` ("" for 0) are tensors, of one number or (``each``) of channels."""
+
+    tensor: str
+    scale: str
+    zero: str
+    each: bool
+
+
+@dataclass
+class _Integers:
+    graph: Graph
+    nodes: list[Node] = field(default_factory=list)
+    changed: bool = False
+
+    def __post_init__(self) -> None:
+        self.made = producers(self.graph)
+        self.types: dict[str, TensorType] = dict(self.graph.types)
+        self.constants: dict[str, np.ndarray] = dict(self.graph.constants)
+        self.taken = set(self.graph.types)
+
+    def result(self) -> Graph:
+        """The rewritten graph."""
+        return rebuilt(replace(self.graph, types=self.types), self.nodes, self.constants)
+
+    def replaced(self, node: Node) -> bool:
+        """Whether an integer product took the place of ``node``."""
+        if node.domain or node.op not in ("Conv", "MatMul", "Gemm") or self.types[node.outputs[0]].dtype != "float32":
+            return False
+        turned = [bool(node.attributes.get(t, 0)) and node.op == "Gemm" for t in ("transA", "transB")]
+        rank = len(self.types[node.inputs[1]].shape)
+        along = 0 if node.op == "Conv" else rank - 1 if not turned[1] else rank - 2
+        data, weights = self._codes(node.inputs[0], None), self._codes(node.inputs[1], along if rank > 1 else None)
+        if data is None or weights is None or not self._fits(node, data, weights, along):
+            return False
+        a, b = (self._turned(c.tensor, t) for c, t in zip((data, weights), turned, strict=True))
+        scale = self._scale(node, data, weights)
+        bias, rest = self._bias(node, scale)
+        inputs = (a, b, data.zero, weights.zero, bias, scale)
+        attributes = {k: v for k, v in node.attributes.items() if node.op == "Conv"}
+        op, result = "IntegerConv" if node.op == "Conv" else "IntegerMatMul", node.outputs[0]
+        total = self._new(result, self.types[result]) if rest else result
+        self.nodes.append(Node(op, inputs, (total,), attributes, node.name, DOMAIN, 1))
+        if rest:
+            self.nodes.append(Node("Add", (total, self._aligned(node, rest)), (result,), {}, node.name, "", 14))
+        self.changed = True
+        return True
+
+    def _codes(self, name: str, along: int | None) -> _CodeOperand | None:
+        """The codes that ``name`` was made of, with one scale or one for each index of the axis ``along``."""
+        node = self.made.get(name)
+        if node is None or node.domain or node.op != "DequantizeLinear" or node.attributes.get("block_size", 0):
+            return None
+        codes, scale, zero = (*node.inputs, "")[:3]
+        each = self.types[scale].size != 1
+        axis = int(node.attributes.get("axis", 1))
+        rank = len(self.types[name].shape)
+        if self.types[codes].dtype not in _BYTES or self.types[scale].dtype != "float32" or len(self.types[scale].shape) > 1:
+            return None
+        return None if each and (along is None or axis % rank != along) else _CodeOperand(codes, scale, zero, each)
+
+    def _fits(self, node: Node, data: _CodeOperand, weights: _CodeOperand, along: int) -> bool:
+        """Whether no sum leaves 32 bits: what the codes themselves allow, of weights that are known what they are."""
+        known, zero = self.constants.get(weights.tensor), self._known(weights.zero)
+        shape = self.types[weights.tensor].shape
+        if known is not None and zero is not None and known.size:
+            each = [-1 if d == along else 1 for d in range(len(shape))] if zero.size > 1 else ()
+            moved = np.abs(known.astype(np.int64) - zero.astype(np.int64).reshape(each))
+            largest = int(moved.sum(tuple(d for d in range(len(shape)) if d != along or len(shape) == 1)).max(initial=0))
+        else:
+            terms = math.prod(shape) // shape[along] if node.op == "Conv" and shape[along] else shape[-2:][0]
+            largest = 255 * terms
+        point = self._known(data.zero)
+        ends = np.iinfo(self.types[data.tensor].dtype)
+        reach = 255 if point is None else max(int(ends.max) - int(point.min()), int(point.max()) - int(ends.min))
+        return largest * reach <= _MOST
+
+    def _known(self, zero: str) -> np.ndarray | None:
+        return self.constants.get(zero) if zero else np.zeros((), np.int32)
+
+    def _turned(self, name: str, turned: bool) -> str:
+        if not turned:
+            return name
+        kind = self.types[name]
+        return self._node("Transpose", (name,), replace(kind, shape=kind.shape[::-1]), {"perm": (1, 0)}, version=13)
+
+    def _scale(self, node: Node, data: _CodeOperand, weights: _CodeOperand) -> str:
+        """``alpha * sa * sb``: one number, or one for each channel."""
+        alpha = float(node.attributes.get("alpha", 1.0)) if node.op == "Gemm" else 1.0
+        known = [self.constants.get(c.scale) for c in (data, weights)]
+        one = self.types[data.scale].size
+        assert one == 1, "data have one scale"
+        if all(v is not None for v in known):
+            a, b = (np.asarray(v, np.float32).reshape(-1) for v in known)
+            return self._constant(np.float32(alpha) * (a * b), f"{node.outputs[0]}_scale")
+        size = self.types[weights.scale].size
+        flat = [self._flat(c.scale, node) for c in (data, weights)]
+        product = self._node("Mul", flat, TensorType("float32", (size,)), {}, version=14, near=f"{node.outputs[0]}_scale")
+        if alpha == 1.0:
+            return product
+        factor = self._constant(np.array([alpha], np.float32), f"{product}_alpha")
+        return self._node("Mul", (product, factor), TensorType("float32", (size,)), {}, version=14)
+
+    def _flat(self, name: str, node: Node) -> str:
+        kind = self.types[name]
+        if len(kind.shape) == 1:
+            return name
+        target = self._constant(np.array([kind.size], np.int64), f"{name}_shape")
+        return self._node("Reshape", (name, target), TensorType(kind.dtype, (kind.size,)), {}, version=21)
+
+    def _bias(self, node: Node, scale: str) -> tuple[str, str]:
+        """The operand that is added: as int32 for the sum, or as float32 behind it; "" for what there is not."""
+        name = node.inputs[2] if len(node.inputs) > 2 else ""
+        beta = float(node.attributes.get("beta", 1.0)) if node.op == "Gemm" else 1.0
+        if not name:
+            return "", ""
+        found, sums = self.made.get(name), self.constants.get(scale)
+        if found is not None and found.op == "DequantizeLinear" and not found.domain and sums is not None:
+            whole, own = found.inputs[0], self.constants.get(found.inputs[1])
+            zero = self._known(found.inputs[2] if len(found.inputs) > 2 else "")
+            plain = self.types[whole].dtype == "int32" and len(self.types[whole].shape) == 1 and whole in self.constants
+            if plain and own is not None and zero is not None and not zero.any() and self._same(own * beta, sums):
+                return whole, ""
+        if beta == 1.0:
+            return "", name
+        factor = self._constant(np.array(beta, np.float32), f"{name}_beta")
+        return "", self._node("Mul", (name, factor), self.types[name], {}, version=14)
+
+    def _same(self, one: np.ndarray, other: np.ndarray) -> bool:
+        one, other = one.astype(np.float64), other.astype(np.float64)
+        return one.size in (1, other.size) and bool(np.all(np.abs(one - other) <= _SAME * np.abs(other)))
+
+    def _aligned(self, node: Node, bias: str) -> str:
+        """A convolution's bias as it meets the result."""
+        if node.op != "Conv":
+            return bias
+        shape = (self.types[bias].size, *(1,) * (len(self.types[node.outputs[0]].shape) - 2))
+        target = self._constant(np.array(shape, np.int64), f"{bias}_shape")
+        return self._node("Reshape", (bias, target), TensorType("float32", shape), {}, version=21)
+
+    def _constant(self, value: np.ndarray, near: str) -> str:
+        name = self._new(near, TensorType(str(value.dtype), value.shape))
+        self.constants[name] = value
+        return name
+
+    def _node(
+        self, op: str, inputs: Sequence[str], kind: TensorType, attributes: dict[str, object], version: int, near: str = ""
+    ) -> str:
+        name = self._new(near or f"{inputs[0]}_{op.lower()}", kind)
+        self.nodes.append(Node(op, tuple(inputs), (name,), attributes, name, "", version))
+        return name
+
+    def _new(self, near: str, kind: TensorType) -> str:
+        name = identifier(near, self.taken)
+        self.types[name] = kind
+        return name

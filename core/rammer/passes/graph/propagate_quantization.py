@@ -1,0 +1,212 @@
+"""What only moves elements, or takes the greatest of some, moves codes: between DequantizeLinear and QuantizeLinear no floats.
+
+DequantizeLinear waits until after movers, and QuantizeLinear comes before them; where both meet with the same scale, nothing is
+left of either. So a quantised network moves bytes, and every product reads codes and writes codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from rammer.ir.graph import Graph, Node
+from rammer.ir.names import identifier
+from rammer.ir.types import TensorType
+from rammer.passes.rewrite import output_names, producers, readers, rebuilt, renamed
+
+#: Operators whose results hold elements of their first operand and nothing else.
+_MOVERS: Final = frozenset(
+    (
+        *("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile", "Slice", "Split", "Gather"),
+        *("GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "ReverseSequence", "Concat", "MaxPool", "Resize"),
+    )
+)
+#: Codes of these are moved as they are by every lowering above.
+_CODES: Final = frozenset(("uint8", "int8"))
+_DEQUANTIZE, _QUANTIZE = "DequantizeLinear", "QuantizeLinear"
+#: A code with ``float32`` scales this far from the ends of its range survives ``(code * scale) / scale``.
+_LEAST, _MOST = 1e-30, 1e30
+
+
+@dataclass(frozen=True, slots=True)
+class PropagateQuantization:
+    """``Move(DequantizeLinear(x))`` -> ``DequantizeLinear(Move(x))``, ``QuantizeLinear(Move(x))`` -> ``Move(QuantizeLinear(x))``,
+    and ``QuantizeLinear(DequantizeLinear(x))`` with equal parameters -> ``x``. Scales belong to whole tensors; along a Transpose,
+    they may belong to an axis, or to blocks along one. Codes are of 8 bits."""
+
+    name: ClassVar[str] = "codes"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, graph: Graph) -> Graph:
+        state = _Moving(graph)
+        for node in graph.nodes:
+            state.visit(node)
+        return state.result() if state.changed else graph
+
+
+@dataclass
+class _Moving:
+    graph: Graph
+    nodes: list[Node] = field(default_factory=list)
+    #: Values that are other values now.
+    names: dict[str, str] = field(default_factory=dict)
+    changed: bool = False
+
+    def __post_init__(self) -> None:
+        self.outputs, self.counts = output_names(self.graph), readers(self.graph)
+        self.made, self.types = dict(producers(self.graph)), dict(self.graph.types)
+        self.taken = set(self.graph.types)
+
+    def result(self) -> Graph:
+        """The rewritten graph."""
+        return rebuilt(replace(self.graph, types=self.types), renamed(self.nodes, self.names))
+
+    def visit(self, node: Node) -> None:
+        """Append ``node``, or what takes its place."""
+        node = replace(node, inputs=tuple(self.names.get(i, i) for i in node.inputs))
+        if not (self._returned(node) or self._before(node) or self._behind(node)):
+            self._append(node)
+
+    def _append(self, node: Node) -> None:
+        self.nodes.append(node)
+        self.made.update({o: node for o in node.outputs if o})
+
+    # --- nothing between ----------------------------------------------------------------------
+
+    def _returned(self, node: Node) -> bool:
+        """Whether ``node`` quantises what was dequantised alike, and is nothing."""
+        if not _is(node, _QUANTIZE):
+            return False
+        source = self.made.get(node.inputs[0])
+        if source is None or not _is(source, _DEQUANTIZE) or not self._alike(source, node):
+            return False
+        if self.types[source.inputs[0]] != self.types[node.outputs[0]]:
+            return False
+        if node.outputs[0] in self.outputs:
+            self._append(Node("Identity", (source.inputs[0],), node.outputs, {}, node.name, "", 19))
+        else:
+            self.names[node.outputs[0]] = source.inputs[0]
+        self.changed = True
+        return True
+
+    def _alike(self, one: Node, other: Node) -> bool:
+        """Whether two have the same known scale, which loses no code, and zero point, of the whole tensor."""
+        (s, z), (t, w) = (self._parameters(n) for n in (one, other))
+        if s is None or t is None or z is None or w is None or s.size != 1 or t.size != 1 or s.dtype != np.float32:
+            return False
+        scale = float(s.reshape(()))
+        return bool(_LEAST < abs(scale) < _MOST and s.reshape(()) == t.reshape(()) and z.reshape(()) == w.reshape(()))
+
+    def _parameters(self, node: Node) -> tuple[np.ndarray | None, np.ndarray | None]:
+        zero = node.inputs[2] if len(node.inputs) > 2 else ""
+        return self.graph.constants.get(node.inputs[1]), self.graph.constants.get(zero) if zero else np.zeros((), np.int8)
+
+    # --- QuantizeLinear before movers ---------------------------------------------------------
+
+    def _before(self, node: Node) -> bool:
+        """Whether ``node`` quantises what was only moved, and now comes before that."""
+        if not _is(node, _QUANTIZE) or not self._whole(node) or self.types[node.outputs[0]].dtype not in _CODES:
+            return False
+        mover = self.made.get(node.inputs[0])
+        if mover is None or not self._moves(mover) or len(mover.outputs) != 1:
+            return False
+        if self.counts[node.inputs[0]] != 1 or node.inputs[0] in self.outputs:
+            return False
+        if mover.op == "MaxPool" and not self._rising(node):
+            return False
+        dtype, moved = self.types[node.outputs[0]].dtype, list(mover.inputs)
+        del self.nodes[next(i for i in reversed(range(len(self.nodes))) if self.nodes[i] is mover)]
+        for i in range(len(moved) if mover.op == "Concat" else 1):
+            source = moved[i]
+            moved[i] = self._new(f"{source}_codes", TensorType(dtype, self.types[source].shape))
+            self._append(replace(node, inputs=(source, *node.inputs[1:]), outputs=(moved[i],)))
+        self._append(replace(mover, inputs=tuple(moved), outputs=node.outputs))
+        self.changed = True
+        return True
+
+    # --- DequantizeLinear behind movers -------------------------------------------------------
+
+    def _behind(self, node: Node) -> bool:
+        """Whether ``node`` moves what was dequantised, and now comes before that."""
+        if not self._moves(node):
+            return False
+        count = len(node.inputs) if node.op == "Concat" else 1
+        sources = [self.made.get(i) for i in node.inputs[:count]]
+        first = sources[0]
+        if first is None or any(s is None or not _is(s, _DEQUANTIZE) for s in sources):
+            return False
+        found = [s for s in sources if s is not None]
+        kind = self.types[first.inputs[0]].dtype
+        if kind not in _CODES or any(self.types[s.inputs[0]].dtype != kind for s in found):
+            return False
+        if not all(s.inputs[1:] == first.inputs[1:] or self._alike(first, s) for s in found):
+            return False
+        attributes = self._attributes(node, first)
+        if attributes is None or (node.op == "MaxPool" and not self._rising(first)):
+            return False
+        inside = [self._new(f"{o}_codes", TensorType(kind, self.types[o].shape)) if o else "" for o in node.outputs]
+        if node.op == "MaxPool":
+            inside[1:] = node.outputs[1:]
+        self._append(replace(node, inputs=(*(s.inputs[0] for s in found), *node.inputs[count:]), outputs=tuple(inside)))
+        parameters = first.inputs[1:] if not first.attributes.get("block_size", 0) else self._turned(node, first.inputs[1:])
+        for codes, result in zip(inside, node.outputs, strict=True):
+            if codes != result:
+                inputs = (codes, *parameters)
+                self._append(replace(first, inputs=inputs, outputs=(result,), attributes=attributes))
+        self.changed = True
+        return True
+
+    def _attributes(self, node: Node, source: Node) -> Mapping[str, Any] | None:
+        """Those of the DequantizeLinear ``source`` behind the mover ``node``; None where its scales do not follow."""
+        if self._whole(source):
+            return source.attributes
+        if node.op != "Transpose":
+            return None
+        rank = len(self.types[node.inputs[0]].shape)
+        order = tuple(node.attributes.get("perm") or reversed(range(rank)))
+        return {**source.attributes, "axis": order.index(int(source.attributes.get("axis", 1)) % rank)}
+
+    def _turned(self, node: Node, names: Sequence[str]) -> list[str]:
+        """Scales and zero points of blocks behind the Transpose ``node``."""
+        result = list[str]()
+        for name in names:
+            kind = self.types[name] if name else None
+            if kind is not None:
+                order = tuple(node.attributes.get("perm") or reversed(range(len(kind.shape))))
+                turned = self._new(name, TensorType(kind.dtype, tuple(kind.shape[i] for i in order)))
+                self._append(replace(node, inputs=(name,), outputs=(turned,)))
+            result.append(turned if kind is not None else "")
+        return result
+
+    # --- what both ask ------------------------------------------------------------------------
+
+    def _whole(self, node: Node) -> bool:
+        """Whether one scale belongs to the whole tensor."""
+        return self.types[node.inputs[1]].shape in ((), (1,)) and not node.attributes.get("block_size", 0)
+
+    def _moves(self, node: Node) -> bool:
+        if node.domain or node.op not in _MOVERS:
+            return False
+        if node.op == "Resize":
+            mode = str(node.attributes.get("mode", "nearest"))
+            return mode == "nearest" and node.attributes.get("coordinate_transformation_mode") != "tf_crop_and_resize"
+        return True
+
+    def _rising(self, node: Node) -> bool:
+        """Whether greater codes are greater numbers."""
+        scale = self.graph.constants.get(node.inputs[1])
+        return scale is not None and bool(np.all(scale > _LEAST))
+
+    def _new(self, near: str, kind: TensorType) -> str:
+        name = identifier(near, self.taken)
+        self.types[name] = kind
+        return name
+
+
+def _is(node: Node, op: str) -> bool:
+    return node.op == op and not node.domain

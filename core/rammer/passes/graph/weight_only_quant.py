@@ -1,0 +1,161 @@
+"""Weights that are stored as codes stay so: a matrix product of floats with them decodes them where it reads them.
+
+Large models are bound by the bytes of their weights. Codes of 4 bits lie two in a byte, those of 2 bits four, along the axis that
+is summed over; scales and zero points belong to the tensor, to a column, or to blocks of rows of a column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final
+
+import numpy as np
+
+from rammer.frontend.bind.evaluator import evaluate
+from rammer.frontend.lower.operators.stored import DOMAIN
+from rammer.ir.graph import Graph, Node
+from rammer.ir.names import identifier
+from rammer.ir.types import TensorType
+from rammer.passes.rewrite import producers, rebuilt
+
+#: Fewer weights are worth no decoding: a product of floats has better kernels.
+LEAST: Final = 1 << 12
+#: What they are multiplied by. Of float16 a number is not rounded between its code and the product, which is more exact.
+FLOATS: Final = ("float32", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """``MatMul(x, DequantizeLinear(codes))`` or Gemm of that, with constant codes -> ``StoredMatMul(x, codes, scale, zero)``.
+
+    Codes become ``[columns, depth / per byte]``, scales and zero points ``[columns or 1, blocks]``.
+    """
+
+    name: ClassVar[str] = "stored"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, graph: Graph) -> Graph:
+        state = _Stored(graph)
+        nodes = [made for node in graph.nodes for made in state.replaced(node)]
+        return rebuilt(replace(graph, types=state.types), nodes, state.constants) if state.changed else graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Codes ``[columns, depth]``, their scales and zero points ``[columns or 1, blocks]``, and the rows of a block."""
+
+    codes: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray
+    block: int
+
+
+@dataclass
+class _Stored:
+    graph: Graph
+    changed: bool = False
+    types: dict[str, TensorType] = field(default_factory=dict)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.made = producers(self.graph)
+        self.types, self.constants = dict(self.graph.types), dict(self.graph.constants)
+        self.taken = set(self.graph.types)
+        self.known: dict[tuple[str, bool], tuple[str, ...]] = {}
+
+    def replaced(self, node: Node) -> list[Node]:
+        """``node``, or what takes its place."""
+        gemm = node.op == "Gemm"
+        if node.domain or node.op not in ("MatMul", "Gemm"):
+            return [node]
+        turned = gemm and bool(node.attributes.get("transB", 0))
+        fits = self.types[node.inputs[0]].dtype == self.types[node.inputs[1]].dtype and node.inputs[0] not in self.graph.constants
+        fits = fits and not (gemm and (node.attributes.get("transA", 0) or not _plain(node)))
+        weights = self._weights(node.inputs[1], turned) if fits else None
+        if weights is None:
+            return [self._folded(node)]
+        operands, bits = self._operands(node.inputs[1], turned, weights)
+        attributes = {"bits": bits, "signed": int(weights.codes.dtype == np.int8), "block": weights.block}
+        result, rest = node.outputs[0], node.inputs[2:] if gemm else ()
+        total = identifier(result, self.taken) if rest else result
+        self.types[total] = self.types[result]
+        self.changed = True
+        made = [Node("StoredMatMul", (node.inputs[0], *operands), (total,), attributes, node.name, DOMAIN, 1)]
+        return [*made, Node("Add", (total, rest[0]), (result,), {}, node.name, "", 14)] if rest else made
+
+    def _folded(self, node: Node) -> Node:
+        """``node`` with operands of known codes, which cannot stay codes here, as constants."""
+        inputs = list(node.inputs)
+        for i, name in enumerate(inputs[:2]):
+            source = self.made.get(name)
+            if source is None or source.domain or source.op != "DequantizeLinear":
+                continue
+            if all(not n or n in self.graph.constants for n in source.inputs):
+                inputs[i] = self._constant(evaluate(source, self.graph.constants, self.graph.types)[name], name)
+                self.changed = True
+        return replace(node, inputs=tuple(inputs))
+
+    def _weights(self, name: str, turned: bool) -> _Weights | None:
+        """What a DequantizeLinear decodes, where its scales follow the sum or the columns."""
+        node = self.made.get(name)
+        if node is None or node.domain or node.op != "DequantizeLinear" or self.types[name].dtype not in FLOATS:
+            return None
+        codes, scale = (self.graph.constants.get(n) for n in node.inputs[:2])
+        zero = self.graph.constants.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else np.zeros((), np.int8)
+        if codes is None or scale is None or zero is None or codes.ndim != 2 or codes.size < LEAST:
+            return None
+        if codes.dtype not in (np.int8, np.uint8) or str(scale.dtype) not in FLOATS:
+            return None
+        axis, block = int(node.attributes.get("axis", 1)) % 2, int(node.attributes.get("block_size", 0))
+        inner = 1 if turned else 0
+        if scale.size == 1:
+            grains, block = [v.reshape(1, 1) for v in (scale, zero)], codes.shape[inner]
+        elif not block:
+            if axis == inner:
+                return None
+            grains, block = [v.reshape(-1, 1) for v in (scale, np.broadcast_to(zero, scale.shape))], codes.shape[inner]
+        elif axis == inner:
+            grains = [v if turned else v.T for v in (scale, np.broadcast_to(zero, scale.shape))]
+        else:
+            return None
+        return _Weights(codes if turned else codes.T, grains[0], grains[1], block)
+
+    def _operands(self, name: str, turned: bool, weights: _Weights) -> tuple[tuple[str, ...], int]:
+        """Names of packed codes, scales and zero points ("" for 0), and the bits of a code; made once for all readers."""
+        bits = _bits(weights)
+        if (name, turned) not in self.known:
+            zero = self._constant(weights.zero, f"{name}_zero") if np.any(weights.zero) else ""
+            codes = self._constant(packed(weights.codes, bits), f"{name}_codes")
+            self.known[name, turned] = (codes, self._constant(weights.scale, f"{name}_scale"), zero)
+        return self.known[name, turned], bits
+
+    def _constant(self, value: np.ndarray, near: str) -> str:
+        name = identifier(near, self.taken)
+        self.constants[name] = np.ascontiguousarray(value)
+        self.types[name] = TensorType(str(value.dtype), value.shape)
+        return name
+
+
+def _plain(node: Node) -> bool:
+    return float(node.attributes.get("alpha", 1.0)) == 1.0 and float(node.attributes.get("beta", 1.0)) == 1.0
+
+
+def _bits(weights: _Weights) -> int:
+    """As few as hold every code."""
+    low, high, signed = int(weights.codes.min()), int(weights.codes.max()), weights.codes.dtype == np.int8
+    for bits in (2, 4):
+        ends = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+        if ends[0] <= low and high <= ends[1] and weights.codes.shape[1] % (8 // bits) == 0:
+            return bits
+    return 8
+
+
+def packed(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes as bytes along the last axis, the first one in the lowest bits."""
+    if bits == 8:
+        return codes
+    each = 8 // bits
+    parts = (codes.astype(np.uint8) & ((1 << bits) - 1)).reshape(*codes.shape[:-1], -1, each)
+    return np.asarray((parts << (np.arange(each, dtype=np.uint8) * np.uint8(bits))).sum(-1, dtype=np.uint8))

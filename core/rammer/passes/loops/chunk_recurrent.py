@@ -1,0 +1,277 @@
+"""Long recurrences -> a Scan whose turns take many steps each, so that what is compiled grows with a turn, not with the sequence.
+
+All layers that can take their steps together (``stacks``) are one Scan: a turn is the same layers over fewer steps, which are
+unrolled and scheduled side by side as those of a short sequence are. What the turns leave over are layers of few steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from onnx import GraphProto, helper
+
+from rammer.frontend.read.node_protos import SubGraph, element_code, node_proto
+from rammer.ir.graph import Graph, Node
+from rammer.ir.names import Names, identifier
+from rammer.ir.types import TensorType
+from rammer.passes.loops.recurrent_stacks import STATES, Stack, first_stack, is_cell
+from rammer.passes.loops.split_bidirectional import one_way
+from rammer.passes.rewrite import rebuilt
+
+#: Steps beyond which a recurrence is rolled, and most steps of a turn.
+MOST_STEPS: Final = 256
+MOST_TURN: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RollRecurrences:
+    """LSTM, GRU and RNN of more than ``most`` steps -> a Scan over turns of ``turn`` steps at most."""
+
+    most: int = MOST_STEPS
+    turn: int = MOST_TURN
+    name: ClassVar[str] = "roll"
+
+    def __str__(self) -> str:
+        return self.name if self == RollRecurrences() else f"{self.name}{{most={self.most},turn={self.turn}}}"
+
+    def __call__(self, graph: Graph) -> Graph:
+        graph = one_way(graph, self.most)
+        while (stack := first_stack(graph, self.most)) is not None:
+            graph = Rolling(graph, stack, turn_of(stack.steps, min(self.turn, self.most))).graph()
+        return graph
+
+
+def turn_of(steps: int, most: int = MOST_TURN) -> int:
+    """Steps of a turn: ``most``, or as many as leave nothing over, but not less than half."""
+    most = max(min(most, steps // 2), 1)
+    return next((n for n in range(most, most // 2, -1) if steps % n == 0), most)
+
+
+@dataclass
+class MadeNodes:
+    """Nodes, constants and types that take a stack's place, and names that are taken."""
+
+    names: Names
+    version: int
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    types: dict[str, TensorType] = field(default_factory=dict)
+
+    def constant(self, value: np.ndarray, hint: str) -> str:
+        """A new constant."""
+        name = identifier(hint, self.names)
+        self.constants[name], self.types[name] = value, TensorType(str(value.dtype), value.shape)
+        return name
+
+    def node(self, op: str, inputs: Sequence[str], kind: TensorType, result: str, **attributes: Any) -> str:
+        """A new node with one result, which is to be called ``result`` where that is free."""
+        self.nodes.append(Node(op, tuple(inputs), (result,), attributes, result, "", self.version))
+        self.types[result] = kind
+        return result
+
+    def fresh(self, hint: str, kind: TensorType) -> str:
+        """A new name for a value."""
+        name = identifier(hint, self.names)
+        self.types[name] = kind
+        return name
+
+    def shaped(self, name: str, kind: TensorType, result: str) -> str:
+        """``name`` with the shape of ``kind``."""
+        return self.node("Reshape", [name, self.constant(np.array(kind.shape, np.int64), f"{result}_shape")], kind, result)
+
+    def cut(self, name: str, first: int, last: int, kind: TensorType) -> str:
+        """Elements ``first .. last-1`` along the first axis of ``name``, whose type is ``kind``."""
+        bounds = [self.constant(np.array([n], np.int64), f"{name}_bound") for n in (first, last, 0)]
+        return self.node("Slice", [name, *bounds], long(kind, last - first), identifier(f"{name}_part", self.names))
+
+
+def long(kind: TensorType, steps: int) -> TensorType:
+    """``kind`` with another first extent."""
+    return TensorType(kind.dtype, (steps, *kind.shape[1:]))
+
+
+@dataclass
+class StackPart:
+    """A stack over some of its steps: nodes, the name there of each value, and the last states of each layer."""
+
+    nodes: list[Node]
+    values: dict[str, str]
+    states: dict[str, list[str]]
+
+
+class Rolling:
+    """One stack on its way into a Scan."""
+
+    def __init__(self, graph: Graph, stack: Stack, turn: int) -> None:
+        self.whole, self.stack, self.turn = graph, stack, turn
+        self.count, self.rest = divmod(stack.steps, turn)
+        first = stack.cells[0][0]
+        self.title, version = first.outputs[0] or first.outputs[1], max(n.version for n, _ in stack.nodes)
+        self.made = MadeNodes(Names(graph.types), version)
+        made = stack.made
+        sliced = [(n.inputs[0], way, False) for n, way in stack.cells if n.inputs[0] not in made]
+        sliced += [(lens, way, True) for n, way in stack.cells if (lens := _lens(n))]
+        #: What each turn gets a slice of: value, whether from behind, and whether it holds lengths.
+        self.sliced = list(dict.fromkeys(sliced))
+
+    def graph(self) -> Graph:
+        """The graph with the Scan in the place of the stack."""
+        states = {n.outputs[0]: self.initial(n) for n, _ in self.stack.cells}
+        pieces = {key: self._pieces(*key) for key in self.sliced}
+        tails = {(v, way): tail for (v, way, _), (_, tail) in pieces.items()}
+        behind = self._part(self.rest, True, states, tails) if self.rest else StackPart([], {}, {})
+        self.made.nodes += behind.nodes
+        turned = self.scan({**states, **behind.states}, [main for main, _ in pieces.values()])
+        ahead = self._part(self.rest, False, turned.states, tails) if self.rest else StackPart([], {}, {})
+        self.made.nodes += ahead.nodes
+        self._finish(turned, {**behind.values, **ahead.values}, {**turned.states, **ahead.states})
+        return self._replaced()
+
+    def initial(self, cell: Node) -> list[str]:
+        """The first states of a layer."""
+        hidden = self.whole.types[cell.inputs[2]]
+        kind = TensorType(hidden.dtype, (1, self.whole.types[cell.inputs[0]].shape[1], hidden.shape[-1]))
+        given = [cell.inputs[5 + i] if len(cell.inputs) > 5 + i else "" for i in range(STATES[cell.op])]
+        return [n or self.made.constant(np.zeros(kind.shape, kind.dtype), f"{cell.outputs[0]}_zero") for n in given]
+
+    def _pieces(self, name: str, way: bool, lengths: bool) -> tuple[str, str]:
+        """What the turns get slices of, and what is left for the rest ("" without one)."""
+        made, kind, steps = self.made, self.whole.types[name], self.count * self.turn
+        if lengths:
+            starts = np.append(np.arange(self.count) * self.turn, steps)[:, None].astype(kind.dtype)
+            most = np.array([[self.turn]] * self.count + [[self.rest]], kind.dtype)
+            left = TensorType(kind.dtype, (self.count + 1, *kind.shape))
+            parts = self._clipped(name, made.constant(starts, f"{name}_starts"), made.constant(most, f"{name}_most"), left)
+            main = made.cut(parts, 0, self.count, left)
+            tail = made.cut(parts, self.count, self.count + 1, left) if self.rest else ""
+            return main, made.shaped(tail, kind, identifier(f"{name}_rest", made.names)) if tail else ""
+        main = made.cut(name, 0, steps, kind) if self.rest else name
+        tail = made.cut(name, steps, self.stack.steps, kind) if self.rest else ""
+        shape = TensorType(kind.dtype, (self.count, self.turn, *kind.shape[1:]))
+        return made.shaped(main, shape, identifier(f"{name}_turns", made.names)), tail
+
+    def _clipped(self, name: str, starts: str, most: str, kind: TensorType) -> str:
+        """How many of its steps are in each part."""
+        made, zero = self.made, self.made.constant(np.zeros((), kind.dtype), f"{name}_none")
+        left = made.node("Sub", [name, starts], kind, identifier(f"{name}_left", made.names))
+        some = made.node("Max", [left, zero], kind, identifier(f"{name}_some", made.names))
+        return made.node("Min", [some, most], kind, identifier(f"{name}_parts", made.names))
+
+    def _part(
+        self, steps: int, only: bool | None, states: Mapping[str, list[str]], given: Mapping[tuple[str, bool], str]
+    ) -> StackPart:
+        """The stack over ``steps`` of what is ``given`` (of values that each turn gets a slice of), from ``states`` on; with
+        ``only``, what goes that way."""
+        part = StackPart([], {}, {})
+        for node, way in self.stack.nodes:
+            if only is not None and way != only:
+                continue
+            inputs = [part.values.get(i) or given.get((i, way), i) if i else "" for i in node.inputs]
+            kinds = [long(self.whole.types[node.outputs[0]], steps)] if node.outputs[0] else []
+            outputs = [self.made.fresh(f"{node.outputs[0]}_{steps}", k) for k in kinds] or [""]
+            if is_cell(node):
+                first = states[node.outputs[0]]
+                inputs = [*inputs, *[""] * (5 - len(inputs))]
+                inputs[5 : 5 + len(first)] = first
+                outputs += [self.made.fresh(f"{s}_next", self._kind(s)) for s in first]
+                part.states[node.outputs[0]] = outputs[1:]
+            elif node.op == "Reshape":
+                shape = np.array(kinds[0].shape, np.int64)
+                inputs[1] = self.made.constant(shape, f"{node.outputs[0]}_shape")
+            part.values[node.outputs[0]] = outputs[0]
+            part.nodes.append(replace(node, inputs=tuple(inputs), outputs=tuple(outputs), attributes=_plain(node)))
+        return part
+
+    def _kind(self, name: str) -> TensorType:
+        return self.made.types[name] if name in self.made.types else self.whole.types[name]
+
+    def scan(self, states: Mapping[str, list[str]], slices: list[str]) -> StackPart:
+        """The Scan; what it gives, the values of all turns with the shape that the model knows."""
+        made, ways = self.made, self.stack.ways
+        formal = {c: [made.fresh(f"{s}_before", self._kind(s)) for s in first] for c, first in states.items()}
+        given = {}
+        for (name, way, _), main in zip(self.sliced, slices, strict=True):
+            kind = self._kind(main)
+            given[name, way] = made.fresh(f"{main}_slice", TensorType(kind.dtype, kind.shape[1:]))
+        turn = self._part(self.turn, None, formal, given)
+        shown = [n for n in turn.values if n in self.stack.read]
+        ends = [s for first in turn.states.values() for s in first]
+        results = {c: [made.fresh(f"{s}_last", self._kind(s)) for s in first] for c, first in turn.states.items()}
+        stacked = [
+            made.fresh(f"{n}_turns", TensorType((k := self._kind(turn.values[n])).dtype, (self.count, *k.shape))) for n in shown
+        ]
+        order = [*turn.states]
+        heads = [s for c in order for s in formal[c]]
+        inputs = [*(s for c in order for s in states[c]), *slices]
+        body = self._body(turn, [*heads, *given.values()], [*ends, *(turn.values[n] for n in shown)])
+        attributes = {
+            "body": body,
+            "num_scan_inputs": len(slices),
+            "scan_input_directions": tuple(int(way) for _, way, _ in self.sliced),
+            "scan_output_directions": tuple(int(ways[n]) for n in shown),
+        }
+        outputs = (*(s for c in order for s in results[c]), *stacked)
+        made.nodes.append(Node("Scan", (*inputs, *body.captures), outputs, attributes, self.title, "", made.version))
+        return StackPart([], dict(zip(shown, stacked, strict=True)), results)
+
+    def _body(self, turn: StackPart, inputs: Sequence[str], outputs: Sequence[str]) -> SubGraph:
+        """One turn; what it reads besides its inputs is captured."""
+        inside = {*inputs, *(o for n in turn.nodes for o in n.outputs)}
+        outer = tuple(dict.fromkeys(i for n in turn.nodes for i in n.inputs if i and i not in inside))
+        nodes = [node_proto(n) for n in turn.nodes]
+        proto: GraphProto = helper.make_graph(nodes, f"{self.title}_turn", *(list(map(self._port, p)) for p in (inputs, outputs)))
+        return SubGraph(proto.SerializeToString(), outer, (("", self.made.version),))
+
+    def _port(self, name: str) -> Any:
+        kind = self._kind(name)
+        return helper.make_tensor_value_info(name, element_code(np.dtype(kind.dtype)), kind.shape)
+
+    def _finish(self, turned: StackPart, rests: Mapping[str, str], states: Mapping[str, list[str]]) -> None:
+        """Give what others read its name."""
+        made, steps = self.made, self.count * self.turn
+        for name, stacked in turned.values.items():
+            kind = self.whole.types[name]
+            if self.rest:
+                main = made.shaped(stacked, long(kind, steps), identifier(f"{name}_main", made.names))
+                made.node("Concat", [main, rests[name]], kind, name, axis=0)
+            else:
+                made.shaped(stacked, kind, name)
+        for node, _ in self.stack.cells:
+            for name, last in zip(node.outputs[1:], states[node.outputs[0]], strict=False):
+                if name in self.stack.read:
+                    made.node("Identity", [last], self.whole.types[name], name)
+
+    def _replaced(self) -> Graph:
+        """The graph with what was made."""
+        inside = {id(n) for n, _ in self.stack.nodes}
+        nodes = [*(n for n in self.whole.nodes if id(n) not in inside), *self.made.nodes]
+        graph = replace(self.whole, types={**self.whole.types, **self.made.types})
+        known = {*self.whole.constants, *self.made.constants, *(v.name for v in graph.inputs)}
+        return rebuilt(graph, in_order(nodes, known), self.made.constants)
+
+
+def _lens(cell: Node) -> str:
+    return cell.inputs[4] if len(cell.inputs) > 4 else ""
+
+
+def _plain(node: Node) -> Mapping[str, Any]:
+    return {k: v for k, v in node.attributes.items() if not (is_cell(node) and k == "layout")}
+
+
+def in_order(nodes: Sequence[Node], known: set[str]) -> list[Node]:
+    """In topological order, each as early as it can be behind those before it."""
+    waiting, result = list(nodes), list[Node]()
+    while waiting:
+        later = list[Node]()
+        for node in waiting:
+            if all(not i or i in known for i in node.inputs):
+                known.update(node.outputs)
+                result.append(node)
+            else:
+                later.append(node)
+        assert len(later) < len(waiting), "a stack is convex"
+        waiting = later
+    return result

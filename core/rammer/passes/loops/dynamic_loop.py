@@ -1,0 +1,231 @@
+"""Loops and Scans whose steps are known late: a turn of each, and what it does with the steps that are not left.
+
+A loop of ``n`` steps is one of more steps of which those from the ``n``-th on leave its states as they are. What they compute and
+gather means nothing: that is beyond the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from math import isqrt
+from typing import Any, Final
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from rammer.frontend.bind.bind_state import MOST_UNROLLED
+from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn
+from rammer.frontend.loops.control_operators import graph_of
+from rammer.frontend.loops.trip_count import always_goes
+from rammer.frontend.read import model_checks
+from rammer.frontend.read.node_protos import SubGraph, captures, formats
+from rammer.ir.graph import Graph, Node
+from rammer.ir.names import Names
+from rammer.ir.types import TensorType
+from rammer.passes.loops.chunk_recurrent import MadeNodes
+from rammer.passes.loops.chunk_scan import MOST_STEPS, turn_of_steps
+from rammer.passes.loops.recurrent_stacks import STATES
+from rammer.passes.rewrite import rebuilt
+
+#: Operators that one with steps of its own counts for.
+HEAVY: Final = 32
+
+
+def is_loop(node: Node) -> bool:
+    """Whether a node is a Loop or Scan."""
+    return node.op in ("Loop", "Scan") and not node.domain
+
+
+def loop_title(node: Node) -> str:
+    """The name by which a loop is known: its first result."""
+    return next(filter(None, node.outputs), "")
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """A loop in a graph: the ``node`` in its place, one ``turn`` as a model, and the scalar (int64) that says how many steps
+    there are."""
+
+    node: Node
+    turn: RolledTurn
+    steps: str
+
+
+def forward_loops(graph: Graph) -> tuple[Graph, dict[str, int]]:
+    """``graph`` with Scans that go ahead along first axes, and the steps of each loop that has as many as are known, by title."""
+    made, nodes, steps = MadeNodes(Names(graph.types), 0), list[Node](), dict[str, int]()
+    for node in graph.nodes:
+        count = _steps(graph, node) if is_loop(node) and not formats(node) else None
+        if count is None or not loop_title(node):
+            nodes.append(node)
+            continue
+        made.nodes = list[Node]()
+        ahead = _Ahead(graph, node, made).scan() if node.op == "Scan" else node
+        nodes += made.nodes or [node]
+        steps[loop_title(ahead)] = count
+    return rebuilt(replace(graph, types={**graph.types, **made.types}), nodes, made.constants), steps
+
+
+def _steps(graph: Graph, node: Node) -> int | None:
+    """How many steps a loop takes, whatever it reads; None where a run decides."""
+    formal = node.inputs[: len(node.inputs) - len(captures(node))]
+    body = graph_of(node.attributes["body"])
+    if node.op == "Loop":
+        trips, going = (graph.constant(n) if n else None for n in formal[:2])
+        held = not formal[1] or (going is not None and bool(going.all()))
+        outer = zip(captures(node), node.inputs[len(formal) :], strict=True)
+        known = {n: graph.constants[o] for n, o in outer if o in graph.constants}
+        return max(int(trips.item()), 0) if trips is not None and held and always_goes(body, known) else None
+    scanned = int(node.attributes["num_scan_inputs"])
+    axes = node.attributes.get("scan_input_axes") or (0,) * scanned
+    found = {graph.types[n].shape[a] for n, a in zip(formal[len(formal) - scanned :], axes, strict=True)}
+    return found.pop() if len(found) == 1 and len(formal) == len(body.input) else None
+
+
+class _Ahead:
+    """A Scan on its way to one that goes ahead along first axes: what it reads and gathers is turned before and behind it."""
+
+    def __init__(self, graph: Graph, node: Node, made: MadeNodes) -> None:
+        self.graph, self.node, self.made, made.version = graph, node, made, node.version
+        self.scanned = int(node.attributes["num_scan_inputs"])
+        self.formal = len(node.inputs) - len(captures(node))
+        self.states = self.formal - self.scanned
+
+    def _each(self, what: str, count: int) -> Sequence[int]:
+        return [int(n) for n in self.node.attributes.get(what) or (0,) * count]
+
+    def scan(self) -> Node:
+        """The Scan; all nodes are ``made``'s."""
+        node, graph, made = self.node, self.graph, self.made
+        inputs, outputs, behind = list(node.inputs), list(node.outputs), list[Node]()
+        ways = zip(self._each("scan_input_axes", self.scanned), self._each("scan_input_directions", self.scanned), strict=True)
+        for i, (axis, back) in enumerate(ways, self.states):
+            inputs[i] = self._turned(inputs[i], graph.types[inputs[i]], axis, back)
+        gathered = len(graph_of(node.attributes["body"]).output) - self.states
+        ends = list(zip(self._each("scan_output_axes", gathered), self._each("scan_output_directions", gathered), strict=True))
+        for i, name in enumerate(outputs[self.states :], self.states):
+            axis, back = ends[i - self.states]
+            if name and (axis or back):
+                behind += self._restored(outputs, i, axis, back)
+        kept = {k: v for k, v in node.attributes.items() if k in ("body", "num_scan_inputs")}
+        found = replace(node, inputs=tuple(inputs), outputs=tuple(outputs), attributes=kept)
+        made.nodes += [found, *behind]
+        return found
+
+    def _turned(self, name: str, kind: TensorType, axis: int, back: int) -> str:
+        """``name`` with what was along ``axis``, perhaps from behind, along its first one."""
+        rank = len(kind.shape)
+        order = (axis % rank, *(d for d in range(rank) if d != axis % rank))
+        if axis % rank:
+            kind = TensorType(kind.dtype, tuple(kind.shape[d] for d in order))
+            name = self.made.node("Transpose", [name], kind, self.made.fresh(f"{name}_ahead", kind), perm=order)
+        return self._backwards(name, kind, self.made.fresh(f"{name}_back", kind)) if back else name
+
+    def _backwards(self, name: str, kind: TensorType, result: str) -> str:
+        bounds = [self.made.constant(np.array([n], np.int64), f"{result}_bound") for n in (-1, -(1 << 31), 0, -1)]
+        return self.made.node("Slice", [name, *bounds], kind, result)
+
+    def _restored(self, outputs: list[str], place: int, axis: int, back: int) -> list[Node]:
+        """The nodes that make an output of what the Scan gathers along a first axis, which takes its place."""
+        name, made, before = outputs[place], self.made, len(self.made.nodes)
+        kind, rank = self.graph.types[name], len(self.graph.types[name].shape)
+        axis %= rank
+        first = TensorType(kind.dtype, (kind.shape[axis], *kind.shape[:axis], *kind.shape[axis + 1 :]))
+        found = outputs[place] = made.fresh(f"{name}_ahead", first)
+        if back:
+            found = self._backwards(found, first, made.fresh(f"{name}_back", first) if axis else name)
+        if axis:
+            made.node("Transpose", [found], kind, name, perm=(*range(1, axis + 1), 0, *range(axis + 1, rank)))
+        behind = made.nodes[before:]
+        del made.nodes[before:]
+        return behind
+
+
+# --- turns ------------------------------------------------------------------------------------------
+
+
+def steps_of_turn(node: Node, least: int, most: int, between: int) -> int:
+    """Steps of a turn of a loop that takes ``least`` to ``most`` of them; what is ``between`` two takes as long as so many."""
+    body = graph_of(node.attributes["body"])
+    found = [n for g in model_checks.graphs_below([body]) for n in g.node]
+    size = sum(HEAVY if n.op_type in (*STATES, "Loop", "Scan") else 1 for n in found) + len(body.output)
+    turn = min(MOST_STEPS, max(MOST_UNROLLED // size, 1), isqrt(between * (max(least, 1) + most)), most)
+    turn = max(turn, 1)
+    return -(-most // -(-most // turn))
+
+
+def opened_loop(graph: Graph, node: Node, turn: int, count: int, plain: bool, same: Collection[str]) -> tuple[Graph, OpenLoop]:
+    """``graph`` with a node for ``count`` turns of ``turn`` steps in the place of a loop. Where its steps are ``plain`` they are
+    a length, whose name is given later; else they are computed. ``same`` are constants that begin alike at all lengths."""
+    steps, made = _steps(graph, node), MadeNodes(Names(graph.types), node.version)
+    assert steps is not None, "forward_loops tells which are known"
+    formal = len(node.inputs) - len(captures(node))
+    split = 2 if node.op == "Loop" else 0, formal - int(node.attributes.get("num_scan_inputs", 0))
+    given = [_computed(graph, made, n, same) for n in node.inputs[split[0] : formal]]
+    index = made.constant(np.arange(count * turn, dtype=np.int64), f"{loop_title(node)}_indices")
+    number = TensorType("int64", ())
+    left = made.fresh(f"{loop_title(node)}_steps", number)
+    if not plain:
+        known = made.constant(np.array(steps, np.int64), f"{loop_title(node)}_known")
+        made.node("Identity", [known], number, left)
+    body = node.attributes["body"]
+    masked = replace(
+        body, proto=_masked(body, node.op == "Loop", split[1] - split[0]), captures=(*body.captures, _steps_name(body))
+    )
+    scan = replace(
+        node,
+        op="Scan",
+        inputs=(*given, index, *node.inputs[formal:], left),
+        attributes={"body": masked, "num_scan_inputs": formal - split[1] + 1},
+    )
+    whole = replace(graph, types={**graph.types, **made.types}, constants={**graph.constants, **made.constants})
+    states = split[1] - split[0]
+    rolled = turn_of_steps(whole, scan, states, turn, count)
+    read = tuple(i for i in scan.inputs if i and not (plain and i == left))
+    placed = Node(TURNS, read, tuple(filter(None, node.outputs)), {}, node.name, DOMAIN, node.version)
+    nodes = [m for n in graph.nodes for m in ([*made.nodes, placed] if n is node else [n])]
+    return rebuilt(replace(graph, types=whole.types), nodes, made.constants), OpenLoop(placed, rolled, left)
+
+
+def _computed(graph: Graph, made: MadeNodes, name: str, same: Collection[str]) -> str:
+    """``name``, or what is computed of a constant that is another one at other lengths."""
+    if name not in graph.constants or name in same:
+        return name
+    kind = graph.types[name]
+    return made.node("Identity", [name], kind, made.fresh(f"{name}_value", kind))
+
+
+def _prefix(body: GraphProto) -> str:
+    """What no name in a body begins with."""
+    graphs = [*model_checks.graphs_below([body])]
+    taken = {n for g in graphs for node in g.node for n in (*node.input, *node.output)}
+    taken |= {v.name for g in graphs for v in (*g.input, *g.output, *g.initializer)}
+    return next(p for p in (f"open{'_' * i}." for i in range(len(taken) + 1)) if not any(n.startswith(p) for n in taken))
+
+
+def _steps_name(body: SubGraph) -> str:
+    return f"{_prefix(graph_of(body))}steps"
+
+
+def _masked(body: SubGraph, loop: bool, states: int) -> bytes:
+    """A body whose last input is the number of its step: its states stay as they are from the step on that is none any more."""
+    made, prefix = GraphProto(), _prefix(graph_of(body))
+    made.CopyFrom(graph_of(body))
+    formal, results = list(made.input)[2 if loop else 0 :], list(made.output)[1 if loop else 0 :]
+    at = helper.make_tensor_value_info(f"{prefix}at", TensorProto.INT64, [])
+    before: list[NodeProto] = []
+    if loop:
+        yes = numpy_helper.from_array(np.array(True))
+        before.append(helper.make_node("Identity", [at.name], [made.input[0].name]))
+        before.append(helper.make_node("Constant", [], [made.input[1].name], value=yes))
+    before.append(helper.make_node("Less", [at.name, f"{prefix}steps"], [f"{prefix}on"]))
+    behind, ends = list[NodeProto](), list[Any]()
+    for i, (old, new) in enumerate(zip(formal[:states], results[:states], strict=True)):
+        ends.append(helper.make_empty_tensor_value_info(f"{prefix}state{i}"))
+        ends[-1].type.CopyFrom(new.type)
+        behind.append(helper.make_node("Where", [f"{prefix}on", new.name, old.name], [ends[-1].name]))
+    nodes = [*before, *made.node, *behind]
+    whole = helper.make_graph(nodes, made.name or "body", [*formal, at], [*ends, *results[states:]], made.initializer)
+    data: bytes = whole.SerializeToString()
+    return data

@@ -1,0 +1,226 @@
+"""Recurrences whose steps are known late: a stack of layers as one node, and what it says of a turn of them.
+
+A layer of ``n`` steps is one of more steps whose sequences end behind ``n``: ONNX's ``sequence_lens``. So a turn is the layers
+over some steps, and how many of these are left in it; states pass what is beyond the end unchanged. How often it runs follows
+from the length of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from math import isqrt
+from typing import Final
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from rammer.device.capabilities import Between
+from rammer.errors import BadInput
+from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn, rolled_turn
+from rammer.ir.graph import Graph, Node, Value
+from rammer.ir.names import Names, identifier
+from rammer.ir.port import InputPort
+from rammer.ir.types import TensorType
+from rammer.passes.loops.chunk_recurrent import MOST_TURN, Rolling, in_order
+from rammer.passes.loops.dynamic_loop import forward_loops, is_loop, loop_title, opened_loop, steps_of_turn
+from rammer.passes.loops.recurrent_stacks import Stack, first_stack, is_cell, steps_of
+from rammer.passes.loops.split_bidirectional import one_way
+from rammer.passes.rewrite import rebuilt
+
+#: The input of a turn that says how many steps all turns have.
+_STEPS: Final = "turn.steps"
+
+
+def turn_for(least: int, most: int, between: int) -> int:
+    """Steps of a turn for sequences of ``least`` to ``most`` steps: of so many in the middle, turns that take the least time. A
+    run computes whole turns, half of one in vain, and what is ``between`` two takes as long as so many steps."""
+    turn = max(min(MOST_TURN, isqrt(between * (max(least, 1) + most)), most), 1)
+    return -(-most // -(-most // turn))
+
+
+def layers(graph: Graph) -> tuple[Graph, dict[str, int]]:
+    """``graph`` with layers of one direction and loops that go ahead, and the steps of each by its first result."""
+    graph, found = forward_loops(one_way(graph, 0))
+    return graph, {**found, **{n.outputs[0]: steps_of(graph, n) for n in graph.nodes if is_cell(n)}}
+
+
+@dataclass(frozen=True)
+class OpenSize:
+    """Most steps of a layer or loop, those of a turn, and whether the steps are a length of their own."""
+
+    most: int
+    turn: int
+    plain: bool
+
+    @property
+    def count(self) -> int:
+        """Most turns."""
+        return -(-self.most // self.turn)
+
+
+def size_of(graph: Graph, title: str, span: tuple[int, int], plain: bool, between: Between) -> OpenSize:
+    """That of a layer or loop in ``graph`` with so many steps."""
+    least, most = span
+    loop = next((n for n in graph.nodes if is_loop(n) and loop_title(n) == title), None)
+    if loop is None:
+        return OpenSize(most, turn_for(least, most, between.cells), plain)
+    return OpenSize(most, steps_of_turn(loop, least, most, between.light), plain)
+
+
+@dataclass(frozen=True)
+class OpenStack:
+    """A stack, or a loop, in a graph: its first ``layer``, the ``node`` in its place, and one turn as a model where it was asked
+    for. ``steps`` is the scalar that says how many there are ("": the turn does not ask)."""
+
+    layer: str
+    node: Node
+    turn: RolledTurn | None
+    steps: str = ""
+
+
+def opened(graph: Graph, sizes: Mapping[str, OpenSize], same: Collection[str]) -> tuple[Graph, list[OpenStack]]:
+    """``graph`` with a node in the place of each loop, and stack of the layers, in ``sizes``; loops, and stacks of most steps,
+    tell their turns. ``same`` are constants that begin alike at all lengths."""
+    found = list[OpenStack]()
+    for node in [n for n in graph.nodes if is_loop(n) and loop_title(n) in sizes]:
+        size = sizes[loop_title(node)]
+        graph, loop = opened_loop(graph, node, size.turn, size.count, size.plain, same)
+        found.append(OpenStack(loop_title(node), loop.node, loop.turn, loop.steps))
+    while (stack := first_stack(graph, 0, sizes)) is not None:
+        size = sizes[stack.cells[0][0].outputs[0]]
+        graph, made = _opened(graph, stack, size, stack.steps == size.most)
+        found.append(made)
+    return graph, found
+
+
+def _opened(graph: Graph, stack: Stack, size: OpenSize, told: bool) -> tuple[Graph, OpenStack]:
+    turn, count, lens = size.turn, size.count, _Lens(graph, stack, size)
+    given = replace(stack, nodes=lens.nodes)
+    whole = replace(graph, types=lens.types, constants={**graph.constants, **lens.constants})
+    rolling = Rolling(whole, given, turn)
+    rolling.count, rolling.rest, made = count, 0, rolling.made
+    states = {n.outputs[0]: rolling.initial(n) for n, _ in given.cells}
+    mains = [made.fresh(f"{n}_turns", _turns(whole.types[n], count, turn, n in lens.parts)) for n, _, _ in rolling.sliced]
+    turned = rolling.scan(states, mains)
+    scan = made.nodes.pop()
+    outside = {m: lens.parts.get(n, n) for m, (n, _, _) in zip(mains, rolling.sliced, strict=True)}
+    named = {stacked: name for name, stacked in turned.values.items()}
+    for node, _ in given.cells:
+        results = zip(turned.states[node.outputs[0]], [*node.outputs[1:], "", ""], strict=False)
+        named |= {last: name if name in stack.read else "" for last, name in results}
+    outputs = tuple(n for o in scan.outputs if (n := named.get(o, "")))
+    node = Node(TURNS, tuple(outside.get(i, i) for i in scan.inputs), outputs, {}, scan.name, DOMAIN, scan.version)
+    types = {**whole.types, **made.types}
+    inside = {id(n) for n, _ in stack.nodes}
+    nodes = [*(n for n in graph.nodes if id(n) not in inside), *lens.made, *made.nodes, node]
+    known = {*graph.constants, *lens.constants, *made.constants, *(v.name for v in graph.inputs)}
+    result = rebuilt(replace(graph, types=types), in_order(nodes, known), {**lens.constants, **made.constants})
+    found = _turn(result, scan, types, outside, named, turn) if told else None
+    if found is not None and lens.starts:
+        found = _counting(found, lens.starts, lens.steps, turn)
+    return result, OpenStack(stack.cells[0][0].outputs[0], node, found, lens.steps)
+
+
+def _turns(kind: TensorType, count: int, turn: int, lengths: bool) -> TensorType:
+    """What the turns get slices of, by turns."""
+    return TensorType(kind.dtype, (count, *kind.shape) if lengths else (count, turn, *kind.shape[1:]))
+
+
+def _turn(
+    graph: Graph, scan: Node, types: Mapping[str, TensorType], outside: Mapping[str, str], named: Mapping[str, str], step: int
+) -> RolledTurn:
+    """One turn of ``step`` steps, by the names that values have in ``graph``."""
+    ends = tuple(Value(o, types[o]) for o in scan.outputs if named.get(o))
+    alone = replace(graph, nodes=(scan,), outputs=ends, types={**types, **graph.types})
+    turn = rolled_turn(alone, scan)
+    return replace(
+        turn,
+        states=tuple((i, first, r, named.get(last, "")) for i, first, r, last in turn.states),
+        slices=tuple((i, outside[value], back) for i, value, back in turn.slices),
+        gathered=tuple((r, named.get(value, ""), back) for r, value, back in turn.gathered),
+        step=step,
+    )
+
+
+def _counting(turn: RolledTurn, starts: str, steps: str, step: int) -> RolledTurn:
+    """``turn`` that counts itself how many of its ``step`` steps are left, for all of a batch, by where it starts."""
+    model, front = turn.model, list[NodeProto]()
+    ports = {p.name: p for p in model.inputs}
+    for name in (i for i, value, _ in turn.slices if value == starts):
+        (batch,), prefix = ports.pop(name).shape, f"{name}.left"
+        ports |= {n: InputPort(n, "int64", ()) for n in (f"{prefix}.start", _STEPS)}
+        for what, value in (("none", np.array(0)), ("most", np.array(step)), ("shape", np.array([batch]))):
+            tensor = numpy_helper.from_array(value.astype(np.int64))
+            front.append(helper.make_node("Constant", [], [f"{prefix}.{what}"], value=tensor))
+        lines = [
+            ("Sub", _STEPS, f"{prefix}.start", f"{prefix}.rest"),
+            ("Max", f"{prefix}.rest", f"{prefix}.none", f"{prefix}.some"),
+        ]
+        lines.append(("Min", f"{prefix}.some", f"{prefix}.most", f"{prefix}.count"))
+        front += [helper.make_node(op, [a, b], [result]) for op, a, b, result in lines]
+        front.append(helper.make_node("Expand", [f"{prefix}.count", f"{prefix}.shape"], [f"{prefix}.all"]))
+        front.append(helper.make_node("Cast", [f"{prefix}.all"], [name], to=TensorProto.INT32))
+    proto = ModelProto.FromString(model.proto.SerializeToString())
+    nodes = [*front, *proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    slices = tuple((f"{i}.left.start" if value == starts else i, value, back) for i, value, back in turn.slices)
+    model = replace(model, proto=proto, inputs=tuple(ports.values()))
+    return replace(turn, model=model, slices=slices, fixed=(*turn.fixed, (_STEPS, steps)))
+
+
+class _Lens:
+    """The layers of a stack with the lengths of their sequences, and how many steps each turn has of them. Where all sequences
+    have all steps, and these are a length, a turn counts itself (``steps``, from its ``starts`` on)."""
+
+    def __init__(self, graph: Graph, stack: Stack, size: OpenSize) -> None:
+        self.graph, self.names, self.types, self.plain = graph, Names(graph.types), dict(graph.types), size.plain
+        self.starts = self.steps = ""
+        self.constants: dict[str, np.ndarray] = {}
+        self.parts: dict[str, str] = {}  #: Lengths -> steps of each turn.
+        self.made: list[Node] = []
+        self.turn, self.count, self.version = size.turn, size.count, max(n.version for n, _ in stack.nodes)
+        self.nodes = tuple((self._lengthened(n, stack.steps) if is_cell(n) else n, way) for n, way in stack.nodes)
+
+    def _lengthened(self, cell: Node, steps: int) -> Node:
+        inputs = [*cell.inputs, *[""] * (5 - len(cell.inputs))]
+        if not inputs[4]:
+            batch = self.graph.types[cell.inputs[0]].shape[1]
+            inputs[4] = next((n for n, a in self.constants.items() if a.shape == (batch,)), "") or self._constant(
+                np.full(batch, steps, np.int32), f"{cell.outputs[0]}_steps"
+            )
+        if inputs[4] not in self.parts:
+            whole = inputs[4] in self.constants and self.plain
+            self.parts[inputs[4]] = self._started() if whole else self._split(inputs[4])
+        return replace(cell, inputs=tuple(inputs))
+
+    def _started(self) -> str:
+        """At which step each turn starts."""
+        if not self.starts:
+            self.starts = self._constant(np.arange(self.count) * self.turn, "turn_starts")
+            self.steps = identifier("turn_steps", self.names)
+            self.types[self.steps] = TensorType("int64", ())
+        return self.starts
+
+    def _split(self, lens: str) -> str:
+        """How many of the steps are in each turn."""
+        dtype = self.types[lens].dtype
+        if len(self.types[lens].shape) != 1:
+            raise BadInput("lengths of sequences have one for each of the batch")
+        kind = TensorType(dtype, (self.count, *self.types[lens].shape))
+        starts = self._constant((np.arange(self.count) * self.turn)[:, None].astype(dtype), f"{lens}_starts")
+        zero, most = (self._constant(np.array(n, dtype), f"{lens}_{hint}") for n, hint in ((0, "none"), (self.turn, "most")))
+        left = self._node("Sub", [lens, starts], f"{lens}_left", kind)
+        return self._node("Min", [self._node("Max", [left, zero], f"{lens}_some", kind), most], f"{lens}_parts", kind)
+
+    def _constant(self, value: np.ndarray, hint: str) -> str:
+        name = identifier(hint, self.names)
+        self.constants[name], self.types[name] = value, TensorType(str(value.dtype), value.shape)
+        return name
+
+    def _node(self, op: str, inputs: list[str], hint: str, kind: TensorType) -> str:
+        name = identifier(hint, self.names)
+        self.types[name] = kind
+        self.made.append(Node(op, tuple(inputs), (name,), {}, name, "", self.version))
+        return name

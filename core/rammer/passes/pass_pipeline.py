@@ -1,0 +1,206 @@
+"""Running passes to a fixed point; every result is verified, and a failure names the pass that broke the graph."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, Protocol, runtime_checkable
+
+from rammer.errors import BadInput, RammerError, blamed
+from rammer.ir.graph import Graph, verify_graph
+from rammer.passes.graph.cancel_transposes import CancelTranspositions
+from rammer.passes.graph.cse import CommonSubexpressions
+from rammer.passes.graph.dce import DeadCode
+from rammer.passes.graph.fold_affine import FoldAffine
+from rammer.passes.graph.fold_constants import Fold
+from rammer.passes.graph.fold_scales import FoldFactors
+from rammer.passes.graph.fuse_group_norm import GroupNorms
+from rammer.passes.graph.fuse_qdq_products import IntegerProducts
+from rammer.passes.graph.propagate_quantization import PropagateQuantization
+from rammer.passes.graph.remove_identity import RemoveIdentities
+from rammer.passes.graph.sink_reshapes import SinkReshapes
+from rammer.passes.graph.weight_only_quant import StoredWeights
+from rammer.passes.loops.chunk_recurrent import RollRecurrences
+
+__all__ = ["Pass", "PassError", "PassReport", "Pipeline", "default_passes"]
+
+
+#: Passes whose result follows from the very extents of a graph: a slice that is the whole of its operand at one length is none at
+#: others.
+OF_EXTENTS: Final = (Fold.name, RemoveIdentities.name, RollRecurrences.name)
+#: Passes that join what is equal: at one length, which is another extent as well, more may be than at others.
+OF_EQUALS: Final = (CommonSubexpressions.name,)
+
+
+@runtime_checkable
+class Pass(Protocol):
+    """A frozen value. ``str`` is its spelling; a call returns the graph itself if there is nothing to do."""
+
+    name: ClassVar[str]
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The rewritten graph."""
+
+    def __str__(self) -> str: ...
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A pass that says what it leaves as it was."""
+
+    def explained(self, graph: Graph) -> tuple[Graph, tuple[str, ...]]:
+        """Return what a call returns, and lines for the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one call of a pass did: numbers of nodes and constants before and after, its time (seconds), and what it left as it
+    was, where the pass says so."""
+
+    spelling: str
+    nodes_before: int
+    nodes_after: int
+    constants_before: int
+    constants_after: int
+    seconds: float = field(default=0.0, compare=False)
+    details: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        nodes = f"nodes {self.nodes_before} -> {self.nodes_after}"
+        line = f"{self.spelling:<10} {nodes:<20} constants {self.constants_before} -> {self.constants_after}"
+        return "\n".join((line, *(f"#   float32 {detail}" for detail in self.details)))
+
+
+class PassError(RammerError):
+    """A pass produced an illegal graph or never settles: a bug of the pass, not of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Passes in order, repeated until a whole round changes nothing; at most ``rounds`` times."""
+
+    passes: tuple[Pass, ...]
+    rounds: int = 16
+    name: ClassVar[str] = "pipeline"
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.passes))
+
+    def __call__(self, graph: Graph) -> Graph:
+        return self.run(graph)[0]
+
+    def run(self, graph: Graph) -> tuple[Graph, list[PassReport]]:
+        """The final graph, and a report of every call that changed something.
+
+        Raises PassError naming the pass after which the graph is illegal or that still changes it
+        after the last round.
+        """
+        reports: list[PassReport] = []
+        last: Pass | None = None
+        for _ in range(self.rounds):
+            before = graph
+            for step in self.passes:
+                result = _checked(step, graph, reports)
+                last = last if result is graph else step
+                graph = result
+            if graph is before:
+                return graph, reports
+        with blamed(last):
+            raise PassError(
+                f"pass {last} still changes the graph after {self.rounds} rounds",
+                f"graph {graph.name}",
+                "a pass must return the graph itself when it has nothing to do",
+            )
+
+
+def _checked(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
+    with blamed(step):
+        return _run(step, graph, reports)
+
+
+def _run(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
+    start = time.perf_counter()
+    result, details = step.explained(graph) if isinstance(step, Explaining) else (step(graph), ())
+    seconds = time.perf_counter() - start
+    counts = len(graph.nodes), len(result.nodes), len(graph.constants), len(result.constants)
+    if result is not graph or (details and not any(r.details for r in reports)):
+        reports.append(PassReport(str(step), *counts, seconds, details))
+    if result is graph:
+        return graph
+    try:
+        verify_graph(result)
+    except ValueError as error:
+        hint = "the pass must keep the graph legal"
+        raise PassError(f"{error}  (pass: {step})", f"graph {graph.name}", hint) from error
+    ports = (graph.inputs, graph.outputs)
+    if (result.inputs, result.outputs) != ports:
+        raise PassError(
+            f"the inputs or outputs of the graph changed  (pass: {step})",
+            f"graph {graph.name}",
+            "names and types of inputs and outputs belong to the model",
+        )
+    return result
+
+
+def default_passes() -> tuple[Pass, ...]:
+    """The passes every model goes through, in order."""
+    return (
+        PropagateQuantization(),
+        IntegerProducts(),
+        StoredWeights(),
+        Fold(),
+        RemoveIdentities(),
+        CancelTranspositions(),
+        GroupNorms(),
+        FoldAffine(),
+        FoldFactors(),
+        SinkReshapes(),
+        CommonSubexpressions(),
+        DeadCode(),
+        RollRecurrences(),
+    )
+
+
+_KNOWN: Final[Mapping[str, Callable[..., Pass]]] = {
+    PropagateQuantization.name: PropagateQuantization,
+    IntegerProducts.name: IntegerProducts,
+    StoredWeights.name: StoredWeights,
+    Fold.name: Fold,
+    RemoveIdentities.name: RemoveIdentities,
+    CancelTranspositions.name: CancelTranspositions,
+    GroupNorms.name: GroupNorms,
+    FoldAffine.name: FoldAffine,
+    FoldFactors.name: FoldFactors,
+    SinkReshapes.name: SinkReshapes,
+    CommonSubexpressions.name: CommonSubexpressions,
+    DeadCode.name: DeadCode,
+    RollRecurrences.name: RollRecurrences,
+}
+_SPELLING: Final = re.compile(r"\s*(\w+)(?:\{([^}]*)\})?\s*(?:,|$)")
+
+
+def parse_passes(text: str, known: Mapping[str, Callable[..., Pass]] = _KNOWN) -> tuple[Pass, ...]:
+    """Inverse of ``str(Pipeline)``: ``fold{limit=1024},cse``. Raises BadInput for what it does not know."""
+    passes: list[Pass] = []
+    position = 0
+    while position < len(text):
+        match = _SPELLING.match(text, position)
+        if match is None:
+            where = f"column {position + 1}"
+            raise BadInput(f"not a list of passes: {text!r}", where, "write for example fold,cse,dce")
+        passes.append(_built(match[1], match[2] or "", known))
+        position = match.end()
+    return tuple(passes)
+
+
+def _built(name: str, options: str, known: Mapping[str, Callable[..., Pass]]) -> Pass:
+    if name not in known:
+        raise BadInput(f"unknown pass {name!r}", f"pass {name}", f"the passes are {', '.join(known)}")
+    try:
+        pairs: Iterable[list[str]] = (item.split("=") for item in options.split(",") if item)
+        return known[name](**{key.strip(): int(value) for key, value in pairs})
+    except (TypeError, ValueError) as error:
+        hint = f"its default is {known[name]()}"
+        raise BadInput(f"pass {name} does not take {{{options}}}", f"pass {name}", hint) from error

@@ -1,0 +1,198 @@
+"""In which order constants lie that kernels read where they are: sums innermost, or columns.
+
+Kernel families pack the constants that they want otherwise, so to them a model's order is nothing. A generic kernel reads them
+as they lie, and whether neighbours of a sum or neighbouring columns had better be neighbours in memory depends on the device and
+the extents: with columns innermost a recurrent cell of 64 units is predicted to take 1.13 times as long on an H200, 0.84 times
+on a CPU. So of constants by which few rows are multiplied both orders are priced, and a model's own order decides nothing: a cell
+that is written with products is what an LSTM is. What another order is better for reads another constant, the same with its
+axes in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Final, TypeAlias
+
+from rammer.device.manifest import Binding
+from rammer.fusion.tile_graph import TileGraph
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute, contraction_operands
+from rammer.ir.expr import Expr, Load
+from rammer.ir.names import Names, identifier
+from rammer.ir.operator import ROperator
+from rammer.ir.parts import Storage
+from rammer.ir.types import TensorType, row_major
+from rammer.plan.storage import StoragePlan
+
+#: Seconds of an untiled operator on the device; infinite where no kernel fits.
+Seconds: TypeAlias = Callable[[ROperator, Binding], float]
+#: Rows of a product from which its weights' bytes no longer decide: families that pack them win there.
+FEW_ROWS: Final = 64
+
+
+def order_constants(plan: StoragePlan, tile: TileGraph, binding: Binding, seconds: Seconds) -> tuple[StoragePlan, TileGraph]:
+    """``plan`` and ``tile`` with the constants of products of few rows in the orders with which the operators that read them
+    are fastest; ``binding`` is that of both, with which ``seconds`` is asked of an operator as it is. Results do not change but
+    by the order in which a kernel adds."""
+    orders = _Orders(plan, tile, binding, seconds)
+    chosen = dict[str, TurnedConstant]()
+    for names in orders.groups():
+        chosen |= orders.best(names)
+    chosen = {n: t for n, t in chosen.items() if t.name != n}
+    return orders.applied(chosen) if chosen else (plan, tile)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedConstant:
+    """A constant with its axes in another order, under a name of its own; its own name where the order is its own."""
+
+    name: str
+    order: tuple[int, ...]
+
+    def load(self, load: Load) -> Load:
+        """What ``load`` of the constant reads."""
+        return Load(self.name, tuple(load.indices[d] for d in self.order), load.fill)
+
+
+Chosen: TypeAlias = "Mapping[str, TurnedConstant]"
+
+
+@dataclass
+class _Orders:
+    plan: StoragePlan
+    tile: TileGraph
+    binding: Binding
+    seconds: Seconds
+    known: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.readers: dict[str, list[ROperator]] = {}
+        for o in self.tile.operators:
+            for name in o.inputs:
+                self.readers.setdefault(name, []).append(o)
+        lying = [self.plan.storages[n].buffer for n in self.readers]
+        self.shared = {b for b in lying if lying.count(b) > 1}
+        self.taken = Names(self.plan.graph.types)
+        self.orders = dict(self._found())
+        types, storages = dict(self.binding.types), dict(self.binding.storages)
+        for name, turned in ((n, t) for n, ways in self.orders.items() for t in ways if t.name != n):
+            types[turned.name], storages[turned.name] = self._typed(name, turned), self._stored(name, turned)
+        same = {t.name: n for n, ways in self.orders.items() for t in ways}
+        constants = self.binding.constants | {*same}
+        reused = self.binding.reused | {t for t, n in same.items() if n in self.binding.reused}
+        self.both = replace(self.binding, types=types, storages=storages, constants=constants, reused=reused)
+
+    def _found(self) -> Iterator[tuple[str, tuple[TurnedConstant, TurnedConstant]]]:
+        """Constants that may lie either way: columns innermost, sums innermost."""
+        seen = set[str]()
+        for o in self.tile.operators:
+            for weights, summed in _weights(o, self.binding.constants):
+                name = weights.tensor
+                if name in seen or not self._alone(self.plan.storages[name]):
+                    continue
+                seen.add(name)
+                depth = [d for d, i in enumerate(weights.indices) if ex.axes_of(i) & summed]
+                width = [d for d in range(len(weights.indices)) if d not in depth]
+                yield name, (self._turned(name, (*depth, *width)), self._turned(name, (*width, *depth)))
+
+    def _alone(self, storage: Storage) -> bool:
+        """Whether a constant is all that is read of its buffer, as the model has it."""
+        whole = prod(storage.shape) == self.plan.buffers[storage.buffer][1]
+        return storage.row_major and whole and not storage.offset and storage.buffer not in self.shared
+
+    def _turned(self, name: str, order: tuple[int, ...]) -> TurnedConstant:
+        shape = self.plan.graph.types[name].shape
+        if [d for d in order if shape[d] > 1] == [d for d in range(len(shape)) if shape[d] > 1]:
+            return TurnedConstant(name, tuple(range(len(shape))))
+        return TurnedConstant(identifier(f"{name}_turned", self.taken), order)
+
+    def groups(self) -> list[list[str]]:
+        """The constants that are decided together: those that operators read beside each other."""
+        found = list[set[str]]()
+        for name in self.orders:
+            mine = {n for o in self.readers[name] for n in o.inputs if n in self.orders}
+            found = [g for g in found if not g & mine] + [mine.union(*(g for g in found if g & mine))]
+        return [sorted(g) for g in found]
+
+    def best(self, names: Sequence[str]) -> dict[str, TurnedConstant]:
+        """The fastest of all one way and all the other, from where one after another turns as long as that is faster."""
+        best = min(({n: self.orders[n][way] for n in names} for way in (0, 1)), key=self._cost)
+        improved = len(names) > 1
+        while improved:
+            improved = False
+            for name in names:
+                one, other = self.orders[name]
+                turned = {**best, name: other if best[name] == one else one}
+                if self._cost(turned) < self._cost(best):
+                    best, improved = turned, True
+        return best if self._cost(best) < self._cost({n: TurnedConstant(n, ()) for n in names}) else {}
+
+    def _cost(self, chosen: Chosen) -> float:
+        """Seconds of the operators that read the constants, lying so."""
+        return sum(self._asked(o, chosen) for o in {o.name: o for n in chosen for o in self.readers[n]}.values())
+
+    def _asked(self, operator: ROperator, chosen: Chosen) -> float:
+        """What one of them takes. One that takes the same with all its constants either way has no use for their order: it is
+        not asked for what lies between."""
+        names = [n for n in operator.inputs if n in chosen]
+        key = operator.name, tuple(chosen[n].name for n in names)
+        if key not in self.known:
+            either = {self.known.get((operator.name, tuple(self.orders[n][way].name for n in names))) for way in (0, 1)}
+            if len(either) == 1 and None not in either:
+                return self.known[operator.name, tuple(self.orders[n][0].name for n in names)]
+            own = all(chosen[n].name == n for n in names)
+            self.known[key] = self.seconds(_reading(operator, chosen), self.binding if own else self.both)
+        return self.known[key]
+
+    def _typed(self, name: str, turned: TurnedConstant) -> TensorType:
+        kind = self.plan.graph.types[name]
+        return TensorType(kind.dtype, tuple(kind.shape[d] for d in turned.order))
+
+    def _stored(self, name: str, turned: TurnedConstant) -> Storage:
+        shape = self._typed(name, turned).shape
+        return Storage(turned.name, turned.name, 0, shape, row_major(shape))
+
+    def applied(self, chosen: Chosen) -> tuple[StoragePlan, TileGraph]:
+        """Plan and operators with these constants instead of the model's."""
+        graph, constants = self.plan.graph, dict(self.plan.graph.constants)
+        types, storages, buffers = dict(graph.types), dict(self.plan.storages), dict(self.plan.buffers)
+        for name, turned in chosen.items():
+            constants[turned.name] = constants.pop(name).transpose(turned.order)
+            types[turned.name], storages[turned.name] = self._typed(name, turned), self._stored(name, turned)
+            buffers[turned.name] = buffers.pop(storages.pop(name).buffer)
+        computes = tuple(_turned(c, chosen) for c in graph.computes)
+        graph = replace(graph, computes=computes, types=types, constants=constants)
+        operators = tuple(_reading(o, chosen) for o in self.tile.operators)
+        return replace(self.plan, graph=graph, storages=storages, buffers=buffers), replace(
+            self.tile, graph=graph, operators=operators
+        )
+
+
+def _weights(operator: ROperator, constants: Collection[str]) -> Iterator[tuple[Load, frozenset[str]]]:
+    """The constants by which ``operator`` multiplies few rows, and the axes that it sums along."""
+    for c in operator.computes:
+        for weights in contraction_operands(c) or ():
+            rows = prod(a.extent for a in c.axes if a.name not in ex.axes_of(weights))
+            if weights.tensor in constants and weights.fill is None and rows <= FEW_ROWS:
+                yield weights, frozenset(a.name for a in c.reduce)
+
+
+def _reading(operator: ROperator, chosen: Chosen) -> ROperator:
+    """``operator`` on the chosen constants."""
+    if chosen.keys().isdisjoint(operator.inputs):
+        return operator
+    return replace(operator, computes=tuple(_turned(c, chosen) for c in operator.computes))
+
+
+def _turned(c: Compute, chosen: Chosen) -> Compute:
+    if chosen.keys().isdisjoint(c.reads):
+        return c
+
+    def load(e: Expr) -> Load | None:
+        return (
+            chosen[e.tensor].load(e) if isinstance(e, Load) and e.tensor in chosen and chosen[e.tensor].name != e.tensor else None
+        )
+
+    return replace(c, body=ex.transform(c.body, load), used=None)

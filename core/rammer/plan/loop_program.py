@@ -1,0 +1,125 @@
+"""From the program of one turn to a repeated one: buffers of the whole sequences, and what moves between them and a turn's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from rammer.frontend.bind.loop_body import RolledTurn
+from rammer.ir.extent import AffineExtent
+from rammer.ir.program import Buffer, BufferKind, Move, MoveTime, Port, Repeat, RProgram, Storage, dense
+from rammer.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class TurnPorts:
+    """What the inputs and outputs of a turn's program are, by its tensors: ``states`` are (input, first value, output, last
+    value), ``slices`` and ``gathered`` (tensor, value of all turns, whether from behind), ``fixed`` (input, value). "" is what
+    the turn does not have, or nobody reads."""
+
+    count: int
+    states: tuple[tuple[str, str, str, str], ...]
+    slices: tuple[tuple[str, str, bool], ...]
+    gathered: tuple[tuple[str, str, bool], ...]
+    fixed: tuple[tuple[str, str], ...]
+
+
+def turn_ports(turn: RolledTurn, program: RProgram) -> TurnPorts:
+    """Those of a Scan's turn in the program that it became, which need not have all inputs."""
+    tensor = {p.external: p.tensor for p in (*program.inputs, *program.outputs)}
+    return TurnPorts(
+        turn.count,
+        tuple((tensor.get(i, ""), first, tensor[r], last) for i, first, r, last in turn.states),
+        tuple((tensor[i], value, back) for i, value, back in turn.slices if i in tensor),
+        tuple((tensor[r], value, back) for r, value, back in turn.gathered),
+        tuple((tensor[i], value) for i, value in turn.fixed if i in tensor),
+    )
+
+
+def repeated(
+    turn: RProgram,
+    ports: TurnPorts,
+    types: Mapping[str, TensorType],
+    constants: Collection[str],
+    until: AffineExtent | None = None,
+    step: int = 1,
+) -> RProgram:
+    """``ports.count`` turns as one program, whose ports are named as the values, of these ``types``, are; those that are
+    ``constants`` are the program's. With ``until`` they are the most: as ``Repeat`` has it."""
+    made = _Seam(turn, types, constants, Repeat(ports.count, (), until, step))
+    for name, _ in until.terms if until is not None else ():
+        made.read(name)
+    for given, first, result, last in ports.states:
+        if given:
+            made.move("first", given, made.read(first))
+            made.move("after", given, result)
+        if last:
+            made.move("last", made.written(last), result)
+    for given, value in ports.fixed:
+        made.move("once", given, made.read(value))
+    for given, value, back in ports.slices:
+        made.move("before", given, made.read(value), back)
+    for result, value, back in ports.gathered:
+        if value:
+            made.move("after", made.written(value), result, back)
+    return made.program()
+
+
+class _Seam:
+    """A repeated program on its way."""
+
+    def __init__(self, turn: RProgram, types: Mapping[str, TensorType], constants: Collection[str], repeat: Repeat) -> None:
+        self.turn, self.types, self.constants, self.repeat = turn, types, constants, repeat
+        self.count = repeat.count
+        self.buffers: dict[str, Buffer] = {}
+        self.moves: list[Move] = []
+
+    def read(self, value: str) -> str:
+        """The buffer of a value from outside."""
+        return self._buffer(value, "constant" if value in self.constants else "input")
+
+    def written(self, value: str) -> str:
+        """The buffer of a value of all turns."""
+        return self._buffer(value, "output")
+
+    def _buffer(self, name: str, kind: BufferKind) -> str:
+        known = self.types[name]
+        self.buffers.setdefault(name, Buffer(name, known.dtype, math.prod(known.shape), kind))
+        return name
+
+    def move(self, when: MoveTime, target: str, source: str, back: bool = False) -> None:
+        """Elements of one turn: all of the turn's buffer, and its slice of what holds those of all turns."""
+        whole, sizes = {target, source} & self.buffers.keys(), (self._size(target), self._size(source))
+        size = min(sizes)
+        if whole and when in ("before", "after"):  # of a turn: what holds those of all may end within its last slice
+            size = next(s for n, s in zip((target, source), sizes, strict=True) if n not in whole)
+        to, into = self._slices(when, target, size, back)
+        begin, by = self._slices(when, source, size, back)
+        self.moves.append(Move(when, self._place(target), to, into, self._place(source), begin, by, size))
+
+    def _slices(self, when: MoveTime, name: str, size: int, back: bool) -> tuple[int, int]:
+        """Where the slice of turn 0 begins, and how much further on in each following turn."""
+        if name not in self.buffers or when in ("once", "first", "last"):
+            return 0, 0
+        return ((self.count - 1) * size, -size) if back else (0, size)
+
+    def _size(self, name: str) -> int:
+        return self.buffers[name].size if name in self.buffers else self.turn.buffer[self._place(name)].size
+
+    def _place(self, name: str) -> str:
+        return name if name in self.buffers else self.turn.storage[name].buffer
+
+    def program(self) -> RProgram:
+        """All of it."""
+        whole = self.buffers.values()
+        storages: list[Storage] = [dense(b.name, b.name, self.types[b.name].shape) for b in whole]
+        return replace(
+            self.turn,
+            inputs=tuple(Port(b.name, b.name) for b in whole if b.kind == "input"),
+            outputs=tuple(Port(b.name, b.name) for b in whole if b.kind == "output"),
+            buffers=(*self.turn.buffers, *whole),
+            storages=(*self.turn.storages, *storages),
+            predicted=self.turn.predicted * self.count,
+            repeat=replace(self.repeat, moves=tuple(self.moves)),
+        )

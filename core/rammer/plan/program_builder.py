@@ -1,0 +1,162 @@
+"""From a schedule and storages to a verified RProgram."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rammer.errors import DeviceFailure
+from rammer.ir.collector import collector_paused
+from rammer.ir.device import VDevice
+from rammer.ir.operator import ROperator
+from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage
+from rammer.ir.types import itemsize
+from rammer.plan.arena import BufferUse, plan_memory
+from rammer.plan.process_memory import room
+from rammer.plan.waits import plan_waits, stage_order
+from rammer.schedule.policy import Schedule
+from rammer.verify.verifier import verify
+
+
+class Storages(Protocol):
+    """Where every tensor lives: storages by tensor, and (dtype, elements) of every buffer."""
+
+    @property
+    def storages(self) -> Mapping[str, Storage]:
+        """Storage of every tensor that is not interior to an operator."""
+        ...
+
+    @property
+    def buffers(self) -> Mapping[str, tuple[str, int]]:
+        """Element type and number of elements by buffer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A program's name, its ports, and the names of constant tensors."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    constants: Collection[str]
+
+
+@collector_paused()
+def build_program(
+    interface: Interface,
+    schedule: Schedule,
+    storage: Storages,
+    *,
+    policy: str = "custom",
+    vdevice: VDevice | None = None,
+    precision: str = "float32",
+) -> RProgram:
+    """Waits, arena offsets and buffers for ``schedule``; the result has passed ``verify.verifier``.
+
+    Constants that no chosen operator reads, directly or as a view, are left out. ``precision`` is what the kernels were chosen
+    for. Raises ValueError for an output that no operator computes (upstream adds
+    a copy), VerifyError for an illegal program.
+    """
+    inputs, outputs, constants = interface.inputs, interface.outputs, interface.constants
+    operators = stage_order(schedule)
+    tensors = _tensors(operators, inputs, outputs)
+    known, touched = set(tensors), {storage.storages[t].buffer for t in tensors}
+    tensors += [c for c in constants if c not in known and storage.storages[c].buffer in touched]  # a view of it is read
+    storages = {t: storage.storages[t] for t in tensors}
+    kinds = _kinds(storages, inputs, outputs, constants)
+    _check_outputs(operators, outputs, storages, kinds)
+    waits = plan_waits(schedule, storages)
+    uses = _uses(operators, storages, storage.buffers, kinds)
+    memory = plan_memory(uses, waits.order)
+    buffers = tuple(Buffer(b, *storage.buffers[b], kind, memory.offsets.get(b, 0)) for b, kind in kinds.items())
+    program = RProgram(
+        interface.name,
+        policy,
+        inputs,
+        outputs,
+        buffers,
+        tuple(storages.values()),
+        operators,
+        waits.counters,
+        waits.rows,
+        schedule.predicted,
+        precision,
+    )
+    verify(program, vdevice)
+    return program
+
+
+def _tensors(operators: Sequence[ROperator], inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> list[str]:
+    """Tensors that the program touches, each once: ports, then operands in operator order."""
+    used = [p.tensor for p in (*inputs, *outputs)]
+    for op in operators:
+        used += [*op.inputs, *op.outputs]
+    return list(dict.fromkeys(used))
+
+
+def _kinds(
+    storages: Mapping[str, Storage], inputs: tuple[Port, ...], outputs: tuple[Port, ...], constants: Collection[str]
+) -> dict[str, BufferKind]:
+    """Kind of every buffer in use."""
+    kinds: dict[str, BufferKind] = {s.buffer: "arena" for s in storages.values()}
+    kinds |= {storages[p.tensor].buffer: "output" for p in outputs}
+    kinds |= {storages[t].buffer: "constant" for t in constants if t in storages}
+    read = {storages[p.tensor].buffer for p in inputs}
+    kinds |= {b: "state" if kinds[b] == "output" else "input" for b in read}
+    return kinds
+
+
+def _check_outputs(
+    operators: Sequence[ROperator],
+    outputs: tuple[Port, ...],
+    storages: Mapping[str, Storage],
+    kinds: Mapping[str, BufferKind],
+) -> None:
+    written = {storages[t].buffer for op in operators for t in op.outputs}
+    for port in outputs:
+        target = storages[port.tensor]
+        if kinds[target.buffer] not in ("output", "state") or (target.buffer not in written and 0 not in target.shape):
+            raise ValueError(
+                f"internal: output {port.external!r} ({port.tensor}) lives in the {kinds[target.buffer]} buffer "
+                f"{target.buffer}, which no operator writes; it needs a copy compute before planning"
+            )
+
+
+def _uses(
+    operators: Sequence[ROperator],
+    storages: Mapping[str, Storage],
+    buffers: Mapping[str, tuple[str, int]],
+    kinds: Mapping[str, BufferKind],
+) -> list[BufferUse]:
+    writers: dict[str, dict[str, None]] = {b: {} for b, kind in kinds.items() if kind == "arena"}
+    readers: dict[str, dict[str, None]] = {b: {} for b in writers}
+    for op in operators:
+        if not op.task_count:
+            continue
+        for tensors, table in ((op.outputs, writers), (op.inputs, readers)):
+            for buffer in (storages[t].buffer for t in tensors):
+                if buffer in table:
+                    table[buffer][op.name] = None
+    return [BufferUse(b, _nbytes(*buffers[b]), tuple(writers[b]), tuple(readers[b])) for b in writers]
+
+
+def _nbytes(dtype: str, size: int) -> int:
+    return size * itemsize(dtype)
+
+
+def check_capacity(name: str, plan: Storages, kept: Iterable[str], device: VDevice) -> None:
+    """DeviceFailure when the tensors in ``kept`` (inputs, outputs, constants: there all the time) and the largest
+    other buffer exceed the device's lowest memory layer. Capacity 0 means that it is not modelled: it is this machine's."""
+    layer = device.layers[0]
+    capacity = layer.capacity or room()
+    sizes = {buffer: size * itemsize(dtype) for buffer, (dtype, size) in plan.buffers.items()}
+    permanent = {plan.storages[tensor].buffer for tensor in kept if tensor in plan.storages}
+    others = [n for buffer, n in sizes.items() if buffer not in permanent]
+    need = sum(sizes[buffer] for buffer in permanent) + max(others, default=0)
+    if need > capacity:
+        raise DeviceFailure(
+            f"out of memory: {name} needs at least {need} bytes of {layer.name}, {device.name} has {capacity}",
+            hint="use a smaller batch or input, or a device with more memory",
+        )

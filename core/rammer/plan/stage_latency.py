@@ -1,0 +1,116 @@
+"""How long a stage of operators takes, by running it on the device (IOS, MLSys'21, section 4: "directly measure the latency")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rammer.device.manifest import Array, Backend, Binding
+from rammer.errors import DeviceFailure
+from rammer.fusion.stitch_latency import Evaluator
+from rammer.ir.device import VDevice
+from rammer.ir.operator import RKernel, ROperator
+from rammer.ir.program import RProgram
+from rammer.plan.waits import dependences, plan_waits
+from rammer.schedule.policy import Schedule, rows_of
+from rammer.schedule.stage_clock import in_waves
+from rammer.schedule.task_placement import Row, side_by_side
+from rammer.tuning.kernel_probe import OwnTensors
+from rammer.tuning.kernel_store import KernelStore, key_of, unit_key
+from rammer.tuning.tuner import MEASURED, Tuner
+
+__all__ = ["StageTimer", "evaluator", "stage_program"]
+
+#: Runs of a stage of which the median counts, the seconds that they should take together, and the most there are of short ones.
+RUNS, SPAN, MOST_RUNS = 10, 5e-3, 100
+
+
+@dataclass
+class StageTimer:
+    """Seconds of stages on one backend, each run as a program of its own; kept in the store by what its kernels are made from.
+
+    ``measured`` counts those that no store had.
+    """
+
+    backend: Backend
+    store: KernelStore
+    binding: Binding
+    measured: int = 0
+    _start: float | None = None
+
+    def __call__(self, kernels: Sequence[RKernel]) -> float | None:
+        """Seconds of operators (in topological order) that share the vEUs, with one launch but without what starting a run
+        takes. None for a stage that cannot be run on its own."""
+        whole = self._whole(kernels)
+        if whole is None:
+            return None
+        if self._start is None:
+            self._start = self._starting(kernels[0])
+        return max(whole - self._start, 0.0) + self.backend.vdevice.launch
+
+    def _starting(self, kernel: RKernel) -> float:
+        """What a run takes besides its tasks: that of one operator less its own time."""
+        whole = self._whole([kernel])
+        return max((whole or 0.0) - kernel.operator_time(self.backend.vdevice.veus), 0.0)
+
+    def _whole(self, kernels: Sequence[RKernel]) -> float | None:
+        operators = [k.operator for k in kernels]
+        place = {o.name: i for i, o in enumerate(operators)}
+        inside = dependences(operators, self.binding.storages)
+        edges = [(place[p], i) for i, o in enumerate(operators) for p in inside[o.name]]
+        shared = [sorted(place[p.name] for p in operators if set(p.inputs) & set(o.inputs)) for o in operators]
+        key = key_of(unit_key(self.backend), "stage", str(edges), str(shared), *map(self.binding.key, operators))
+        known = self.store.seconds(key)
+        if known is None:
+            made = stage_program(kernels, self.binding, self.backend.vdevice)
+            if made is None:
+                return None
+            expected = sum(k.operator_time(self.backend.vdevice.veus) for k in kernels)
+            runs = min(max(RUNS, math.ceil(SPAN / max(expected, 1e-9))), MOST_RUNS)
+            known = self.backend.profiler.program_time(*made, runs)
+            self.measured += 1
+            self.store.put_seconds(key, known)
+        return known
+
+
+def evaluator(tuner: Tuner, binding: Binding) -> Evaluator:
+    """What stitching asks of a device: kernels as predicted, side by side as the schedule has them, and, where kernels are
+    measured, runs of operators each by its best one, as ``StageTimer`` says."""
+    device, timed = tuner.backend.vdevice, StageTimer(tuner.backend, tuner.store, binding)
+    guesses = tuner.guessing if MEASURED[tuner.level] else tuner
+
+    def kernels(operator: ROperator) -> tuple[RKernel, ...]:
+        try:
+            return guesses.kernels(operator, binding)
+        except DeviceFailure:  # where nothing fits what is left either, the step "kernels" says so
+            return ()
+
+    def seconds(operators: Mapping[str, tuple[RKernel, ...]], after: Mapping[str, tuple[str, ...]]) -> float:
+        return in_waves(operators, after, device)
+
+    def together(operators: Sequence[ROperator]) -> float | None:
+        tuner.prepare(operators, binding)
+        return timed([tuner.kernels(o, binding)[0] for o in operators])
+
+    return Evaluator(kernels, seconds, together if MEASURED[tuner.level] else None)
+
+
+def stage_program(kernels: Sequence[RKernel], binding: Binding, device: VDevice) -> tuple[RProgram, dict[str, Array]] | None:
+    """A program of operators that share the vEUs as a stage of a schedule has them, and its constants.
+
+    It runs on ``OwnTensors``: what nobody in the stage makes is an input. None where one operator
+    reads under another name what another one writes: that takes the model's own buffers.
+    """
+    operators = [k.operator for k in kernels]
+    inside = dependences(operators, binding.storages)
+    by_name = {o.name: {p.name for p in operators if set(p.outputs) & set(o.inputs)} for o in operators}
+    if any(set(inside[o.name]) != by_name[o.name] for o in operators):
+        return None
+    own = OwnTensors.of(operators, binding)
+    rows: list[Row] = [[] for _ in range(device.veus)]
+    side_by_side(kernels, inside, device, rows)
+    names = tuple(o.name for o in operators)
+    stage = Schedule(tuple(kernels), (names,), rows_of(rows), False, 0.0)
+    waits = plan_waits(stage, {s.tensor: s for s in own.storages})
+    return own.program("stage", operators, waits.rows, binding.precision, waits.counters), own.constants

@@ -1,0 +1,149 @@
+"""What a measured trace says: how busy the units were, when nothing ran, and where the time went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rammer.device.manifest import Recorded, Span
+from rammer.ir.program import RProgram
+from rammer.report.text_table import duration, plain
+
+#: Operators listed in a summary, those that take the longest first.
+MOST_OPERATORS = 20
+#: Threads of a Chrome trace that a unit has: more than the tasks that run on it at once (an SM holds at most 32 blocks).
+LANES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTime:
+    """One operator in a trace: from its first task's start to its last one's end, and ``work`` summed over tasks.
+
+    ``gap`` is from the last end among the operators whose results it reads to its first start (0 without such).
+    """
+
+    name: str
+    tasks: int
+    seconds: float
+    work: float
+    gap: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Figures of one run. Times in seconds; shares between 0 and 1.
+
+    ``utilisation``: time that a unit ran at least one task, over all units and the whole span. ``idle``: share of the
+    span in which no unit ran any task. ``gap``: median time from the last end of what an operator reads to its start.
+    """
+
+    units: int
+    span: float
+    utilisation: float
+    idle: float
+    gap: float
+    operators: tuple[OperatorTime, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"trace: {duration(self.span)} from the first task's start to the last one's end on {self.units} units",
+            f"  units busy {self.utilisation:.1%}; no task anywhere {self.idle:.1%} of the time; median gap between "
+            f"dependent operators {duration(self.gap)}",
+        ]
+        ranked = sorted(self.operators, key=lambda o: -o.seconds)
+        rows = [
+            [o.name, o.tasks, duration(o.seconds), duration(o.work / o.tasks), duration(o.gap)] for o in ranked[:MOST_OPERATORS]
+        ]
+        rest = len(ranked) - len(rows)
+        return "\n".join(
+            [
+                *lines,
+                plain(rows, ["operator", "tasks", "first start to last end", "a task", "gap before"]),
+                *([f"... and {rest} more operators"] if rest else []),
+            ]
+        )
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals."""
+    total, reach = 0.0, -np.inf
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reach))
+        reach = max(reach, end)
+    return float(total)
+
+
+def summarise(run: Recorded, units: int) -> Summary:
+    """The figures of one run on a device with so many units; all 0 where no task took any time."""
+    spans = run.spans
+    if not any(s.end > s.start for s in spans):
+        return Summary(units, 0.0, 0.0, 0.0, 0.0, ())
+    span = max(s.end for s in spans) - min(s.start for s in spans)
+    by_unit: dict[int, list[tuple[float, float]]] = {}
+    for s in spans:
+        by_unit.setdefault(s.veu, []).append((s.start, s.end))
+    busy = sum(covered(intervals) for intervals in by_unit.values())
+    idle = 1 - covered((s.start, s.end) for s in spans) / span
+    operators, before = operator_times(run), _before(run.program)
+    gaps = [o.gap for o in operators if before[o.name]]
+    return Summary(units, span, busy / (units * span), idle, float(np.median(gaps)) if gaps else 0.0, operators)
+
+
+def operator_times(run: Recorded) -> tuple[OperatorTime, ...]:
+    """Every operator's times, in the program's order."""
+    found: dict[str, list[Span]] = {}
+    for s in run.spans:
+        found.setdefault(s.operator, []).append(s)
+    start = {name: min(s.start for s in group) for name, group in found.items()}
+    end = {name: max(s.end for s in group) for name, group in found.items()}
+    before = _before(run.program)
+    return tuple(
+        OperatorTime(
+            o.name,
+            len(found[o.name]),
+            end[o.name] - start[o.name],
+            sum(s.end - s.start for s in found[o.name]),
+            start[o.name] - max((end[p] for p in before[o.name]), default=start[o.name]),
+        )
+        for o in run.program.operators
+        if o.name in found
+    )
+
+
+def _before(program: RProgram) -> Mapping[str, list[str]]:
+    """Operator -> the operators whose results it reads."""
+    maker = {t: o.name for o in program.operators for t in o.outputs}
+    return {o.name: list(dict.fromkeys(maker[t] for t in o.inputs if t in maker)) for o in program.operators}
+
+
+def measured_trace(programs: Sequence[tuple[str, Sequence[Span]]]) -> str:
+    """JSON in the Chrome trace format: a process a program, times in microseconds. A unit that runs several tasks at
+    once has a thread for each."""
+    events: list[dict[str, object]] = []
+    for number, (name, spans) in enumerate(programs):
+        events.append({"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}})
+        lanes: dict[tuple[int, int], float] = {}
+        for s in sorted(spans, key=lambda s: s.start):
+            lane = next(k for k in range(len(lanes) + 1) if lanes.get((s.veu, k), s.start) <= s.start)
+            if (s.veu, lane) not in lanes:
+                label = f"unit {s.veu}" + (f".{lane}" if lane else "")
+                events.append(
+                    {"name": "thread_name", "ph": "M", "pid": number, "tid": s.veu * LANES + lane, "args": {"name": label}}
+                )
+            lanes[s.veu, lane] = s.end
+            events.append(
+                {
+                    "name": s.operator,
+                    "cat": "task",
+                    "ph": "X",
+                    "pid": number,
+                    "tid": s.veu * LANES + lane,
+                    "ts": s.start * 1e6,
+                    "dur": (s.end - s.start) * 1e6,
+                    "args": {"task": s.index},
+                }
+            )
+    return json.dumps({"displayTimeUnit": "ns", "traceEvents": events})

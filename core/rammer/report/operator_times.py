@@ -1,0 +1,143 @@
+"""Where a model's time goes, operator by operator: by the device's own trace where it records one, else by its profiler, which
+runs each operator alone; what the host computes by type of operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from rammer.compiled.host_timing import watched
+from rammer.compiled.segments import HostSegment, ProgramSegment
+from rammer.device.guard import compiling
+from rammer.device.manifest import Backend, Binding, Tracer
+from rammer.errors import DeviceUnavailable
+from rammer.ir.operator import ROperator
+from rammer.report.measured_trace import covered
+from rammer.report.text_table import duration
+from rammer.runtime.continuation import Continuation
+from rammer.runtime.loaded_model import LoadedModel
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: How seconds were found: by the device's record of a run; each operator alone, by the device's clock; simulated cycles; by the
+#: cost model; by the host's clock.
+TRACED, MEASURED, SIMULATED, PREDICTED, HOST = "traced", "measured alone", "simulated", "predicted", "host"
+HEADERS: Final = ["operator", "ONNX nodes", "family", "tasks", "time", "share", "how"]
+#: Operators listed in a table, and nodes named of one.
+MOST_OPERATORS, MOST_NODES = 20, 3
+
+
+@dataclass(frozen=True)
+class OperatorShare:
+    """One operator of the programs, or all host operators of a type: the ONNX nodes that are in it with their types, ``tasks``
+    (calls on the host), ``seconds`` in a run, and ``how`` these were found."""
+
+    operator: str
+    nodes: tuple[str, ...]
+    types: tuple[str, ...]
+    family: str
+    tasks: int
+    seconds: float
+    how: str
+
+
+def shares(backend: Backend, special: LoadedModel, inputs: Mapping[str, Array]) -> list[OperatorShare]:
+    """What each operator takes of a run on ``inputs``, the longest first. What waits for values is that of this run."""
+    feeds: dict[int, Mapping[str, Array]] = {}
+    special.run(inputs)  # whatever is done once
+    with watched() as spent:
+        special.run(inputs, lambda segment, given: feeds.update({id(segment): given}))
+    found = [OperatorShare("", (), (op,), "", spent.calls[op], s, HOST) for op, s in spent.seconds.items()]
+    known: dict[str, tuple[float, str]] = {}
+    for segment, kinds in _programs(special):
+        traced = _traced(backend, segment, feeds.get(id(segment)))
+        binding = Binding.of(segment.program, segment.constants)
+        for operator in segment.program.operators:
+            nodes = tuple(dict.fromkeys(c.origin for c in operator.computes if c.origin))
+            if operator.name in traced:
+                seconds, how = traced[operator.name], TRACED
+            else:
+                key = f"{binding.key(operator)} {operator.tile} {operator.family} {operator.config}"
+                if key not in known:
+                    with compiling(backend):
+                        known[key] = alone(backend, operator, binding)
+                seconds, how = known[key]
+            types = tuple(kinds.get(n, "") for n in nodes)
+            family = operator.family or "generic"
+            found.append(OperatorShare(operator.name, nodes, types, family, operator.task_count, seconds, how))
+    return sorted(found, key=lambda s: -s.seconds)
+
+
+def _programs(special: LoadedModel) -> Iterator[tuple[ProgramSegment, Mapping[str, str]]]:
+    """The programs of a run, those of what waited for values among them, with types of ONNX nodes by name."""
+    kinds = special.compiled.node_types
+    for segment in special.compiled.segments:
+        if isinstance(segment, ProgramSegment):
+            yield segment, kinds
+    if isinstance(special.following, Continuation):
+        for last in [*special.following.residents.held.values()][-1:]:
+            yield from _programs(last)
+
+
+def _traced(backend: Backend, segment: ProgramSegment, feeds: Mapping[str, Array] | None) -> dict[str, float]:
+    """Seconds in which any unit ran a task of an operator, where the device records that. Not of a simulated one: what tasks
+    wait for there, exchanges and syncs, is an operator's own by its profiler alone."""
+    if feeds is None or not isinstance(backend, Tracer) or backend.vdevice.simulated:
+        return {}
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for span in backend.trace(segment.program, segment.constants, feeds).spans:
+        spans.setdefault(span.operator, []).append((span.start, span.end))
+    return {name: covered(intervals) for name, intervals in spans.items()}
+
+
+def alone(backend: Backend, operator: ROperator, binding: Binding) -> tuple[float, str]:
+    """Seconds of all tasks by the profiler's time of one, and how they were found."""
+    kernel, veus = backend.kernel(operator, binding), backend.vdevice.veus
+    if not operator.task_count:
+        return 0.0, PREDICTED
+    try:
+        one, crowded = backend.profiler.task_time(kernel, binding)
+    except DeviceUnavailable:  # compiled for a target that is not here
+        return kernel.operator_time(veus), PREDICTED
+    timed = replace(kernel, alone=one, crowded=crowded)
+    return timed.operator_time(veus), SIMULATED if backend.vdevice.simulated else MEASURED
+
+
+def table_rows(found: Sequence[OperatorShare]) -> list[list[str]]:
+    """Rows of a table; what it leaves out is its last one."""
+    whole = sum(s.seconds for s in found) or 1.0
+    rows = [
+        [s.operator, _named(s), s.family, str(s.tasks), duration(s.seconds), f"{s.seconds / whole:.1%}", s.how]
+        for s in found[:MOST_OPERATORS]
+    ]
+    rest = found[MOST_OPERATORS:]
+    if rest:
+        seconds = sum(s.seconds for s in rest)
+        rows.append(
+            [f"{len(rest)} more", "", "", str(sum(s.tasks for s in rest)), duration(seconds), f"{seconds / whole:.1%}", ""]
+        )
+    return rows
+
+
+def _named(share: OperatorShare) -> str:
+    if not share.nodes:
+        return f"{', '.join(share.types)} on the host" if share.how == HOST else ""
+    named = [f"{n} ({t})" if t else n for n, t in zip(share.nodes, share.types, strict=True)]
+    more = len(named) - MOST_NODES
+    return ", ".join(named[:MOST_NODES]) + (f" and {more} more" if more > 0 else "")
+
+
+def grouped(segments: Sequence[HostSegment]) -> list[str]:
+    """A line for each type of operator and each reason, the most frequent first: ``GridSample x 6: why``."""
+    found = Counter((s.node.node.op, s.why) for s in segments)
+    return [f"{op} x {count}: {why}" for (op, why), count in found.most_common()]
+
+
+def stays(lines: Sequence[str]) -> list[str]:
+    """Return how many operators of each type float16 left in float32, in one line; nothing where there are none."""
+    found = Counter(line.partition(" ")[0] for line in lines)
+    return [f"{len(lines)} operators stay float32: {', '.join(f'{n} {op}' for op, n in found.most_common())}"] if lines else []

@@ -1,0 +1,103 @@
+"""A program's schedule in time, as the kernels' task times predict it: a text chart and a Perfetto trace.
+
+A task starts when its row has reached it and every counter it waits for is full; it takes its kernel's
+time with every vEU busy. Launches, transfers and memory traffic between tasks are not drawn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from rammer.device.manifest import Span
+from rammer.ir.operator import RKernel
+from rammer.ir.program import RProgram, waves
+from rammer.report.text_table import duration
+
+#: Columns of the text chart, and rows beyond which it is cut (a chip has a thousand).
+WIDTH = 72
+MOST_ROWS = 64
+_MARKS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+
+def task_seconds(program: RProgram, kernels: Mapping[str, Sequence[RKernel]]) -> dict[str, float]:
+    """Seconds of one task of every operator, from the kernel that the program uses; 0 where it is not known."""
+    result = {}
+    for operator in program.operators:
+        chosen = [k for k in kernels.get(operator.name, ()) if _same_tile(k, program)]
+        result[operator.name] = chosen[0].crowded if chosen else 0.0
+    return result
+
+
+def _same_tile(kernel: RKernel, program: RProgram) -> bool:
+    mine, used = kernel.operator, program.operator[kernel.operator.name]
+    return (mine.tile, mine.family, mine.config) == (used.tile, used.family, used.config)
+
+
+def spans(program: RProgram, seconds: Mapping[str, float]) -> list[Span]:
+    """Every task with its predicted start and end, in an order that the waits allow."""
+    free = [0.0] * program.veus
+    full = {c.name: 0.0 for c in program.counters}
+    result = []
+    for wave in waves(program):
+        for placed in wave:
+            task = placed.task
+            start = max([free[placed.veu], *(full[w.counter] for w in task.waits)])
+            end = start + seconds[task.operator]
+            free[placed.veu] = end
+            for counter in program.counters:
+                if counter.operator == task.operator and counter.first <= task.index < counter.last:
+                    full[counter.name] = max(full[counter.name], end)
+            result.append(Span(placed.veu, task.operator, task.index, start, end))
+    return result
+
+
+def gantt(program: RProgram, seconds: Mapping[str, float], width: int = WIDTH) -> str:
+    """One line a vEU, one letter an operator, ``.`` where the vEU waits; ``width`` columns span the whole time."""
+    found = spans(program, seconds)
+    total = max((s.end for s in found), default=0.0)
+    if not total:
+        return f"schedule {program.name}: no task times are known"
+    marks = {o.name: _MARKS[i % len(_MARKS)] for i, o in enumerate(program.operators)}
+    busy = sum(s.end - s.start for s in found) / (total * program.veus)
+    lines = [f"schedule {program.name} on {program.veus} vEUs: {duration(total)} without launches, {busy:.0%} busy"]
+    lines += [f"  {marks[o.name]} {o.name}: {o.task_count} tasks, {duration(seconds[o.name])} each" for o in program.operators]
+    by_row: list[list[Span]] = [[] for _ in range(program.veus)]
+    for span in found:
+        by_row[span.veu].append(span)
+    lines += _chart(by_row[:MOST_ROWS], marks, total, width)
+    if program.veus > MOST_ROWS:
+        lines.append(f"  ... and {program.veus - MOST_ROWS} more vEUs")
+    return "\n".join(lines)
+
+
+def _chart(rows: Sequence[Sequence[Span]], marks: Mapping[str, str], total: float, width: int) -> Iterator[str]:
+    for veu, row in enumerate(rows):
+        cells = ["."] * width
+        for span in row:
+            first = min(int(span.start / total * width), width - 1)
+            last = min(max(round(span.end / total * width), first + 1), width)
+            cells[first:last] = marks[span.operator] * (last - first)
+        yield f"  v{veu:<4}|{''.join(cells)}|"
+
+
+def chrome_trace(programs: Sequence[tuple[RProgram, Mapping[str, float]]]) -> str:
+    """JSON in the Chrome trace format (Perfetto and chrome://tracing read it): a process a program, a thread a
+    vEU, times in microseconds."""
+    events: list[dict[str, object]] = []
+    for number, (program, seconds) in enumerate(programs):
+        events.append({"name": "process_name", "ph": "M", "pid": number, "args": {"name": program.name}})
+        events += [
+            {
+                "name": s.operator,
+                "cat": "task",
+                "ph": "X",
+                "pid": number,
+                "tid": s.veu,
+                "ts": s.start * 1e6,
+                "dur": (s.end - s.start) * 1e6,
+                "args": {"task": s.index},
+            }
+            for s in spans(program, seconds)
+        ]
+    return json.dumps({"displayTimeUnit": "ns", "traceEvents": events})

@@ -1,0 +1,107 @@
+"""The printed form of each step, for ``inspect`` and ``--dump``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
+from rammer.ir.device import VDevice
+from rammer.ir.operator import RKernel
+from rammer.report.predicted_trace import chrome_trace, gantt, task_seconds
+from rammer.report.text_table import duration
+
+
+def _each(compiled: Compiled, text: Callable[[ProgramSegment], str]) -> str:
+    parts = []
+    for segment in compiled.segments:
+        if isinstance(segment, HostSegment):
+            parts.append(f"host {segment.node}  ({segment.why})")
+        else:
+            parts.append(text(segment))
+    if compiled.rest is not None:
+        parts.append(f"later: {compiled.rest}")
+    return "\n".join(parts)
+
+
+def graph(compiled: Compiled, device: VDevice) -> str:
+    """The Graph after all passes, and what each pass changed."""
+    reports = "\n".join(f"# pass {r}" for r in compiled.passes)
+    later = f"\n# later: {compiled.rest}" if compiled.rest is not None else ""
+    return f"{compiled.graph}\n{reports}{later}"
+
+
+def compute(compiled: Compiled, device: VDevice) -> str:
+    """The tensor expressions."""
+    return _each(compiled, lambda s: str(s.compute))
+
+
+def tile(compiled: Compiled, device: VDevice) -> str:
+    """The tile-graph with the device's memory layers and the log of connections tried."""
+    return _each(compiled, lambda s: s.tile.describe(device) if s.tile else "")
+
+
+def kernels(compiled: Compiled, device: VDevice) -> str:
+    """Every operator's candidate kernels with resources and task times."""
+    return _each(compiled, lambda s: "\n".join(_operator_kernels(name, ks, device) for name, ks in s.kernels.items()))
+
+
+def _operator_kernels(name: str, found: tuple[RKernel, ...], device: VDevice) -> str:
+    thrifty = min(found, key=RKernel.busy_time)
+    quick = min(found, key=lambda k: k.operator_time(device.veus))
+    lines = [f"operator {name}"]
+    for number, k in enumerate(found):
+        r = k.resources
+        marks = [m for m, yes in (("fastest", k is quick), ("least vEU time", k is thrifty)) if yes]
+        registers = "?" if r.registers < 0 else str(r.registers)
+        lines.append(
+            f"  kernel {name}.{number}  {k.operator.head()}  {k.operator.task_count} tasks  {r.threads} threads  "
+            f"{registers} regs  {r.local_bytes} B local  {duration(k.alone)} alone  {duration(k.crowded)} crowded  "
+            f"({k.origin})  {', '.join(marks)}"
+        )
+    return "\n".join(lines)
+
+
+def source(compiled: Compiled, device: VDevice) -> str:
+    """The source of every chosen kernel."""
+    return _each(compiled, lambda s: "\n".join(f"// {n}\n{ks[0].source}" for n, ks in s.kernels.items()))
+
+
+def program(compiled: Compiled, device: VDevice) -> str:
+    """The RProgram."""
+    return _each(compiled, lambda s: str(s.program))
+
+
+def schedule(compiled: Compiled, device: VDevice) -> str:
+    """What every vEU does when, as the task times predict it."""
+    return _each(compiled, _drawn)
+
+
+def _drawn(segment: ProgramSegment) -> str:
+    drawn = gantt(segment.program, task_seconds(segment.program, segment.kernels))
+    return f"{drawn}\npolicy {segment.choice}" if segment.choice else drawn
+
+
+def trace(compiled: Compiled, device: VDevice) -> str:
+    """The same as a Chrome trace (JSON), for Perfetto."""
+    programs = [s for s in compiled.segments if isinstance(s, ProgramSegment)]
+    return chrome_trace([(s.program, task_seconds(s.program, s.kernels)) for s in programs])
+
+
+STAGES: dict[str, Callable[[Compiled, VDevice], str]] = {
+    "graph": graph,
+    "compute": compute,
+    "tile": tile,
+    "kernels": kernels,
+    "source": source,
+    "program": program,
+    "schedule": schedule,
+    "trace": trace,
+}
+
+
+def dump_texts(compiled: Compiled, device: VDevice) -> dict[str, str]:
+    """Return the text of every step by file name: ``00-graph.txt`` ..."""
+    return {
+        f"{number:02d}-{name}.{'json' if name == 'trace' else 'txt'}": text(compiled, device) + "\n"
+        for number, (name, text) in enumerate(STAGES.items())
+    }

@@ -1,0 +1,79 @@
+"""Ranges that nobody gave: an open dimension that was seen at two lengths gets programs for ranges that double from the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from rammer.ir.extent import LEAST, AffineExtent, Point
+from rammer.ir.port import InputPort
+from rammer.runtime.shape_buckets import FIXED, Lengths, Shapes, Span
+
+#: The least range: below it lengths are too few for programs of their own.
+FEWEST = 8
+
+
+def doubling(first: int, value: int) -> Span:
+    """The least and greatest length of the program for ``value``: ``first``, or FEWEST, times a power of two at most. Nothing at
+    all is no length, unless it was the first."""
+    high = max(first, FEWEST)
+    while high < value:
+        high *= 2
+    while high // 2 >= max(value, FEWEST):
+        high //= 2
+    return (high // 2 + 1 if value > high // 2 and high // 2 >= FEWEST else min(first, 1)), high
+
+
+@dataclass
+class Seen:
+    """The lengths that an executable was run at; any thread may tell and ask."""
+
+    on: bool = False
+    first: Mapping[str, int] | None = None
+    changed: set[str] = field(default_factory=set)
+    apart: set[str] = field(default_factory=set)  #: Dimensions that once did not follow from another.
+    _lock: Any = field(default_factory=Lock, repr=False)
+
+    def learned(self, ports: tuple[InputPort, ...], shapes: Shapes) -> Lengths:
+        """The range that serves these shapes, of which one dimension at least had another length in the first run; FIXED
+        where none had."""
+        point = {d: n for p in ports for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
+        if not self.on or not point:
+            return FIXED
+        with self._lock:
+            return self._learned(point)
+
+    def until(self, ports: tuple[InputPort, ...], shapes: Shapes) -> Lengths:
+        """The range up to these lengths, of dimensions that runs have shown to change; FIXED where none has. Nothing is learned:
+        arrays that are bound are of one shape, and of the greatest lengths."""
+        point = {d: n for p in ports for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
+        with self._lock:
+            first = self.first
+            if not self.on or first is None:
+                return FIXED
+            open_ones = [d for d in sorted(point, key=lambda d: (first.get(d, 0), d)) if d in self.changed and d in first]
+            roots, derived = [d for d in open_ones if d in self.apart and point[d] > LEAST], dict[str, AffineExtent]()
+            for name in open_ones:
+                root = next((r for r in roots if point[r] - first[r] == point[name] - first[name]), None)
+                if name not in self.apart and root is not None:
+                    derived[name] = AffineExtent(((root, 1),), first[name] - first[root])
+            return Lengths({d: (min(first[d], 1), point[d]) for d in roots}, derived, buckets=1) if roots else FIXED
+
+    def _learned(self, point: Point) -> Lengths:
+        if self.first is None:
+            self.first = point
+            return FIXED
+        first = self.first
+        self.changed |= {d for d in point if point[d] != first.get(d)}
+        grown = {d: point[d] - first[d] for d in point if d in self.changed}
+        roots, derived = list[str](), dict[str, AffineExtent]()
+        for name in sorted(grown, key=lambda d: (first[d], d)):
+            root = next((r for r in roots if name not in self.apart and grown[r] == grown[name]), None)
+            if root is not None:
+                derived[name] = AffineExtent(((root, 1),), first[name] - first[root])
+            else:
+                roots.append(name)
+                self.apart.add(name)
+        return Lengths({d: doubling(first[d], point[d]) for d in roots}, derived, buckets=1)

@@ -1,0 +1,83 @@
+"""What users give to ``Executable.bind``: arrays, and outputs that stay in their inputs' memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rammer.device.arrays import by_name, dtype_of, mapped, shape_of
+from rammer.errors import BadInput
+from rammer.ir.formats import carrier
+from rammer.ir.port import InputPort
+from rammer.runtime.auto_ranges import Seen
+from rammer.runtime.input_checks import check_ports
+from rammer.runtime.model_source import Head
+from rammer.runtime.shape_buckets import FIXED, Lengths, Shapes, Span
+
+
+class Asked(NamedTuple):
+    """Arrays by name, the memory of which input an output gets, the shapes of all inputs, and the lengths that may change: then
+    shapes are those of the greatest ones. ``found``: nobody gave these, runs have shown them."""
+
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+    kept: dict[str, str]
+    shapes: Shapes
+    lengths: Lengths
+    found: bool = False
+
+    @property
+    def spans(self) -> Mapping[str, Span]:
+        """Dimension -> range."""
+        return self.lengths.spans
+
+
+def asked(head: Head, lengths: Lengths, seen: Seen, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Asked:
+    """What a call of ``bind`` is about. BadInput for a wrong name, type or shape, and for what cannot be known."""
+    arrays, outputs = by_name("input", inputs), mapped("output", outputs)
+    kept = {o: i for o, i in outputs.items() if isinstance(i, str)}
+    _check_kept(head, kept)
+    shapes = {n: shape_of(a) for n, a in arrays.items()}
+    found = not lengths.spans
+    lengths = seen.until(head.inputs, shapes) if found else lengths
+    wholes = lengths.whole({name: span[1] for name, span in lengths.spans.items()})
+    whole = bool(lengths.spans) and _are_whole(head, wholes, {n: s for n, s in shapes.items() if n not in kept.values()})
+    ports = {p.name: p for p in head.inputs}
+    for name in dict.fromkeys(kept.values()):
+        shapes[name] = _state_shape(ports[name], head, shapes, wholes if whole else {})
+    bits = {p.name: p.dtype for p in head.inputs if p.name in arrays and dtype_of(arrays[p.name]) == carrier(p.dtype)}
+    kinds = {n: bits.get(n, dtype_of(arrays[n]) if n in arrays else ports[n].dtype) for n in shapes}
+    check_ports(head.inputs, {n: (kinds[n], s) for n, s in shapes.items()})
+    given = by_name("output", {o: a for o, a in outputs.items() if o not in kept})
+    return Asked(arrays, given, kept, shapes, lengths if whole else FIXED, found)
+
+
+def _check_kept(head: Head, kept: Mapping[str, str]) -> None:
+    names = [p.name for p in head.inputs]
+    for output, name in kept.items():
+        if output not in head.outputs:
+            raise BadInput(f"the model has no output {output!r}", hint=f"its outputs are: {', '.join(head.outputs)}")
+        if name not in names:
+            raise BadInput(f"output {output!r} is to stay in input {name!r}, which the model has not", hint=", ".join(names))
+    if len({*kept.values()}) < len(kept):
+        raise BadInput("two outputs are to stay in one input", hint="give each output an input of its own")
+
+
+def _are_whole(head: Head, wholes: Mapping[str, int], shapes: Shapes) -> bool:
+    """Whether arrays have the greatest lengths of the range along all of its dimensions."""
+    found = {(d, n) for p in head.inputs for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
+    return all(wholes.get(d, n) == n for d, n in found)
+
+
+def _state_shape(port: InputPort, head: Head, shapes: Shapes, wholes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of an input that an output stays in, from those of other inputs and the greatest lengths."""
+    others = {p.name: p for p in head.inputs if p.name in shapes}
+    known = {d: n for p in others.values() for d, n in zip(p.shape, shapes[p.name], strict=False) if isinstance(d, str)}
+    known |= wholes
+    if not port.ranked:
+        raise BadInput(f"nothing says which shape input {port.name!r} has", str(port), "give an array for it")
+    found = tuple(d if isinstance(d, int) else known.get(d or "", -1) for d in port.shape)
+    if -1 in found:
+        dim = port.shape[found.index(-1)]
+        raise BadInput(f"nothing says how long input {port.name!r} is along {dim or 'an axis'}", hint="give an array for it")
+    return found

@@ -1,0 +1,100 @@
+"""What stays on the device: programs by what they were specialised for, the least recently used freed for new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from threading import RLock
+from typing import Any, Generic, TypeVar
+
+from rammer.errors import BadInput, DeviceFailure
+from rammer.runtime.loaded_model import LoadedModel
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass
+class LoadedPrograms(Generic[Key]):
+    """``limit`` programs at most, but none is freed that is running or has an open bound call. Any thread may call it. ``name``
+    is the model's, for messages."""
+
+    name: str
+    limit: int
+    held: dict[Key, LoadedModel] = field(default_factory=dict)
+    closed: bool = False
+    _lock: Any = field(default_factory=RLock, repr=False)
+    _closing: Any = field(default_factory=RLock, repr=False)
+
+    def find(self, key: Key) -> LoadedModel | None:
+        """What is held, which now is the most recently used. DeviceFailure once closed."""
+        with self._lock:
+            if self.closed:
+                raise DeviceFailure(f"the executable of {self.name} was closed", hint="open the model again")
+            found = self.held.pop(key, None)
+            if found is None or found.closed:
+                return None
+            self.held[key] = found
+            return found
+
+    def keep(self, key: Key, special: LoadedModel) -> None:
+        """Hold a new one, and free what was not used for longest."""
+        with self._lock:
+            if not self.closed:
+                self.held[key] = special
+        if self.closed:
+            special.close()
+        self.trim(special)
+
+    def drop(self, key: Key) -> None:
+        """Free what is held for ``key``, which nobody uses any more."""
+        with self._lock:
+            special = self.held.pop(key, None)
+        if special is not None:
+            special.close()
+
+    def trim(self, newest: LoadedModel) -> None:
+        """Free what was not used for longest, until no more than ``limit`` are left or all others are in use."""
+        with self._lock:
+            excess = len(self.held) - self.limit
+            if excess <= 0:
+                return
+            idle = (key for key, special in self.held.items() if special is not newest and special.retire())
+            freed = [self.held.pop(key) for key in list(islice(idle, excess))]
+        for special in freed:
+            special.close()
+
+    @contextmanager
+    def used(self, find: Callable[[], LoadedModel]) -> Iterator[LoadedModel]:
+        """What ``find`` gives, which is not freed meanwhile."""
+        while True:
+            special = find()
+            try:
+                special.enter()
+                break
+            except DeviceFailure:  # freed for another since it was found
+                continue
+        try:
+            yield special
+        finally:
+            special.leave()
+        self.trim(special)
+
+    def close(self) -> None:
+        """Free all when their runs have ended; further calls raise DeviceFailure."""
+        with self._closing:  # a second caller waits, too
+            with self._lock:
+                freed = list(self.held.values())
+                for special in freed:
+                    special.check_outside()
+                self.closed = True
+            for special in freed:
+                special.close()
+            self.held.clear()
+
+
+def check_resident(count: int) -> None:
+    """BadInput unless ``count`` sets of input shapes can stay on a device."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise BadInput(f"resident is {count!r}, not a number of sets of input shapes", hint="give 1 or more")

@@ -1,0 +1,107 @@
+"""Turns of a loop by a program that is bound twice: what one call writes the next one reads, so states stay on the device.
+
+Between calls the host gives slices and counts, and takes what is gathered and whether to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from rammer.device.arrays import on_host
+from rammer.ir.formats import numpy_type
+from rammer.runtime.bound_call import ModelBound
+from rammer.runtime.loaded_model import LoadedModel
+
+if TYPE_CHECKING:
+    from rammer.frontend.loops.control_operators import TurnsAhead, TurnsDone
+    from rammer.frontend.loops.loop_chunk import Turns
+    from rammer.frontend.read.reader import Model
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class TurningProgram:
+    """``turns`` as a loaded program of one segment, whose ports are those of ``model``. Any thread may call it: loops take turns,
+    each as a whole."""
+
+    def __init__(self, special: LoadedModel, turns: Turns, model: Model) -> None:
+        self.special, self.turns, self._lock = special, turns, Lock()
+        blank = {p.name: np.zeros([int(str(n)) for n in p.shape], numpy_type(p.dtype)) for p in model.inputs}
+        states = range(len(turns.states))
+        there = special.bind(blank, {}, pinned=False)
+        again = {turns.name("state", i): there.outputs[turns.name("after", i)] for i in states}
+        # A state that no turn reads stays the host's array, where a device with memory of its own cannot write it, and need not.
+        pairs = [(turns.name("after", i), there.inputs[turns.name("state", i)]) for i in states]
+        into = {after: array for after, array in pairs if on_host(array) == on_host(there.outputs[after])}
+        back = special.bind({**there.inputs, **again}, into, pinned=False)
+        self._bounds = there, back
+        self._after = [turns.name("after", i) for i in states]
+        self._going = [] if turns.steady else [turns.name("going")]
+        self._gathered = [turns.name("gathered", i) for i in range(len(turns.results) - len(turns.states))]
+
+    def run(self, ahead: TurnsAhead, outer: Mapping[str, Any]) -> TurnsDone:
+        """All turns ahead, until none is left or the condition fails; ``outer`` are values of outside by their names."""
+        from rammer.frontend.loops.control_operators import TurnsDone
+
+        gathered: list[list[Any]] = [[] for _ in self._gathered]
+        with self._lock:
+            first, going, now = ahead.first, True, 0
+            _put(self._bounds[0], {**outer, **{self.turns.name("state", i): a for i, a in enumerate(ahead.state)}})
+            while True:
+                bound = self._bounds[now]
+                done, going, found = self._call(bound, ahead, first)
+                first += done
+                for parts, values in zip(gathered, found, strict=True):
+                    parts.append(values)
+                if not going or first - ahead.first == ahead.left:
+                    break
+                ahead.check(first)
+                now = 1 - now
+            state = list(_taken(bound, self._after).values())
+        return TurnsDone(first - ahead.first, going, state, [p[0] if len(p) == 1 else np.concatenate(p) for p in gathered])
+
+    def _call(self, bound: ModelBound, ahead: TurnsAhead, first: int) -> tuple[int, bool, list[Any]]:
+        """The turns of one call: how many, whether to go on, and what they gather."""
+        most, name = self.turns.count, self.turns.name
+        count = most if ahead.left is None else min(most, ahead.left - (first - ahead.first))
+        given = {name("slices", i): _cut(x, first, count, most) for i, x in enumerate(ahead.slices)}
+        given[name("left")] = np.array(count)
+        if not self.turns.scanned:
+            given[name("first")] = np.array(first)
+        _put(bound, given)
+        bound.run()
+        found = _taken(bound, [*self._going, *self._gathered])
+        going = found.pop(self._going[0])[:count] if self._going else np.ones(0, bool)
+        done = count if going.all() else int(going.argmin()) + 1
+        return done, bool(going.all()), [a[:done] for a in found.values()]
+
+
+def _put(bound: ModelBound, values: Mapping[str, Any]) -> None:
+    """Give values to a call, of which none is queued where it reads the host's arrays."""
+    far = dict[str, Any]()
+    for name, value in values.items():
+        array = bound.inputs[name]
+        if isinstance(array, np.ndarray):
+            np.copyto(array, value)
+        else:
+            far[name] = value
+    if far:
+        bound.write(far)
+
+
+def _taken(bound: ModelBound, names: list[str]) -> dict[str, Any]:
+    """The caller's own copies of outputs, when the run has ended."""
+    bound.synchronize()
+    near = {n: bound.outputs[n] for n in names if isinstance(bound.outputs[n], np.ndarray)}
+    far = bound.to_host(*(n for n in names if n not in near)) if len(near) < len(names) else {}
+    return {n: near[n].copy() if n in near else far[n] for n in names}
+
+
+def _cut(slices: Any, first: int, count: int, wanted: int) -> Any:
+    """The slices of ``count`` turns, the last again for those of ``wanted`` that are not left."""
+    found = slices[first : first + count]
+    return found if count == wanted else np.concatenate([found, np.repeat(found[-1:], wanted - count, axis=0)])

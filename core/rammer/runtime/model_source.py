@@ -1,0 +1,183 @@
+"""ModelSource: a model file whose ports may be known from an earlier read, so that warm starts need no ONNX."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rammer.cache.cache_folder import cache_folder
+from rammer.cache.file_digests import content_digest
+from rammer.cache.whole_files import cache_text, cached_text
+from rammer.compiler.compile_options import CompileOptions
+from rammer.device.custom_operators import CustomOperators
+from rammer.errors import BadInput, RammerError
+from rammer.ir.constants.mapped_files import Mapped
+from rammer.ir.names import shortened
+from rammer.ir.port import ON_HOST, InputPort
+from rammer.ir.untrusted_json import loads, place_in
+
+if TYPE_CHECKING:
+    import onnx
+
+    from rammer.frontend.read.reader import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What running needs to know of a model before its graph: name and ports."""
+
+    name: str
+    inputs: tuple[InputPort, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass
+class ModelSource:
+    """A model to compile. ``digest`` hashes the file's content ("" where it cannot be read), and from when the ``head`` is known
+    that of the files with its weights, too; ``model`` reads and checks it on first use; ``known`` are ports known without
+    reading. ``opened`` are its files by their paths from its folder: each is opened once, and hashed before it is read, so
+    what is compiled is what was hashed, whatever becomes of the names."""
+
+    read: Callable[[], Model] = field(repr=False)
+    digest: str = ""
+    path: Path | None = None
+    known: Head | None = None
+    opened: dict[str, Mapped] = field(default_factory=dict)
+    refused: RammerError | None = field(default=None, init=False)  #: The error of reading the model: its files are read once.
+    external: tuple[str, ...] = ()  #: Files beside the model that its weights are in, from when the head is known.
+
+    @cached_property
+    def model(self) -> Model:
+        """The checked ONNX model."""
+        if self.refused is not None:
+            raise self.refused
+        try:
+            return self.read()
+        except RammerError as problem:
+            self.refused = problem
+            raise
+
+    @property
+    def files(self) -> tuple[Mapped, ...]:
+        """The model's own files that weights stay in; a compiled file's are in memory."""
+        return self.model.files if self.known is None else ()
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The model's file and those of its external data."""
+        assert self.head
+        return () if self.path is None else (self.path, *(self.path.parent / name for name in self.external))
+
+    def check(self, thoroughly: bool = True) -> None:
+        """BadInput if a file of the model does not hold what was hashed. Call it when all that was compiled has been read;
+        less ``thoroughly`` before anything is read."""
+        for file in self.opened.values():
+            file.check(thoroughly)
+
+    @cached_property
+    def head(self) -> Head:
+        """Ports, from the cache of an earlier successful read of the same content or by reading."""
+        if self.known is not None:
+            return self.known
+        file = self._head_file()
+        text = cached_text(file) if file is not None else None
+        if text is not None:
+            with suppress(ValueError, TypeError, LookupError):  # nothing that this version writes: the model says
+                data = loads(text)
+                head, external = _decode(data), _files(data["external"])
+                with_files = self._with_files(external)
+                if with_files:  # else reading says what is wrong with them
+                    self.digest, self.external = with_files, external
+                    return head
+        external = self.external = self.model.external
+        head = Head(self.model.name, self.model.inputs, self.model.outputs)
+        if file is not None:
+            cache_text(file, json.dumps({**asdict(head), "external": external}))
+        self.digest = self._with_files(external)
+        return head
+
+    def _with_files(self, names: tuple[str, ...]) -> str:
+        """``digest`` and the content of these files beside the model; "" if one cannot be read or lies elsewhere."""
+        if not names or not self.digest:
+            return self.digest
+        assert self.path is not None
+        folder = self.path.parent
+        try:
+            if not all(place_in(folder, name) for name in names):
+                return ""
+            for name in names:
+                if name not in self.opened:
+                    self.opened[name] = Mapped.of(folder / name)
+        except (OSError, ValueError):
+            return ""
+        found = [content_digest(self.opened[name]) for name in names]
+        if not all(found):
+            return ""
+        return hashlib.sha256(json.dumps([self.digest, *zip(names, found, strict=True)]).encode()).hexdigest()
+
+    def _head_file(self) -> Path | None:
+        return cache_folder() / "heads" / f"{self.digest}.json" if self.digest else None
+
+
+def open_source(source: str | Path | bytes | onnx.ModelProto, plugins: Callable[[], CustomOperators] = dict) -> ModelSource:
+    """A source for a path, bytes or ModelProto; nothing is parsed yet. ``plugins`` gives the operators that plugins declare
+    (``Registry.operators``) and is called when the model is read."""
+
+    path, opened = Path(source) if isinstance(source, str | Path) else None, dict[str, Mapped]()
+    folder = path.parent if path is not None else Path()
+
+    def read() -> Model:
+        from rammer.frontend.read.reader import read_model
+
+        return read_model(source, plugins(), {folder / name: file for name, file in opened.items()}, noted)
+
+    def noted(file: Mapped) -> None:
+        content_digest(file)
+        opened[file.path.relative_to(folder).as_posix()] = file
+
+    digest = content_digest(source) if isinstance(source, bytes) else ""
+    if path is not None:
+        with suppress(OSError, ValueError):  # reading it says what is wrong
+            opened[path.name] = Mapped.of(path)
+            digest = content_digest(opened[path.name])
+    return ModelSource(read, digest, path, opened=opened)
+
+
+def check_kept(options: CompileOptions, source: ModelSource) -> None:
+    """Raise BadInput for a pattern of operators that stay float32 that matches none, or where nothing becomes float16."""
+    if not options.keep_float32:
+        return
+    if options.precision != "float16":
+        raise BadInput("no operator becomes float16", "--keep-float32", "give --precision float16, or leave out --keep-float32")
+    from rammer.frontend.read.model_checks import all_graphs
+
+    names = {text for graph in all_graphs(source.model.proto) for node in graph.node for text in (node.name, node.op_type)}
+    for pattern in options.keep_float32:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            what = f"no operator's name or type matches {shortened(pattern)!r}"
+            raise BadInput(what, "--keep-float32", "rammer inspect --stage graph shows names after #, and types before (")
+
+
+def _files(names: Any) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise ValueError("file name must be a string")
+    return tuple(names)
+
+
+def _decode(data: dict[str, Any]) -> Head:
+    inputs = tuple(InputPort(p["name"], p["dtype"], tuple(p["shape"]), p["ranked"]) for p in data["inputs"])
+    names = (data["name"], *(p.name for p in inputs), *data["outputs"])
+    if not all(isinstance(n, str) for n in names) or not all(p.numeric or p.dtype in ON_HOST for p in inputs):
+        raise ValueError("a name or an element type is none")
+    if not all(d is None or type(d) is str or (type(d) is int and d >= 0) for p in inputs for d in p.shape):
+        raise ValueError("an extent is none")
+    if not all(type(p.ranked) is bool and (p.ranked or not p.shape) for p in inputs):
+        raise ValueError("cached input has extents without a rank")
+    return Head(data["name"], inputs, tuple(data["outputs"]))

@@ -1,0 +1,175 @@
+"""``--check``: one more run of a model in which every operator's result is an output, and is looked at, operator by operator.
+
+The same compiler, device and options compute the results, so that every device is checked in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from rammer.errors import BadInput
+from rammer.ir.formats import readable
+from rammer.ir.names import quoted, shortened
+from rammer.ir.untrusted_json import whole_number
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+    from rammer.frontend.read.reader import Model
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Set to 1, every run of ``Executable.run`` is checked.
+VARIABLE: Final = "RAMMER_CHECK"
+#: Results that are no tensors, which a model gives under their own rules.
+_NO_TENSORS: Final = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence", "String", "RegexFullMatch", "ZipMap")
+_HINT: Final = "check the input, or the model"
+
+
+@dataclass(frozen=True)
+class IndexRule:
+    """Where an operator's indices are, and in what: the operands' places. Without ``vector`` they index axis ``axis`` (or the
+    attribute ``attribute``); with it, the last axis of indices has one for each axis of the data, after ``batch_dims``."""
+
+    indices: int
+    data: int = 0
+    axis: int = 0
+    attribute: str = ""
+    vector: bool = False
+    negative: bool = True
+    ignored: str = ""  #: The attribute with an index that stands for none.
+
+    def extents(self, node: NodeProto, indices: Array, shape: tuple[int, ...]) -> Iterator[tuple[Array, list[int], int, int]]:
+        """Indices, the rest of their place in the operand, the axis that they index, and its extent."""
+        given = {a.name: a.i for a in node.attribute}
+        if not self.vector:
+            axis = given.get(self.attribute, self.axis)
+            if -len(shape) <= axis < len(shape):
+                yield indices, [], axis % len(shape), shape[axis]
+            return
+        first = given.get("batch_dims", 0)
+        for place in range(indices.shape[-1] if indices.ndim else 0):
+            yield indices[..., place], [place], first + place, shape[first + place]
+
+
+#: Operators with indices, by name, and by domain and name where two domains have one of other operands.
+RULES: Final[Mapping[str, tuple[IndexRule, ...]]] = {
+    "Gather": (IndexRule(1, attribute="axis"),),
+    "GatherElements": (IndexRule(1, attribute="axis"),),
+    "GatherND": (IndexRule(1, vector=True),),
+    "GatherBlockQuantized": (IndexRule(1, attribute="gather_axis"),),
+    "Scatter": (IndexRule(1, attribute="axis"),),
+    "ScatterElements": (IndexRule(1, attribute="axis"),),
+    "ScatterND": (IndexRule(1, vector=True),),
+    "ArrayFeatureExtractor": (IndexRule(1, axis=-1, negative=False),),
+    "EmbedLayerNormalization": (IndexRule(0, 2, negative=False), IndexRule(1, 4, negative=False)),
+    "RotaryEmbedding": (IndexRule(3, 1, negative=False),),
+    "com.microsoft.RotaryEmbedding": (IndexRule(1, 2, negative=False),),
+    "RoiAlign": (IndexRule(2, negative=False),),
+    "NegativeLogLikelihoodLoss": (IndexRule(1, axis=1, negative=False, ignored="ignore_index"),),
+    "SoftmaxCrossEntropyLoss": (IndexRule(1, axis=1, negative=False, ignored="ignore_index"),),
+}
+
+
+def is_asked() -> bool:
+    """Return True if the environment asks for checked runs."""
+    from os import environ
+
+    return bool(whole_number(environ.get(VARIABLE, "0")))
+
+
+def with_results(model: Model) -> Model:
+    """``model`` with the results of all operators outside of bodies as outputs, too."""
+    from onnx import ModelProto, ValueInfoProto
+
+    proto, known = ModelProto(), set(model.outputs)
+    proto.CopyFrom(model.proto)
+    typed = {v.name: v.type.WhichOneof("value") for v in proto.graph.value_info}
+    made = [o for n in proto.graph.node if _gives_tensors(n) for o in n.output if o and o not in known]
+    made = [o for o in made if typed.get(o, "tensor_type") == "tensor_type"]
+    proto.graph.output.extend(ValueInfoProto(name=o) for o in made)
+    return replace(model, proto=proto, outputs=(*model.outputs, *made))
+
+
+def _gives_tensors(node: NodeProto) -> bool:
+    """Return True unless a result of an operator, or of a body in it, is known to be another kind of value."""
+    kinds = {o.type.WhichOneof("value") for a in node.attribute for g in (a.g, *a.graphs) for o in g.output}
+    return not node.op_type.startswith(_NO_TENSORS) and kinds <= {None, "tensor_type"}
+
+
+def check_values(model: Model, values: Mapping[str, Any]) -> None:
+    """BadInput that names the first operator which reads an index out of range, or makes NaN or an infinity of numbers without.
+
+    ``values`` are inputs and results by name; constants, and what follows from them alone, are the model's own.
+    """
+    from onnx import numpy_helper
+
+    graph = model.proto.graph
+    known = {t.name: model.weights[t.name] if t.name in model.weights else numpy_helper.to_array(t) for t in graph.initializer}
+    known |= {n: a for n, a in values.items() if isinstance(a, np.ndarray)}
+    spoilt = {name: _spoilt(array) for name, array in known.items()}
+    for name in (p.name for p in model.inputs if p.name in spoilt):
+        if spoilt[name]:
+            raise BadInput(f"input {quoted(shortened(name))} has {_shown(known[name], spoilt[name])}", hint=_HINT)
+    fixed = {t.name for t in graph.initializer}
+    for node in graph.node:
+        _check_indices(node, known)
+        reads = _reads(node)
+        if fixed.issuperset(reads):
+            fixed.update(node.output)
+        if fixed.issuperset(reads) or any(n in known and not known[n].size for n in reads):  # the least of nothing is infinite
+            continue
+        read = frozenset[str]().union(*(spoilt.get(n, frozenset()) for n in reads))
+        for name in node.output:
+            fresh = spoilt.get(name, frozenset()) - (read | ({"Inf"} if "NaN" in read else set()))
+            if fresh:
+                _fail(node, f"makes {_shown(known[name], fresh)} in {quoted(shortened(name))}, of operands that have none")
+
+
+def _reads(node: NodeProto) -> list[str]:
+    from rammer.frontend.read import model_checks
+
+    return list(model_checks.node_reads(node))
+
+
+def _check_indices(node: NodeProto, known: Mapping[str, Array]) -> None:
+    for rule in RULES.get(f"{node.domain}.{node.op_type}", RULES.get(node.op_type, ())):
+        names = [node.input[p] if p < len(node.input) else "" for p in (rule.indices, rule.data)]
+        if not all(n in known for n in names):
+            continue
+        indices, shape = known[names[0]], known[names[1]].shape
+        ignored = [a.i for a in node.attribute if a.name == rule.ignored]
+        for part, rest, axis, extent in rule.extents(node, indices, shape):
+            low = -extent if rule.negative else 0
+            wrong = ((part < low) | (part >= extent)) & ~np.isin(part, ignored)
+            if wrong.any():
+                at = np.argwhere(wrong)[0].tolist()
+                span = f"takes {low} to {extent - 1}" if extent else "has no elements"
+                what = f"index {part[tuple(at)]} at {at + rest} of {quoted(shortened(names[0]))}"
+                _fail(node, f"has {what}, and axis {axis} of {quoted(shortened(names[1]))} {span}")
+
+
+def _fail(node: NodeProto, what: str) -> None:
+    from rammer.frontend.read.node_protos import node_title
+
+    raise BadInput(f"{node_title(node)} {what}", "--check", _HINT)
+
+
+def _spoilt(array: Array) -> frozenset[str]:
+    """``NaN`` and ``Inf``, as far as an array has them."""
+    array = readable(array)
+    if array.dtype.kind not in "fc" or not array.size:
+        return frozenset()
+    return frozenset(w for w, has in (("NaN", np.isnan(array).any()), ("Inf", np.isinf(array).any())) if has)
+
+
+def _shown(array: Array, kinds: frozenset[str]) -> str:
+    """How many elements are spoilt, and the first one."""
+    array = readable(array)
+    wrong = np.isnan(array) if "NaN" in kinds else np.isinf(array)
+    word = "NaN" if "NaN" in kinds else "an infinity"
+    return f"{word} at {np.argwhere(wrong)[0].tolist()} ({int(wrong.sum())} of {array.size} elements)"

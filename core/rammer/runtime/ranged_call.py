@@ -1,0 +1,204 @@
+"""Bound calls whose lengths change between runs, and whose outputs may stay in their inputs' memory for the next run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from rammer.compiled.segments import Compiled
+from rammer.device.arrays import by_name, on_host, shape_of
+from rammer.device.manifest import Loaded
+from rammer.errors import BadInput
+from rammer.ir.extent import Point
+from rammer.ir.graph import Value
+from rammer.runtime.bound_call import ModelBound
+from rammer.runtime.shape_buckets import Span
+from rammer.verify.in_place_state import states
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+@dataclass(frozen=True)
+class BindSpec:
+    """What a bound call keeps and where its lengths may lie: ``kept`` gives an output the memory of an input. ``closing`` is
+    called when it is closed."""
+
+    spans: Mapping[str, Span] = field(default_factory=dict)
+    kept: Mapping[str, str] = field(default_factory=dict)
+    closing: Callable[[], None] | None = None
+
+    def check(self, lengths: Mapping[str, Any]) -> dict[str, int]:
+        """``lengths`` as numbers. BadInput for one that is no open dimension's with a range, or lies outside."""
+        found = dict[str, int]()
+        for name, value in lengths.items():
+            if name not in self.spans:
+                known = f"its lengths are {', '.join(self.spans)}" if self.spans else "all of its shapes are fixed"
+                raise BadInput(f"the bound call has no length {name!r}", hint=known)
+            low, high = self.spans[name]
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
+                raise BadInput(f"{name} is {value!r}, the range is {low}..{high}")
+            found[name] = int(value)
+        return found
+
+
+#: Of a model with fixed shapes.
+PLAIN: Final = BindSpec()
+
+
+class RangedCall(ModelBound):
+    """A bound call of a program for a range, or with outputs that stay. Arrays have the greatest lengths; ``run(past=5)`` says
+    how much of them counts from then on, and ``to_host`` gives as much of the outputs.
+
+    An output that continues its input (``frontend.ranges.kv_cache``) is written over it by the program itself: a new row, not the
+    whole cache. Any other is copied into its input after each run, which ``notes`` says. What lies beyond the length of an input
+    that is written over is zero: it is made so where a run is shorter than one before."""
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        loaded: Mapping[int, Loaded],
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        stream: Any,
+        terms: BindSpec,
+    ) -> None:
+        self._terms, self._ranged = terms, compiled.ranged
+        ports = {v.name: v.external or v.name for v in compiled.graph.inputs}
+        self._names = {v.external or v.name: v.name for v in (*compiled.graph.inputs, *compiled.graph.outputs)}
+        hidden = self._ranged.lengths if self._ranged is not None else {}
+        self._length_ports = {ports[tensor]: symbol for symbol, tensor in hidden.items()}
+        self._point = {symbol: terms.spans[symbol][1] for symbol in hidden}
+        types = {v.external or v.name: v.type for v in compiled.graph.inputs}
+        found = {o: p for program in compiled.programs for o, p in states(program).items()}
+        self._over = {o: i for o, i in terms.kept.items() if found.get(self._tensor(compiled.graph.outputs, o)) == self._names[i]}
+        self._copied = {o: i for o, i in terms.kept.items() if o not in self._over}
+        begun = {n for p in compiled.programs for o in p.operators if any(e.below for e in o.endings) for n in o.outputs}
+        self._whole_over = [o for o in self._over if self._tensor(compiled.graph.outputs, o) not in begun]
+        given = dict(inputs)
+        self._filled = {o: types[i].shape if i in given else (0,) * len(types[i].shape) for o, i in self._over.items()}
+        for name in terms.kept.values():
+            shape, dtype = types[name].shape, types[name].dtype
+            if name not in given:
+                given[name] = np.zeros(shape, dtype)
+            elif on_host(given[name]):
+                given[name] = np.array(_padded(np.asarray(given[name]), shape))
+            if shape_of(given[name]) != shape:
+                what = f"what stays in input {name!r} has shape {list(shape)}, the array {list(shape_of(given[name]))}"
+                raise BadInput(what, hint="give an array of the host that is shorter, or one of this shape")
+        numbers = {port: np.array(self._point[symbol], np.int64) for port, symbol in self._length_ports.items()}
+        super().__init__(compiled, loaded, {**given, **numbers}, outputs, stream)
+        self._types = types
+        self._numbers = {n: self.inputs.pop(n) for n in numbers}
+
+    @staticmethod
+    def _tensor(values: tuple[Value, ...], name: str) -> str:
+        return next(v.name for v in values if (v.external or v.name) == name)
+
+    @property
+    def lengths(self) -> Point:
+        """Those of the next run."""
+        return dict(self._point)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What runs do besides running."""
+        copied = (f"output {o!r} is copied into input {i!r} after every run" for o, i in self._copied.items())
+        why = "nothing tells one position from which on it is new"
+        written = (f"all of output {o!r} is written over input {self._over[o]!r} in every run: {why}" for o in self._whole_over)
+        return (*super().notes, *copied, *written)
+
+    def run(self, **lengths: int) -> None:
+        """One run at these lengths, which stay; see ``ModelBound.run``. BadInput for a length outside its range."""
+        with self.turn():
+            self._begin(lengths)
+            super().run()
+            self._end()
+
+    def seconds(self, **lengths: int) -> float:
+        """One run at these lengths, waited for; its seconds by ``clock``, without what is copied after it."""
+        with self.turn():
+            self._begin(lengths)
+            seconds = super().seconds()
+            self._end()
+            return seconds
+
+    def write(self, inputs: Mapping[str, Any]) -> None:
+        """Copy values into the bound inputs. Arrays of the host may be shorter than the range: zeros follow."""
+        inputs = by_name("input", inputs)
+        whole = {n: self._whole(n, a) for n, a in inputs.items()}
+        with self.turn():
+            super().write(whole)
+            for output, name in self._over.items():
+                if name in whole:
+                    self._filled[output] = self._types[name].shape
+
+    def to_host(self, *names: str) -> dict[str, Array]:
+        """Copies of the outputs (all, or those named), as long as those of the last run."""
+        with self.turn():
+            found = super().to_host(*names)
+            return {n: np.ascontiguousarray(a[self._box(n, a.shape)]) for n, a in found.items()}
+
+    def close(self) -> None:
+        """Let go of the arrays, and of the program where it is of this call alone."""
+        if not self.closed:
+            super().close()
+            if self._terms.closing is not None:
+                self._terms.closing()
+
+    # --- lengths ------------------------------------------------------------------------------
+
+    def _shape(self, name: str, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Of an input or output at the lengths of the next run."""
+        return whole if self._ranged is None else self._ranged.shape(self._names[name], self._point)
+
+    def _box(self, name: str, whole: tuple[int, ...]) -> tuple[slice, ...]:
+        return tuple(map(slice, self._shape(name, whole)))
+
+    def _whole(self, name: str, given: Any) -> Any:
+        """A shorter array of the host with zeros behind it."""
+        known = self._types.get(name)
+        if known is None or not on_host(given) or self._ranged is None:
+            return given
+        return _padded(np.asarray(given), known.shape)
+
+    def _begin(self, lengths: Mapping[str, Any]) -> None:
+        found = self._terms.check(lengths)
+        changed = {s: n for s, n in found.items() if self._point[s] != n}
+        if changed:
+            self._point.update(changed)
+            for port, symbol in self._length_ports.items():
+                if symbol in changed:
+                    self.put(self._names[port], np.array(self._point[symbol], np.int64))
+        if self._ranged is not None:
+            self._clear()
+
+    def _clear(self) -> None:
+        """Zeros where a state has more than this run begins with."""
+        for output, name in self._over.items():
+            shape = self._shape(output, self._types[name].shape)
+            if any(have > want for have, want in zip(self._filled[output], shape, strict=True)):
+                values, box = np.zeros(self._types[name].shape, self._types[name].dtype), self._box(name, ())
+                if 0 not in self._shape(name, ()):
+                    values[box] = self.fetched(self._names[output])[box]
+                self.put(self._names[name], values)
+            self._filled[output] = shape
+
+    def _end(self) -> None:
+        """Outputs that do not lie over their inputs go there."""
+        for output, name in self._copied.items():
+            value, shape = self.outputs[output], self._types[name].shape
+            if tuple(value.shape) != shape:
+                value = np.ascontiguousarray(self.fetched(self._names[output])[tuple(map(slice, shape))])
+            super().write({name: value})
+
+
+def _padded(given: Array, shape: tuple[int, ...]) -> Array:
+    """``given`` in an array of this shape with zeros behind it; itself where it does not fit."""
+    if given.shape == shape or given.ndim != len(shape) or any(a > b for a, b in zip(given.shape, shape, strict=True)):
+        return given
+    made = np.zeros(shape, given.dtype)
+    made[tuple(map(slice, given.shape))] = given
+    return made

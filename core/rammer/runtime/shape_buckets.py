@@ -1,0 +1,233 @@
+"""Runs of a program for a range of lengths: the range that a run needs, its inputs in arrays of the longest, outputs cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from rammer.errors import BadInput
+from rammer.ir.extent import LEAST, AffineExtent, Dim, Point, Ranged
+from rammer.ir.graph import Value
+from rammer.ir.port import InputPort
+from rammer.ir.untrusted_json import whole_number
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Span: TypeAlias = "tuple[int, int]"
+#: Input name -> extents.
+Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
+
+#: Most programs of one range. A range has so many that in each the longest takes at most ``WASTE`` times what a length of it does
+#: on average, as far as these go.
+BUCKETS: Final = 5
+WASTE: Final = 1.1
+#: A length that gets a program of its own where there is room for one: what runs once has kernels of its own, and most batches
+#: are of one. On an H200 ResNet-50 took 0.88 ms for one image by the program for 1 to 7, and 0.40 by one's own.
+LONE: Final = 1
+#: Elements that take as long as what does not depend on the length: a part of the longest, and at least so many. On an H200 a
+#: layer of BERT took 43 + 0.38 n us, one of two products with a sum 31 + 0.20 n (n up to 512): a fifth, and a third.
+FIXED_PART, FIXED_LEAST = 0.25, 32
+
+
+@lru_cache(1024)
+def bounds(span: Span, buckets: int = BUCKETS, lone: bool = True) -> tuple[int, ...]:
+    """The longest of each program of a range, descending: each takes as much longer than the next as that one than its next. With
+    ``lone``, the last may be for ``LONE`` only."""
+    low, high = span
+    fixed = max(high * FIXED_PART, FIXED_LEAST)
+    least, most = max(low - 1, 0) + fixed, high + fixed
+    # Lengths between two that differ by a factor f take the longer one's time sqrt(f) times too long, in the mean.
+    count = min(buckets, math.ceil(math.log(most / least) / (2 * math.log(WASTE))))
+    found = [high]
+    for k in range(1, count):
+        length = most * (least / most) ** (k / count) - fixed
+        step = next(n for n, from_ in ((16, 128), (4, 24), (1, 0)) if length >= from_)  # rows of whole vectors
+        length = math.ceil(length / step) * step
+        if max(low - 1, LEAST) < length < found[-1]:
+            found.append(length)
+    if lone and low == LONE and len(found) < buckets:
+        found.append(LONE)
+    return tuple(found)
+
+
+def bucket(span: Span, value: int, buckets: int = BUCKETS, lone: bool = True) -> Span:
+    """The least and greatest length of the program for ``value``, which lies in ``span``; ``lone`` as for ``bounds``."""
+    found = bounds(span, buckets, lone)
+    last = min(b for b in found if b >= value)
+    return max((b + 1 for b in found if b < value), default=span[0]), last
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What a user said of open dimensions: least and greatest length of some, and how others follow from these. A range has
+    programs for so many ``buckets`` at most."""
+
+    spans: Mapping[str, Span] = field(default_factory=dict)
+    derived: Mapping[str, AffineExtent] = field(default_factory=dict)
+    buckets: int = BUCKETS
+
+    @property
+    def lone(self) -> bool:
+        """Whether one length may have a program of its own: where several change, its program is for a range of the others."""
+        return len(self.spans) == 1
+
+    @staticmethod
+    def of(ports: tuple[InputPort, ...], given: Mapping[str, Span | str]) -> Lengths:
+        """``{"past": (0, 63), "total": "past + 1"}`` for a model with these inputs. BadInput for what is no open dimension of it,
+        for lengths that cannot be and for what is no sum of lengths."""
+        names = list(dict.fromkeys(d for p in ports for d in p.shape if isinstance(d, str)))
+        for name in given:
+            if name not in names:
+                known = f"its open dimensions are {', '.join(names)}" if names else "it has none"
+                if any(p.name == name for p in ports):
+                    known += f"; the shape of its input {name} is given as {name}:EXTENTxEXTENT..."
+                raise BadInput(f"the model has no open dimension {name!r}", f"shapes of {name}", known)
+        spans = {name: _span(name, said) for name, said in given.items() if not isinstance(said, str)}
+        return Lengths(spans, {name: _sum(name, said, spans) for name, said in given.items() if isinstance(said, str)})
+
+    def greatest(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """``shapes``, and those of other inputs whose open dimensions all have ranges, at the greatest lengths."""
+        high = self.whole({name: span[1] for name, span in self.spans.items()})
+        found = {p.name: tuple(high.get(d, d) if isinstance(d, str) else d for d in p.shape) for p in ports if p.ranked}
+        known = {n: tuple(d for d in s if isinstance(d, int)) for n, s in found.items() if all(isinstance(d, int) for d in s)}
+        return {**known, **shapes} if high else dict(shapes)
+
+    def whole(self, point: Point) -> dict[str, int]:
+        """The lengths of ``point`` and those that follow from them."""
+        return {**point, **{name: extent.at(point) for name, extent in self.derived.items()}}
+
+    @staticmethod
+    def of_file(ranged: Ranged, inputs: tuple[Value, ...]) -> tuple[Lengths, tuple[InputPort, ...]]:
+        """Those of a compiled file, which has one program, and its ports: what follows from others is named after how."""
+        ports, derived = list[InputPort](), dict[str, AffineExtent]()
+        for value in inputs:
+            if value.name not in ranged.lengths.values():
+                shape = ranged.shapes[value.name]
+                ports.append(InputPort(value.external or value.name, value.port.dtype, tuple(map(_named, shape))))
+                derived |= {str(d): d for d in shape if isinstance(d, AffineExtent) and str(d) not in ranged.lengths}
+        return Lengths(ranged.spans, derived, buckets=1), tuple(ports)
+
+    def spans_of(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Span]:
+        """Dimension -> the range of the program for inputs of these ``shapes``; {} where a length lies in no range, or has a
+        program of its own."""
+        if not self.spans:
+            return {}  # as in most runs, of which every one asks
+        found = {d: n for p in ports for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
+        lengths = {name: found.get(name, -1) for name in self.spans}
+        if any(not low <= lengths[name] <= high for name, (low, high) in self.spans.items()):
+            return {}
+        if any(found.get(name, -1) != extent for name, extent in self.whole(lengths).items()):
+            return {}
+        within = {name: bucket(self.spans[name], n, self.buckets, self.lone) for name, n in lengths.items()}
+        return within if any(low < high for low, high in within.values()) else {}
+
+    def longest(
+        self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]], spans: Mapping[str, Span]
+    ) -> dict[str, tuple[int, ...]]:
+        """Input name -> shape with the open dimensions at the greatest length of ``spans``."""
+        if not spans:
+            return dict(shapes)
+        high = self.whole({name: span[1] for name, span in spans.items()})
+        by_name = {p.name: p for p in ports}
+        return {n: tuple(high.get(str(d), e) for d, e in zip(by_name[n].dims(len(s)), s, strict=True)) for n, s in shapes.items()}
+
+
+def told(lengths: Lengths, spans: Mapping[str, Span], programs: int) -> str:
+    """For people: the lengths of the program in use, and what else serves its model, of which ``programs`` are on the device."""
+    if not lengths.spans:
+        return f"{spelled(spans)}, a range that runs have shown; {programs} programs so far"
+    return f"{scope(lengths, spans)}; {programs} so far"
+
+
+def scope(lengths: Lengths, spans: Mapping[str, Span]) -> str:
+    """The lengths of a program, and of all of its model's."""
+    parts = math.prod(len(bounds(span, lengths.buckets, lengths.lone)) for span in lengths.spans.values())
+    whole = f" of {spelled(lengths.spans)}, which takes {parts} programs" if parts > 1 else ", all by one program"
+    return f"{spelled(spans)}{whole}"
+
+
+def spelled(spans: Mapping[str, Span]) -> str:
+    """``seq=9..16, batch=1..8``."""
+    return ", ".join(f"{n}={low}..{high}" for n, (low, high) in spans.items())
+
+
+def _named(dim: Dim) -> int | str:
+    return dim if isinstance(dim, int) else str(dim)
+
+
+#: Of a model of which nothing was said.
+FIXED: Final = Lengths()
+
+
+def _span(name: str, said: Span) -> Span:
+    low, high = said
+    if not 0 <= low < high or high <= LEAST:
+        raise BadInput(f"{low}..{high} is no range of lengths", f"shapes of {name}", "for example (1, 512)")
+    return low, high
+
+
+def _sum(name: str, said: str, spans: Mapping[str, Span]) -> AffineExtent:
+    """``past + 1`` -> an extent."""
+    terms = dict[str, int]()
+    offset = 0
+    for part in said.split("+"):
+        factor, _, symbol = part.rpartition("*")
+        number, count = whole_number(part.strip()), whole_number(factor.strip() or "1")
+        if number is not None:
+            offset += number
+        elif symbol.strip() in spans and count is not None:
+            terms[symbol.strip()] = terms.get(symbol.strip(), 0) + count
+        else:
+            hint = f"for example {next(iter(spans), 'past')} + 1, of lengths that have a range"
+            raise BadInput(f"{said!r} is no sum of lengths and numbers", f"shapes of {name}", hint)
+    return AffineExtent(tuple(terms.items()), offset)
+
+
+def point_of(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]) -> Point:
+    """The lengths that ``inputs`` have."""
+    point, tensors = dict[str, int](), {v.external or v.name: v for v in ports}
+    for name, array in inputs.items():
+        for dim, extent in zip(ranged.shapes[tensors[name].name], array.shape, strict=True):
+            if not isinstance(dim, int) and [f for _, f in dim.terms] == [1] and not dim.offset:
+                point[dim.terms[0][0]] = extent  # others follow from these
+    return point
+
+
+def widened(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Point]:
+    """``inputs`` in arrays of the longest program with zeros behind, the lengths among them; and the lengths."""
+    point, tensors = point_of(ranged, ports, inputs), {v.external or v.name: v for v in ports}
+    wide = {name: _wide(array, tensors[name].type.shape) for name, array in inputs.items()}
+    scalars = {tensor: point[symbol] for symbol, tensor in ranged.lengths.items()}
+    wide |= {v.external or v.name: np.array(scalars[v.name], np.int64) for v in ports if v.name in scalars}
+    return wide, point
+
+
+def narrowed(ranged: Ranged, ports: Sequence[Value], outputs: Mapping[str, Array], point: Point) -> dict[str, Array]:
+    """``outputs`` cut to their sizes at ``point``, arrays of their own."""
+    names = {v.external or v.name: v.name for v in ports}
+    shapes = {n: ranged.shape(names[n], point) for n in outputs}
+    return {n: np.ascontiguousarray(a[tuple(map(slice, shapes[n]))]).reshape(shapes[n]) for n, a in outputs.items()}
+
+
+def _wide(array: Array, shape: tuple[int, ...]) -> Array:
+    if array.shape == shape:
+        return array
+    wide = np.zeros(shape, array.dtype)
+    wide[tuple(map(slice, array.shape))] = array
+    return wide
+
+
+#: Shapes by input at the greatest lengths; and by number, since inputs may have any name: ranges by dimension, how dimensions
+#: follow from others, which outputs of a bound call stay in which inputs, and which call has its program alone.
+ShapeKey: TypeAlias = "tuple[tuple[str | int, Any], ...]"
+SPANS, FOLLOWS, BOUND, MEMORY = range(4)
+
+
+def key_for(shapes: Shapes, spans: Mapping[str, Span], derived: Mapping[str, AffineExtent]) -> ShapeKey:
+    """Of the program for these shapes, and in ``spans`` for all of those lengths."""
+    follows = ((FOLLOWS, tuple(sorted((n, str(e)) for n, e in derived.items()))),) if derived else ()
+    return (*sorted(shapes.items()), *(((SPANS, tuple(sorted(spans.items()))), *follows) if spans else ()))

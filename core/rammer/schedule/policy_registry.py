@@ -1,0 +1,133 @@
+"""Policies by the spelling that ``--policy`` takes, such as ``wavefront`` or ``ios{r=2,s=4}``."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from difflib import get_close_matches
+from typing import Any, cast
+
+from rammer.errors import BadInput
+from rammer.ir.device import VDevice
+from rammer.ir.untrusted_json import LARGEST
+from rammer.schedule.baselines import Greedy, Sequential
+from rammer.schedule.ios import IOS
+from rammer.schedule.policy import Choosing, OperatorGraph, Policy, Schedule
+from rammer.schedule.stage_clock import StageClock
+from rammer.schedule.wavefront import Wavefront
+
+#: How far predictions of two schedules of one graph may be apart where the second could still be the faster one: of five models
+#: on an H200, by three executors, what was predicted to take 2.3 times the best or more took at least 1.4 times as long.
+FAR = 2.5
+#: What IOS could gain at the most for ``auto`` to search its stages; and the seconds of that search unless told.
+GAIN, AUTO_SECONDS = 1.02, 60
+
+_log = logging.getLogger(__name__)
+_SPELLING = re.compile(r"\s*([\w-]+)\s*(?:\{(.*)\})?\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """Proposes what every built-in policy would do, but for what is predicted to take over ``FAR`` times the best: compiling and
+    loading it would be in vain. IOS has ``seconds`` of processor time, and is not asked where by prediction no stages could take
+    clearly less than the best of the others. Of a device that can be measured the compiler keeps the fastest whole program;
+    called as a policy, it is the best prediction."""
+
+    seconds: int = AUTO_SECONDS
+
+    def __post_init__(self) -> None:
+        if self.seconds < 0:
+            raise ValueError(f"seconds must be at least 0, got {self.seconds}")
+
+    @property
+    def name(self) -> str:
+        """Spelling for ``--policy``."""
+        return str(self)
+
+    def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
+        """The schedule with the best prediction."""
+        return self.proposals(graph, device)[0][1]
+
+    def proposals(self, graph: OperatorGraph, device: VDevice) -> list[tuple[Policy, Schedule]]:
+        """Each policy's schedule, best prediction first; equal predictions go to the simpler policy, and what two policies
+        would do alike is there once."""
+        kept: list[tuple[Policy, Schedule]] = []
+        for basic in (*_BASIC, IOS(seconds=self.seconds)):
+            if isinstance(basic, IOS) and _settled(graph, device, min(schedule.predicted for _, schedule in kept)):
+                _log.info("%s: %s is left out, since no stages could be predicted to take less", self, basic)
+                continue
+            own = basic.proposals(graph, device) if isinstance(basic, Choosing) else [(basic, basic(graph, device))]
+            for policy, mine in own:
+                if not any(_alike(mine, other) for _, other in kept):
+                    kept.append((policy, mine))
+        best = min(schedule.predicted for _, schedule in kept)
+        for policy, schedule in kept:
+            if schedule.predicted > FAR * best:
+                _log.info("%s: %s is left out, predicted to take %.3g times the best", self, policy, schedule.predicted / best)
+        return sorted((k for k in kept if k[1].predicted <= FAR * best), key=lambda pair: pair[1].predicted)
+
+    def __str__(self) -> str:
+        return "auto" if self.seconds == AUTO_SECONDS else f"auto{{seconds={self.seconds}}}"
+
+
+def _settled(graph: OperatorGraph, device: VDevice, seconds: float) -> bool:
+    """Whether no stages could take clearly less than so many seconds: all operators at the least, by prediction. Where stages are
+    run, predictions prove nothing."""
+    if graph.timed is not None or not graph.names:
+        return False
+    launches, path, share = StageClock(graph, device).least(graph.names)
+    return seconds <= GAIN * (launches + max(path, share))
+
+
+def _alike(first: Schedule, second: Schedule) -> bool:
+    return replace(first, predicted=0.0) == replace(second, predicted=0.0)
+
+
+_BASIC: tuple[Policy, ...] = (Sequential(), Wavefront(), Wavefront(lean=0))
+
+
+def policies(extra: Iterable[Policy] = ()) -> dict[str, Policy]:
+    """Every policy by its bare name, with default arguments; ``extra`` come from plugins."""
+    known: tuple[Policy, ...] = (Sequential(), Greedy(), Wavefront(), IOS(), Auto(), *extra)
+    return {_bare(p): p for p in known}
+
+
+def _bare(policy: Policy) -> str:
+    return policy.name.partition("{")[0]
+
+
+def parse_policy(text: str, extra: Iterable[Policy] = ()) -> Policy:
+    """Inverse of ``str``; left-out arguments take their defaults. Raises BadInput with the nearest name."""
+    match = _SPELLING.fullmatch(text)
+    if match is None:
+        raise BadInput(f"not a policy: {text!r}", "--policy", "write NAME or NAME{key=value,...}, such as ios{r=3,s=8}")
+    name, arguments = match.groups()
+    known = policies(extra)
+    if name not in known:
+        near = get_close_matches(name, known, 1, 0.0)
+        raise BadInput(f"unknown policy {name!r}", "--policy", f"did you mean {near[0]}? Known: {', '.join(known)}")
+    return _with_arguments(known[name], arguments or "")
+
+
+def _with_arguments(policy: Policy, text: str) -> Policy:
+    allowed: set[str] = {f.name for f in fields(policy)} if is_dataclass(policy) else set()
+    values: dict[str, int] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = item.partition("=")
+        if key.strip() not in allowed:
+            hint = f"it takes {', '.join(sorted(allowed))}" if allowed else "it takes no arguments"
+            raise BadInput(f"policy {_bare(policy)} has no argument {key.strip()!r}", "--policy", hint)
+        try:
+            values[key.strip()] = int(value)
+            if abs(values[key.strip()]) > LARGEST:
+                raise ValueError
+        except ValueError:
+            raise BadInput(
+                f"argument {key.strip()} of policy {_bare(policy)} must be an integer, got {value!r}", "--policy"
+            ) from None
+    try:
+        return replace(cast(Any, policy), **values) if values else policy
+    except ValueError as problem:
+        raise BadInput(f"policy {_bare(policy)}: {problem}", "--policy") from problem

@@ -1,0 +1,1 @@
+"""Measuring kernels and programs, and the store of what was measured."""

@@ -1,0 +1,152 @@
+"""Which of several programs for the same graph is the fastest, by whole runs on the device.
+
+They are on the device together, where constants that several read are prepared once, and take turns, so that what else the
+machine does slows all of them alike; the best run of each counts. What was measured is kept, for all of them together.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from rammer.device.guard import opening_of
+from rammer.device.manifest import Array, Backend
+from rammer.errors import DeviceFailure, DeviceUnavailable, warn
+from rammer.ir.program import RProgram
+from rammer.tuning.kernel_probe import random_inputs
+from rammer.tuning.kernel_store import KernelStore, key_of, unit_key
+
+__all__ = ["Opener", "TimeCache", "clocked", "fastest_program"]
+
+#: Turns of all programs, and how many times the best a program may take that has had so many and gets more: what else a machine
+#: does makes some runs longer, by up to a half. None is left out in fewer seconds than ``SOON``: another process may have all of
+#: a GPU for some milliseconds, in which short programs have several turns.
+TURNS: Final = 20
+CLOSE: Final = ((8, 1.1), (3, 1.5))
+SOON: Final = 0.05
+#: It does so for some tenths of a second: in fewer seconds there are more turns, up to so many; and in more no others.
+BRIEF, MOST, LONG = 0.3, 400, 4.0
+#: What differs by less is the same: of such the better prediction is kept, so that the choice does not hang on chance.
+SAME: Final = 1.005
+
+#: Puts a program on the device, for as long as it is asked for the seconds of a run.
+Opener: TypeAlias = "Callable[[RProgram], AbstractContextManager[Callable[[], float]]]"
+
+
+@dataclass(frozen=True)
+class TimeCache:
+    """Seconds of programs that were measured together, in the store."""
+
+    backend: Backend
+    store: KernelStore
+
+    def get(self, programs: Sequence[RProgram]) -> dict[int, float] | None:
+        """By place; None unless all of them were measured."""
+        found = [self.store.seconds(key) for key in self._keys(programs)]
+        return {i: s for i, s in enumerate(found) if s is not None} if None not in found else None
+
+    def put(self, programs: Sequence[RProgram], seconds: Mapping[int, float]) -> None:
+        """Keep the seconds of all programs."""
+        for key, place in zip(self._keys(programs), sorted(seconds), strict=True):
+            self.store.put_seconds(key, seconds[place])
+
+    def _keys(self, programs: Sequence[RProgram]) -> list[str]:
+        opening, texts = opening_of(self.backend), [str(p) for p in programs]
+        options = sorted(opening.options.options.items()) if opening is not None else []
+        whole = key_of(unit_key(self.backend), "programs", str(options), *texts)
+        return [key_of(whole, str(i)) for i in range(len(texts))]
+
+
+def fastest_program(
+    programs: Sequence[RProgram], opened: Opener, kept: TimeCache | None = None, names: Sequence[str] = ()
+) -> tuple[RProgram, str]:
+    """The fastest program and a line that says why, in which programs have ``names`` (those of their policies where there are
+    none). One that does not run is left out, with a warning; the first one is taken where the device is not here, or none of
+    them runs."""
+    names, what = names or [p.policy for p in programs], "" if names else "policy "
+    known = kept.get(programs) if kept is not None else None
+    race = Race(opened)
+    try:
+        seconds = race.run(programs) if known is None else known
+    except DeviceUnavailable as problem:
+        return programs[0], f"{names[0]}, by prediction: {problem.what}"
+    for place, lost in race.lost.items():
+        warn(f"{what}{names[place]} is left out: {lost.what}")
+    if not seconds:
+        return programs[0], f"{names[0]}, by prediction: no program ran ({race.lost[0].what})"
+    if kept is not None and known is None and not race.lost:
+        kept.put(programs, seconds)
+    best = next(i for i, s in sorted(seconds.items()) if s <= SAME * min(seconds.values()))
+    said = [f"{names[i]} {s * 1e3:.4g} ms" for i, s in sorted(seconds.items())]
+    said += [f"{names[i]} left out ({lost.what})" for i, lost in race.lost.items()]
+    how = "by measurement" if known is None else "by measurement before"
+    return programs[best], f"{names[best]}, {how}: {', '.join(said)}"
+
+
+@dataclass
+class Race:
+    """Programs in turns; ``lost`` are those that do not run, by place."""
+
+    opened: Opener
+    lost: dict[int, DeviceFailure] = field(default_factory=dict)
+
+    def run(self, programs: Sequence[RProgram]) -> dict[int, float]:
+        """Seconds by place. What does not run beside the others, for want of memory, has its turns alone."""
+        seconds = self._turns(dict(enumerate(programs)))
+        for place in [*self.lost] if len(programs) > 1 else ():
+            del self.lost[place]
+            seconds |= self._turns({place: programs[place]})
+        return seconds
+
+    def _turns(self, programs: Mapping[int, RProgram]) -> dict[int, float]:
+        best = dict[int, float]()
+        with ExitStack() as stack:
+            clocks = dict[int, Callable[[], float]]()
+            for place, program in programs.items():
+                try:
+                    clocks[place] = stack.enter_context(self.opened(program))
+                except DeviceFailure as problem:
+                    self.lost[place] = problem
+            begun = time.perf_counter()
+            for turn in range(1, MOST + 1):
+                for place in [*clocks]:
+                    try:
+                        best[place] = min(best.get(place, math.inf), clocks[place]())
+                    except DeviceFailure as problem:
+                        self.lost[place] = problem
+                        del clocks[place]
+                        best.pop(place, None)
+                spent = time.perf_counter() - begun
+                margin = next((m for n, m in CLOSE if turn >= n and spent > SOON), math.inf)
+                clocks = {i: c for i, c in clocks.items() if best[i] <= margin * min(best.values())}
+                if spent > LONG or (turn >= TURNS and spent > BRIEF) or (margin < math.inf and len(clocks) < 2):
+                    break
+        return best
+
+
+def clocked(backend: Backend, constants: Mapping[str, Array]) -> Opener:
+    """Programs on ``backend``, on random inputs, after a run that is not counted. What is simulated repeats exactly: one run
+    tells."""
+
+    @contextmanager
+    def opened(program: RProgram) -> Iterator[Callable[[], float]]:
+        values = {n: v for n, v in constants.items() if n in program.storage}
+        if backend.vdevice.simulated:
+            seconds = backend.profiler.program_time(program, values, 1)
+            yield lambda: seconds
+            return
+        loaded = backend.load(program, values)
+        try:
+            inputs = random_inputs(program, np.random.default_rng(0))
+            loaded.run(inputs)
+            yield lambda: loaded.run(inputs).seconds
+        finally:
+            loaded.close()
+
+    return opened

@@ -1,0 +1,227 @@
+"""KernelStore: what was measured once is not measured again. One sqlite file in the user's cache folder.
+
+Keys hash the device's fingerprint, the operator's ``Binding.key`` and the tuning level. A corrupt or
+unwritable store is ignored with a warning and never gives a wrong result: entries are checked on reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import sqlite3
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from rammer.cache.cache_folder import cache_folder, why_untrusted
+from rammer.device.manifest import Backend
+from rammer.ir.operator import Resources
+from rammer.ir.untrusted_json import loads
+
+#: Bumped when the meaning of an entry or of a key changes; older entries are then misses.
+STORE_VERSION = 2
+
+
+#: What a damaged or unreachable store can raise; sqlite even fails to decode the message that it wants to give.
+_DAMAGE = (OSError, sqlite3.Error, UnicodeDecodeError)
+
+
+@dataclass(frozen=True, slots=True)
+class TunedKernel:
+    """One kept candidate: tile, family, config, resources and task times (seconds)."""
+
+    tile: tuple[int, ...]
+    family: str
+    config: tuple[tuple[str, int], ...]
+    resources: Resources
+    alone: float
+    crowded: float
+    origin: str
+
+
+def unit_key(backend: Backend) -> str:
+    """What is kept for a unit is kept for as many of its vEUs: a process may have some of a CPU's cores."""
+    return f"{backend.fingerprint} {backend.vdevice.veus}"
+
+
+def key_of(*parts: str) -> str:
+    """Content hash of the parts."""
+    digest = hashlib.sha256()
+    for part in (str(STORE_VERSION), *parts):
+        digest.update(len(part).to_bytes(8, "little") + part.encode())
+    return digest.hexdigest()
+
+
+class KernelStore:
+    """Maps keys to tuned kernels, for any thread. ``path`` None keeps everything in memory."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.warning = ""
+        self._memory: dict[str, str] = {}
+        self._lock = Lock()
+        self.connection = self._connect(path) if path is not None else None
+        self.hits = self.misses = 0
+
+    @staticmethod
+    def default() -> KernelStore:
+        """The user's store."""
+        return KernelStore(cache_folder() / "kernels.sqlite")
+
+    def _connect(self, path: Path) -> sqlite3.Connection | None:
+        """Open the database. One that is untrusted or damaged is replaced by a new one, with a warning."""
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.path.lexists(path) and (why := why_untrusted(path)):
+                self._replace(path, why)
+            try:
+                return self._opened(path)
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as problem:
+                if isinstance(problem, sqlite3.OperationalError):  # it is locked, say, or the disk is full
+                    raise
+                self._replace(path, str(problem))
+                return self._opened(path)
+        except _DAMAGE as problem:
+            self._warn(problem)
+            return None
+
+    def _opened(self, path: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+        try:
+            db.execute("create table if not exists kernels (key text primary key, value text not null)")
+            db.execute("select count(*) from kernels").fetchone()
+            return db
+        except BaseException:
+            db.close()
+            raise
+
+    def _replace(self, path: Path, why: str) -> None:
+        """Remove the file and what SQLite has put beside it, to make a new one."""
+        self.warning = f"kernel store {path} is ignored: {why}; a new one is made"
+        print(f"rammer: warning: {self.warning}", file=sys.stderr)
+        for end in ("", "-journal", "-wal", "-shm"):
+            path.with_name(path.name + end).unlink(missing_ok=True)
+
+    def _warn(self, problem: Exception) -> None:
+        if not self.warning:
+            self.warning = f"kernel store {self.path} is ignored: {problem}"
+            print(f"rammer: warning: {self.warning}", file=sys.stderr)
+        self.connection = None
+
+    def get(self, key: str) -> tuple[TunedKernel, ...] | None:
+        """The kernels kept under ``key``, or None."""
+        text = self._text(key)
+        kernels = _decode(key, text) if text is not None else None
+        self.hits, self.misses = self.hits + (kernels is not None), self.misses + (kernels is None)
+        return kernels
+
+    def put(self, key: str, kernels: Sequence[TunedKernel]) -> None:
+        """Keep ``kernels``; one transaction, so an interruption leaves the store whole."""
+        self._keep(key, json.dumps([asdict(k) for k in kernels]))
+
+    def seconds(self, key: str) -> float | None:
+        """The time kept under ``key``, or None."""
+        found = _entry(key, self._text(key))
+        return found if isinstance(found, float) and 0 <= found < math.inf else None
+
+    def put_seconds(self, key: str, seconds: float) -> None:
+        """Keep a measured time."""
+        self._keep(key, json.dumps(seconds))
+
+    def _text(self, key: str) -> Any:
+        text = self._memory.get(key)
+        if text is None and self.connection is not None:
+            try:
+                with self._lock:
+                    row = self.connection.execute("select value from kernels where key = ?", (key,)).fetchone()
+                return row[0] if row else None
+            except _DAMAGE as problem:
+                self._warn(problem)
+        return text
+
+    def _keep(self, key: str, value: str) -> None:
+        text = f"{key_of(key, value)} {value}"
+        self._memory[key] = text
+        if self.connection is not None:
+            try:
+                with self._lock:
+                    self.connection.execute("insert or replace into kernels values (?, ?)", (key, text))
+            except _DAMAGE as problem:
+                self._warn(problem)
+
+    def count(self) -> int:
+        """Number of entries."""
+        if self.connection is not None:
+            try:
+                return int(self.connection.execute("select count(*) from kernels").fetchone()[0])
+            except _DAMAGE as problem:
+                self._warn(problem)
+        return len(self._memory)
+
+    def clear(self) -> int:
+        """Remove every entry, and a file that cannot be read; returns how many entries there were."""
+        count = self.count()
+        self._memory.clear()
+        if self.connection is not None:
+            try:
+                self.connection.execute("delete from kernels")
+            except _DAMAGE as problem:
+                self._warn(problem)
+        if self.connection is None and self.path is not None:
+            with contextlib.suppress(OSError):  # a warning was given when it could not be opened
+                self.path.unlink(missing_ok=True)
+        return count
+
+    def forget(self) -> None:
+        """Drop what this process has read and written; the file stays."""
+        self._memory.clear()
+
+    def close(self) -> None:
+        """Close the database."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+
+def _entry(key: str, text: Any) -> Any:
+    """The value of an entry, or None if it is not as it was written."""
+    try:
+        checksum, _, value = text.partition(" ")
+        return loads(value) if checksum == key_of(key, value) else None
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def _decode(key: str, text: Any) -> tuple[TunedKernel, ...] | None:
+    """Entries as kernels, or None (a miss) if anything about them is not as ``put`` writes it."""
+    try:
+        return tuple(_kernel(item) for item in _entry(key, text)) or None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _kernel(item: dict[str, Any]) -> TunedKernel:
+    kernel = TunedKernel(
+        tile=tuple(map(_whole, item["tile"])),
+        family=str(item["family"]),
+        config=tuple((str(k), _whole(v)) for k, v in item["config"]),
+        resources=Resources(**{k: _whole(v) for k, v in item["resources"].items()}),
+        alone=float(item["alone"]),
+        crowded=float(item["crowded"]),
+        origin=str(item["origin"]),
+    )
+    if min(kernel.tile, default=1) < 1 or not all(0 <= t < math.inf for t in (kernel.alone, kernel.crowded)):
+        raise ValueError("impossible tile or time")
+    return kernel
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is no whole number")
+    return value

@@ -1,0 +1,152 @@
+"""Candidates are measured in a process of their own: one that hangs or breaks the device costs a timeout, not the compile.
+
+The process opens the device as this one did, and is asked for one kernel after the other (``measurer.py``). It is started when
+something is to be measured and stays for what follows. Where a kernel does not come back in time, or the process dies of it,
+the process is killed, and the next kernel gets a fresh one. A device that no entry point gives (a plugin that a test hands over)
+cannot be opened anew and is measured here, as is what is simulated, which has no device to break.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import pickle
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, Pipe
+from threading import Lock
+from typing import Any, Final
+
+from rammer.child_processes import start_python
+from rammer.device.guard import Opening, opening_of
+from rammer.device.manifest import Backend, Binding
+from rammer.errors import DeviceFailure, RammerError
+from rammer.ir.operator import RKernel, ROperator
+
+__all__ = ["BEGINNING", "IDLE", "MEASURERS", "SECONDS", "Measurer", "close_all", "facts", "sendable", "task_timer"]
+
+#: Seconds for the process to open the device, for one kernel to be built and measured, and until an idle process ends by itself.
+BEGINNING: Final = 120.0
+SECONDS: Final = 60.0
+IDLE: Final = 60.0
+
+TaskTimer = Callable[[RKernel, Binding], tuple[float, float]]
+
+
+def task_timer(backend: Backend, seconds: float = SECONDS) -> TaskTimer:
+    """The ``task_time`` to tune with: in a process of its own where the device can be opened there, else the backend's."""
+    opening = opening_of(backend)
+    if opening is None or opening.options.target or backend.vdevice.simulated:
+        return lambda kernel, binding: backend.profiler.task_time(kernel, binding)
+    measurer = MEASURERS.setdefault(opening, Measurer(opening))
+    return lambda kernel, binding: measurer.task_time(kernel, binding, seconds)
+
+
+@dataclass
+class Measurer:
+    """A process that measures kernels on one device; threads take turns. ``started`` counts its processes."""
+
+    opening: Opening
+    started: int = 0
+    _child: subprocess.Popen[bytes] | None = None
+    _line: Connection | None = None
+    _lock: Lock = field(default_factory=Lock)
+
+    def task_time(self, kernel: RKernel, binding: Binding, seconds: float = SECONDS) -> tuple[float, float]:
+        """``Profiler.task_time`` in the process. DeviceFailure where the kernel takes more than ``seconds``, ends the process
+        or is refused by the device; each costs the process."""
+        operator = kernel.operator
+        with self._lock:
+            line, told = self._ready(), f"it was not measured within {seconds:.0f} s"
+            asked = (operator, facts(operator, binding))
+            alone, crowded = self._asked(line, asked, seconds, (told, "the process that measured it"), operator.anchor.origin)
+            return float(alone), float(crowded)
+
+    def _asked(self, line: Connection, message: object, seconds: float, says: tuple[str, str], where: str = "") -> Any:
+        """The process's answer. DeviceFailure where it is late, or the process has ended, as ``says`` has it; what it raised is
+        raised here. Each costs the process."""
+        try:
+            line.send(message)
+            if not line.poll(seconds):
+                raise DeviceFailure(says[0], where=where)
+            answer = line.recv()
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        except (EOFError, OSError):
+            raise DeviceFailure(f"{says[1]} {self._ending()}", where=where) from None
+        except BaseException:
+            self._end()
+            raise
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def _ready(self) -> Connection:
+        if self._line is not None and self._child is not None and self._child.poll() is None:
+            return self._line
+        self._end()
+        ours, theirs = Pipe()
+        with theirs:
+            number = theirs.fileno()
+            self._child = start_python("rammer.tuning.measure_worker", number, pass_fds=[number])
+        self._line, self.started = ours, self.started + 1
+        device = self.opening.device
+        late = f"device {device} was not opened for measuring within {BEGINNING:.0f} s"
+        self._asked(ours, self.opening, BEGINNING, (late, f"the process that was to measure on {device}"))
+        return ours
+
+    def _ending(self) -> str:
+        """How the process ended, which has closed its line."""
+        code = None
+        if self._child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._child.wait(5)
+        self._end()
+        return "closed its line" if code is None else f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    def _end(self) -> None:
+        if self._line is not None:
+            self._line.close()
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+        self._line = self._child = None
+
+
+#: Of this process, which share them: what measures on a device is started once.
+MEASURERS: Final[dict[Opening, Measurer]] = {}
+
+
+@atexit.register
+def close_all() -> None:
+    """End what measures, as this process does when it ends."""
+    for measurer in MEASURERS.values():
+        measurer.close()
+
+
+def facts(operator: ROperator, binding: Binding) -> Binding:
+    """What ``binding`` says of the tensors of one operator: all that a kernel generator may ask (``Binding.key``)."""
+    names = {*operator.inputs, *operator.outputs, *operator.lengths, *(c.name for c in operator.computes)}
+    return replace(
+        binding,
+        types={n: t for n, t in binding.types.items() if n in names},
+        storages={n: s for n, s in binding.storages.items() if n in names},
+        constants=binding.constants & names,
+        reused=binding.reused & names,
+    )
+
+
+def sendable(problem: Exception) -> Exception:
+    """``problem`` as another process can raise it: an expected error as it is, ours with its traceback's text."""
+    import traceback
+
+    if isinstance(problem, RammerError):
+        with contextlib.suppress(Exception):
+            pickle.loads(pickle.dumps(problem))
+            return problem
+        return DeviceFailure(str(problem))
+    return RuntimeError("".join(traceback.format_exception(problem)).rstrip())

@@ -1,0 +1,50 @@
+"""The process that ``aside.py`` starts: it opens a device, then measures the kernels that it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+
+from rammer.device.guard import Opening
+from rammer.device.loader import Registry
+from rammer.tuning.measure_process import IDLE, sendable
+
+
+def serve(line: Connection) -> None:
+    """Answer with two times, or with what was raised, until the line is closed or idle. The first message says which device."""
+    opening: Opening = line.recv()
+    options = opening.options
+    try:
+        backend = Registry().open(f"{opening.device}:{options.index}", options.require, options.target, options.options)
+        profiler = backend.profiler
+    except Exception as problem:
+        line.send(sendable(problem))
+        return
+    line.send("open")
+    while line.poll(IDLE):
+        operator, binding = line.recv()
+        try:
+            line.send(profiler.task_time(backend.kernel(operator, binding), binding))
+        except Exception as problem:
+            line.send(sendable(problem))
+
+
+def follow(parent: int) -> None:
+    """End with ``parent``, also from within a kernel that hangs."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
+    line = Connection(int(sys.argv[1]))
+    with contextlib.suppress(EOFError, OSError):
+        serve(line)
+    # A device that a kernel has broken may never be closed.
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,229 @@
+"""Tuning: from an untiled operator to its kernels, by the cost model alone or by measurement.
+
+Three levels. ``off`` trusts the cost model; ``quick`` measures the best few candidates; ``full`` the
+best dozen (Welder profiles its top 10 to 20). Measurements go to the kernel store, by ``Binding.key``, so equal
+operators are tuned once, in this model and the next.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from math import inf
+
+from rammer.device.capabilities import ProgramsBeside, Thrifty
+from rammer.device.lazy_sequence import LazySequence
+from rammer.device.manifest import Backend, Binding, Preparing
+from rammer.errors import DeviceFailure, blamed
+from rammer.ir.device import VDevice
+from rammer.ir.operator import RKernel, ROperator
+from rammer.tuning.kernel_store import KernelStore, TunedKernel, key_of, unit_key
+from rammer.tuning.measure_process import TaskTimer
+
+#: Candidates measured and kept, by ``--tune`` level.
+MEASURED = {"off": 0, "quick": 4, "full": 12}
+KEPT = 3
+
+
+@dataclass
+class Tuner:
+    """Finds kernels for operators on one backend. ``extra`` gives third-party candidates, which compete with the device's own;
+    ``extensions`` tells the store whose they are. ``progress`` is told each operator's name as it is done. ``timer`` measures
+    a task, by default the backend's profiler."""
+
+    backend: Backend
+    store: KernelStore
+    level: str = "off"
+    extra: Callable[[ROperator, Binding], Sequence[ROperator]] = lambda operator, binding: ()
+    extensions: str = ""
+    progress: Callable[[str], None] = lambda name: None
+    timer: TaskTimer | None = None
+    measured: int = 0
+    beside: ProgramsBeside = field(init=False)
+    _seen: dict[str, tuple[RKernel, ...]] = field(default_factory=dict)
+    _options: dict[str, Sequence[ROperator]] = field(default_factory=dict)
+    _firsts: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.beside = ProgramsBeside(self.backend)
+
+    def kernels(self, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
+        """The kernels kept for ``operator``, fastest first. DeviceFailure when no candidate fits."""
+        sign = binding.key(operator)
+        if sign not in self._seen:
+            self._seen[sign] = self._find(operator, binding, sign)
+        self.progress(operator.name)
+        return tuple(_moved(k, operator) for k in self._seen[sign])
+
+    def first(self, operator: ROperator, binding: Binding) -> float:
+        """Seconds of the first of ``kernels`` on all vEUs, infinite where none fits. Where nothing is measured, the others are
+        not looked for."""
+        sign = binding.key(operator)
+        if sign not in self._firsts:
+            try:
+                kernel = self._first(operator, binding) if sign not in self._seen else self._seen[sign][0]
+                self._firsts[sign] = kernel.operator_time(self.backend.vdevice.veus)
+            except DeviceFailure:
+                self._firsts[sign] = inf
+        return self._firsts[sign]
+
+    def _first(self, operator: ROperator, binding: Binding) -> RKernel:
+        if MEASURED[self.level]:
+            return self.kernels(operator, binding)[0]
+        options = self.offered(operator, binding)
+        if not options:
+            raise _unfitting(operator, self.backend.vdevice)
+        return self.backend.kernel(self.beside.shared(options[0], binding), binding)
+
+    @cached_property
+    def guessing(self) -> Tuner:
+        """A tuner of the same device that measures nothing."""
+        made = replace(self, store=KernelStore(None), level="off", measured=0, _seen={}, _options={}, _firsts={})
+        made.beside = self.beside
+        return made
+
+    def prepare(self, operators: Sequence[ROperator], binding: Binding) -> None:
+        """Let the device build everything that tuning ``operators`` will measure at once, where its profiler can."""
+        profiler = self.backend.profiler
+        if not isinstance(profiler, Preparing) or not MEASURED[self.level]:
+            return
+        pairs = list[tuple[ROperator, Binding]]()
+        for operator in operators:
+            sign = binding.key(operator)
+            if sign in self._seen or sign in self._options:
+                continue
+            if self.store.get(self._key(sign)) is None:
+                self._options[sign] = self.offered(operator, binding)
+                pairs += [(o, binding) for o in self._tried(self._options[sign], binding)]
+        profiler.prepare(pairs)
+
+    def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        own = self.backend.candidates(operator, binding)
+        if any(e.below for e in operator.endings):
+            return self._narrow(operator, own, binding)
+        extra = [o for o in self.extra(operator, binding) if self._has(o, binding)]
+        return self._ranked(extra, LazySequence(own), binding) if extra else own
+
+    def _narrow(self, operator: ROperator, own: Sequence[ROperator], binding: Binding) -> Sequence[ROperator]:
+        """Candidates of an operator that writes a few places of an axis in a run: tasks of one place there, of the first of the
+        device's own families that can, so that all others end at once."""
+        axes = {e.axis for e in operator.endings if e.below}
+        axes |= {e.beside.by for e in operator.endings if e.beside is not None}
+        for option in own[: MEASURED["full"]]:
+            tile = tuple(1 if a.name in axes else n for a, n in zip(operator.anchor.axes, option.tile, strict=True))
+            for narrow in (replace(option, tile=tile), replace(option, tile=tile, family="", config=())):
+                if self._has(narrow, binding):
+                    return [narrow]
+        return own
+
+    def _has(self, option: ROperator, binding: Binding) -> bool:
+        """Whether the device has a kernel for a third party's candidate, which may be for another version of the device."""
+        with blamed(option):
+            try:
+                return bool(self.backend.kernel(option, binding).source)
+            except DeviceFailure:
+                return False
+
+    def _ranked(self, extra: Sequence[ROperator], own: Sequence[ROperator], binding: Binding) -> Sequence[ROperator]:
+        """Third parties' candidates among the device's own. Where nothing is measured, the predicted time decides; else the
+        best of each of their families is measured, and the device's own as if there were no others."""
+        veus = self.backend.vdevice.veus
+
+        def predicted(option: ROperator) -> float:
+            return self.backend.kernel(option, binding).operator_time(veus)
+
+        if not MEASURED[self.level]:
+            return LazySequence(chain(sorted((*own[:KEPT], *extra), key=predicted), own[KEPT:]))
+        best = {o.family: o for o in sorted(extra, key=predicted, reverse=True)}
+        return LazySequence(chain(best.values(), own, (o for o in extra if o is not best[o.family])))
+
+    def _key(self, sign: str) -> str:
+        return key_of(unit_key(self.backend), sign, self.level, self.extensions)
+
+    def _find(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
+        key = self._key(sign)
+        cached = self.store.get(key)
+        options = self._options.pop(sign, None) or self.offered(operator, binding)
+        known = {(o.tile, o.family, o.config) for o in self._tried(options, binding)} if cached else {}
+        # A store only says which candidate is the best; what is none was never measured here, whatever the store says.
+        if cached is not None and all((t.tile, t.family, t.config) in known for t in cached):
+            return tuple(self._rebuilt(operator, binding, t) for t in cached)
+        if not options:
+            raise _unfitting(operator, self.backend.vdevice)
+        kernels = self._measure(options, binding) if MEASURED[self.level] else self._predict(options, binding)
+        if MEASURED[self.level]:
+            self.store.put(key, [_tuned(k) for k in kernels])
+        return kernels
+
+    def _predict(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
+        """The best-predicted candidate and the cheapest per vEU among the next few and what the device offers as such (Rammer's
+        two kinds); alone one that hardly takes longer and wants its constants as other programs do."""
+        shared = self.beside.shared(options[0], binding)
+        offered = [*options[:KEPT], *self._lean(options[0], binding)] if shared is options[0] else [shared]
+        kernels = [self.backend.kernel(o, binding) for o in offered]
+        thrifty = min(kernels, key=RKernel.busy_time)
+        return (kernels[0],) if thrifty is kernels[0] else (kernels[0], thrifty)
+
+    def _lean(self, best: ROperator, binding: Binding) -> list[ROperator]:
+        """What keeps least of the device busy, where the best candidate is of a family of the device that has a name, and no
+        run ends its tasks early."""
+        if best.endings or not best.family or not isinstance(self.backend, Thrifty):
+            return []
+        found = self.backend.lean(best, binding)
+        return [found] if found is not None else []
+
+    def _tried(self, options: Sequence[ROperator], binding: Binding) -> list[ROperator]:
+        """What is measured of what is offered."""
+        first = [*options[: MEASURED[self.level]]]
+        return first + [o for o in self._lean(first[0], binding) if o not in first] if first else []
+
+    def _measure(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
+        profiler, timed, lost = self.backend.profiler, list[RKernel](), list[tuple[ROperator, DeviceFailure]]()
+        timer = self.timer or profiler.task_time
+        for option in self._tried(options, binding):
+            kernel = self.backend.kernel(option, binding)
+            try:
+                alone, crowded = timer(kernel, binding)
+            except DeviceFailure as problem:  # its loss, not the compile's
+                lost.append((option, problem))
+                continue
+            origin = "simulated" if self.backend.vdevice.simulated else "measured"
+            resources = profiler.resources(kernel, binding)
+            timed.append(replace(kernel, alone=alone, crowded=crowded, origin=origin, compiled=resources))
+            self.measured += 1
+        if not timed:
+            raise lost[-1][1]
+        for option, reason in lost:
+            print(f"rammer: warning: candidate left out: {option.head()}: {reason.what}", file=sys.stderr)
+        veus = self.backend.vdevice.veus
+        ranked = sorted(timed, key=lambda k: k.operator_time(veus))
+        thrifty = min(timed, key=RKernel.busy_time)
+        return tuple(dict.fromkeys([*ranked[: KEPT - 1], thrifty]))
+
+    def _rebuilt(self, operator: ROperator, binding: Binding, tuned: TunedKernel) -> RKernel:
+        tiled = replace(operator, tile=tuned.tile, family=tuned.family, config=tuned.config)
+        kernel = self.backend.kernel(tiled, binding)
+        return replace(kernel, alone=tuned.alone, crowded=tuned.crowded, origin=tuned.origin, compiled=tuned.resources)
+
+
+def _unfitting(operator: ROperator, device: VDevice) -> DeviceFailure:
+    layer = device.layer("veu")
+    return DeviceFailure(
+        f"no tile of operator {operator.name} fits {layer.capacity} bytes of {layer.name}",
+        where=operator.anchor.origin,
+        hint="a device with more memory per unit is needed for this model",
+    )
+
+
+def _moved(kernel: RKernel, operator: ROperator) -> RKernel:
+    """``kernel`` of an equal operator, for this one."""
+    o = kernel.operator
+    return replace(kernel, operator=replace(operator, tile=o.tile, family=o.family, config=o.config))
+
+
+def _tuned(kernel: RKernel) -> TunedKernel:
+    o = kernel.operator
+    return TunedKernel(o.tile, o.family, o.config, kernel.resources, kernel.alone, kernel.crowded, kernel.origin)

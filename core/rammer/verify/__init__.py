@@ -1,0 +1,1 @@
+"""Proof that a program is legal, from its text alone."""

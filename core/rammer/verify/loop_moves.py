@@ -1,0 +1,137 @@
+"""Proof of the seam of a repeated program: what is between its turns.
+
+One turn is proved as any program is. Executors end all of a turn before they move anything, and move in order, so what is left
+to prove is about places: that a turn finds all that it reads, as its slice or as what the last one left, and that all turns
+together write the outputs once and whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from rammer.ir.parts import Buffer, Move, Repeat
+from rammer.ir.program import RProgram, dense
+from rammer.verify.expressions import FARTHEST, VerifyError
+from rammer.verify.structure import check_length
+from rammer.verify.writers import Owners
+
+#: Turns of a program, and moves of a turn.
+MOST_TURNS: Final = 1 << 31
+MOST_MOVES: Final = 1 << 16
+#: The kinds of buffers that something may move into, by when.
+_TARGETS: Final = {
+    "once": ("input",),
+    "first": ("input",),
+    "before": ("input",),
+    "after": ("input", "output"),
+    "last": ("output",),
+}
+
+
+def check_seam(program: RProgram, owners: Mapping[str, Owners]) -> frozenset[str]:
+    """The output buffers that moves write. VerifyError for what the turns would not find or not write."""
+    ports = {program.storage[p.tensor].buffer for p in program.inputs}
+    repeat = program.repeat
+    moves = repeat.moves if repeat is not None else ()
+    if repeat is not None and not (1 <= repeat.count <= MOST_TURNS and len(moves) <= MOST_MOVES):
+        raise VerifyError(f"a program has at most {MOST_TURNS} turns and {MOST_MOVES} moves in each", program.name)
+    if repeat is not None:
+        _check_until(program, repeat)
+    by_target: dict[str, list[Move]] = {}
+    for move in moves:
+        _check_move(program, move, ports, owners)
+        by_target.setdefault(move.target, []).append(move)
+    for buffer in program.buffers:
+        if repeat is not None and buffer.kind == "input" and buffer.name not in ports:
+            _check_filled(buffer, by_target.get(buffer.name, ()))
+    gathered = {n: found for n, found in by_target.items() if program.buffer[n].kind == "output"}
+    for name, found in gathered.items():
+        _check_gathered(program, program.buffer[name], found, owners)
+    return frozenset(gathered)
+
+
+def _check_until(program: RProgram, repeat: Repeat) -> None:
+    """The turns follow from lengths, and have as many steps as their slices, so those that run write all that counts."""
+    if repeat.until is None:
+        if repeat.step != 1:
+            raise VerifyError("turns that nothing ends have no steps", program.name)
+        return
+    check_length(program, f"until {repeat.until}", repeat.until, program.name)
+    rows = {s.buffer: s.shape[0] for s in program.storages if s.row_major and s.shape and not s.offset}
+    for move in repeat.at("after"):
+        buffer = program.buffer.get(move.target)
+        if buffer is None or buffer.kind != "output" or not move.size:
+            continue
+        steps = rows.get(move.target, 0)
+        if not steps or move.size * steps != buffer.size * repeat.step:
+            raise VerifyError(f"a turn writes other than {repeat.step} steps of {move.target}", _title(move))
+
+
+def _check_move(program: RProgram, move: Move, ports: set[str], owners: Mapping[str, Owners]) -> None:
+    """Two buffers of one type, places in both of them in every turn, and a source that is whole by then."""
+    where = _title(move)
+    if move.target == move.source or not {move.target, move.source} <= program.buffer.keys():
+        raise VerifyError("a move needs two buffers of the program", where)
+    target, source = program.buffer[move.target], program.buffer[move.source]
+    if target.dtype != source.dtype:
+        raise VerifyError(f"{source.dtype} moves into {target.dtype}", where)
+    behind, once = move.when in ("after", "last"), move.when in ("once", "first", "last")
+    if once and (move.target_by or move.source_by):
+        raise VerifyError("what moves once moves to and from one place", where)
+    if max(abs(move.target_by), abs(move.source_by)) * program.turns >= FARTHEST:
+        raise VerifyError("its places are beyond any memory", where)
+    for turn in (0,) if once else (0, program.turns - 1):
+        open_end = program.repeat is not None and program.repeat.until is not None and not once
+        for buffer, first, by in zip((target, source), move.places(turn), (move.target_by, move.source_by), strict=True):
+            size = min(move.size, buffer.size - first) if open_end and by else move.size  # its last slice ends with it
+            if not 0 <= first <= first + size <= buffer.size or (move.size and not size):
+                reach = f"elements {first}..{first + move.size} of {buffer.name}, which has {buffer.size}"
+                raise VerifyError(f"turn {turn} moves {reach}", where)
+    if target.name in ports or target.kind not in _TARGETS[move.when]:
+        raise VerifyError(f"nothing may move into {target.name} then", where)
+    if not behind and (source.kind != "input" or source.name not in ports) and source.kind != "constant":
+        raise VerifyError(f"{source.name} holds nothing before a turn", where)
+    if behind and not (source.kind == "output" and _written(source, owners)):
+        raise VerifyError(f"{source.name} is not written whole in every turn", where)
+
+
+def _written(buffer: Buffer, owners: Mapping[str, Owners]) -> bool:
+    """Whether every element of it is written by an operator."""
+    return not buffer.size or owners[buffer.name].of(dense(buffer.name, buffer.name, (buffer.size,)))[1]
+
+
+def _check_filled(buffer: Buffer, moves: Iterable[Move]) -> None:
+    """What a turn reads is its slice, or what was there once, or what was there first and then what the last turn left."""
+    found = list(moves)
+    times = sorted(m.when for m in found)
+    if times not in (["once"], ["before"], ["after", "first"]):
+        had = f"moves {', '.join(times)}" if times else "nobody"
+        raise VerifyError(
+            f"{buffer.name} is to be filled before every turn, or first and after every turn; {had} does", buffer.name
+        )
+    for move in found:
+        if (move.target_first, move.target_by, move.size) != (0, 0, buffer.size):
+            raise VerifyError(f"{buffer.name} is not filled whole", _title(move))
+
+
+def _check_gathered(program: RProgram, buffer: Buffer, moves: Iterable[Move], owners: Mapping[str, Owners]) -> None:
+    """The slices of all turns are the buffer, each element once."""
+    move, *others = moves
+    if others or any(owners[buffer.name].of(program.storage[t])[0] for t in _tensors(program, buffer)):
+        raise VerifyError(f"{buffer.name} is written by more than one", _title(move))
+    turns = program.turns if move.when == "after" else 1
+    first = min(move.places(turn)[0] for turn in (0, turns - 1))
+    apart = abs(move.target_by) == move.size or turns == 1
+    left = move.size * turns - buffer.size
+    whole = 0 <= left < max(move.size, 1) if program.repeat is not None and program.repeat.until is not None else not left
+    if first or not apart or not whole:
+        raise VerifyError(f"the turns do not write each element of {buffer.name} once", _title(move))
+
+
+def _tensors(program: RProgram, buffer: Buffer) -> list[str]:
+    return [s.tensor for s in program.storages if s.buffer == buffer.name]
+
+
+def _title(move: Move) -> str:
+    return f"move {move.when} {move.target} <- {move.source}"

@@ -1,0 +1,375 @@
+"""The block of a persistent kernel, and a program whose every task such a block can call.
+
+One launch has one block shape. Kernels of more threads than it has, or of several blocks a task, cannot be called from it; for
+their operators kernels that can be are offered to the program's own policy, which places all tasks anew. Of a few shapes that one
+is taken whose program is predicted to be the fastest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import inf
+from types import MappingProxyType
+
+from rammer.codegen.kernel_family import Choice
+from rammer.codegen.task_parameters import Unsuited
+from rammer.device.manifest import Binding
+from rammer.errors import BadInput
+from rammer.ir.device import VDevice
+from rammer.ir.operator import RKernel, ROperator, Written
+from rammer.ir.program import RProgram
+from rammer.plan.program_builder import Interface, build_program
+from rammer.plan.waits import dependences
+from rammer.schedule.ios import IOS
+from rammer.schedule.policy import Memory, OperatorGraph, Policy
+from rammer.schedule.policy_registry import parse_policy
+from rammer.schedule.task_placement import fastest, leanest, side_by_side
+from rammer.schedule.wavefront import Wavefront
+from rammer.verify.expressions import VerifyError
+
+from rammer_cuda.families import FAMILIES, family_of
+from rammer_cuda.gpu import Gpu
+from rammer_cuda.kernels.part import dynamic_bytes
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.persistent.bodies import callable_part
+from rammer_cuda.persistent.partition import MixedParts, ProgramStorages, cut_around
+from rammer_cuda.persistent.split_reductions import SplitSum, split_sums
+from rammer_cuda.source import Writer
+
+#: Blocks that are tried: threads, and blocks an SM, each with a row of its own. While one of an SM's rows waits another one
+#: works, as blocks of several launches do; but they share its registers (of 65,536) and its shared memory.
+SHAPES = ((256, 1), (384, 1), (512, 1), (128, 2))
+#: The first is taken whose prediction is near the best one: small blocks have more registers a thread, rows that share an SM gain
+#: less than is predicted. On an H200 this takes the fastest of six shapes for NASNet-A, SqueezeNet and ResNeXt-29 (16 branches).
+NEAR = 1.1
+#: Choices of an operator: so many of the fastest, and the fastest of at most so many tasks a row. Beside a long operator a short
+#: one had best be few tasks, on rows that would else be idle.
+FAST, FEWER = 3, (1.0, 0.5, 0.25, 0.125, 0.0625)
+#: The same of what stands for a sum in parts, which is tried for several numbers of parts.
+HALVES = (2, FEWER[:1])
+#: Seconds from one task's end to where the next one on its row is as far as a launch's block that begins: measured on an H200
+#: where nothing is awaited (SqueezeNet's expanding convolutions, 0.77 us).
+BETWEEN = 0.75e-6
+#: What the time of all tasks of a wave counts beside its end: of many alike a single change moves that end rarely.
+CROWD = 0.1
+#: Choices of an operator at most whose text is written to see whether a block can call them.
+WRITTEN = 24
+#: Seconds of processor time in which IOS finds stages of a program whose tasks are placed anew, for all shapes: of ResNeXt-29 (16
+#: branches) one second finds what sixty do.
+SEARCH = 5
+#: Seconds of a product from which on its sum is offered in parts too: one more wave costs more than half of a shorter one.
+WORTH = 3.5e-6
+#: Bytes of shared memory that the block's own entries of the table may take.
+ENTRIES = 4 << 10
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A ``program`` for ``blocks`` an SM of at most so many ``threads``; what it was ``cut`` from, if it is a part."""
+
+    program: RProgram
+    threads: int
+    blocks: int
+    cut: MixedParts | None = None
+
+
+def fitted(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
+    """``program`` for the block with the best prediction; itself where every kernel can be called, or none else could be."""
+    held = max((own.threads for o in program.operators if (own := family_of(o).own)), default=0)
+    if held or program.repeat is not None:
+        return _Shape(program, binding, gpu, *max(s for s in SHAPES if s[1] == 1 and s[0] >= held), kept=True).placed()
+    known = _Known()
+    found = [_Shape(program, binding, gpu, *shape, known).placed() for shape in SHAPES]
+    best = min(f.program.predicted for f in found)
+    return next(f for f in found if f.program.predicted <= NEAR * best)
+
+
+def parted(program: RProgram, constants: Collection[str], gpu: Gpu) -> Fitted | None:
+    """What of ``program`` one kernel is to run that holds constants, between launches; None where that is all or nothing."""
+    cut = cut_around(program)
+    return None if cut is None else replace(fitted(cut.rows, Binding.of(cut.rows, constants), gpu), cut=cut)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What all shapes of a program's blocks have in common, by the keys of operators: other kernels, the best predicted first,
+    what all tasks of a tiled one take, and the threads of its block."""
+
+    ranked: dict[str, list[Choice]] = field(default_factory=dict)
+    prices: dict[str, float] = field(default_factory=dict)
+    threads: dict[str, float] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+    writer: Writer = field(default_factory=Writer)
+
+
+@dataclass
+class _Shape:
+    """What each operator of a program is in blocks of so many threads; ``kept``: what a block can call stays as it is."""
+
+    program: RProgram
+    binding: Binding
+    gpu: Gpu
+    threads: int
+    blocks: int
+    known: _Known = field(default_factory=_Known)
+    kept: bool = False
+    chosen: dict[str, tuple[Choice, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known: dict[str, tuple[Choice, ...]] = {}
+        for o in self.program.operators:
+            key = self.binding.key(o)
+            if key not in known:
+                known[key] = self._choices(o)
+            self.chosen[o.name] = tuple(Choice(c.seconds, _tiled_as(o, c.operator)) for c in known[key])
+
+    @property
+    def veus(self) -> int:
+        """Rows."""
+        return self.gpu.sms * self.blocks
+
+    def _in_parts(self, operator: ROperator, known: dict[str, list[PartedSum]]) -> list[PartedSum]:
+        """Its sum in parts, as what a block can call; ``known`` are those of equal operators."""
+        if self.kept or self.chosen[operator.name][0].seconds < WORTH:
+            return []
+        key, splits = self.binding.key(operator), split_sums(operator, self.binding)
+        if key not in known:
+            known[key] = [self._parted(s) for s in splits]
+            return known[key]
+        return [s.made_for(split) for s, split in zip(known[key], splits, strict=True)]
+
+    def _parted(self, split: SplitSum) -> PartedSum:
+        both = replace(self, binding=split.binding(self.binding), program=replace(self.program, operators=()), chosen={})
+        first, rest = (tuple([self._kernel(c) for c in both._made(half, HALVES)]) for half in (split.partial, split.rest))
+        return PartedSum(split, first, rest)
+
+    def _choices(self, operator: ROperator) -> tuple[Choice, ...]:
+        """The operator as it is, or as what a block can call, the best predicted first."""
+        family = family_of(operator)
+        if operator.endings and family.name and not family.own:  # no block calls it: the core's emitter writes it
+            return (Choice(self._price(replace(operator, family="", config=())), operator),)
+        if not operator.task_count or family.own or not family.name:
+            return (Choice(self._price(operator), operator),)
+        mine = self._called(operator)
+        if mine is not None and self.kept and operator.task_count <= self.veus:
+            return (Choice(self._serial(operator, mine), operator),)
+        found = self._made(operator)
+        found |= dict.fromkeys([Choice(self._serial(operator, mine), operator)] if mine is not None else [])
+        return tuple(sorted(found, key=lambda c: c.seconds)) or (Choice(self._price(operator), operator),)
+
+    def _made(self, operator: ROperator, kinds: tuple[int, tuple[float, ...]] = (FAST, FEWER)) -> dict[Choice, None]:
+        """Other kernels that a block can call, so many of the fastest and some of few tasks."""
+        ranked, (fast, fewer) = self._others(operator), kinds
+        found = dict.fromkeys(islice(self._callable(operator, ranked), fast))
+        for share in fewer:
+            few = (c for c in ranked if c.operator.task_count <= share * self.veus)
+            found |= dict.fromkeys(islice(self._callable(operator, islice(few, WRITTEN)), 1))
+        return found
+
+    def _others(self, operator: ROperator) -> list[Choice]:
+        """Other kernels of one block a task, best predicted first."""
+        key = self.binding.key(operator)
+        if key not in self.known.ranked:
+            self.known.ranked[key] = self._rank(operator)
+        return self.known.ranked[key]
+
+    def _rank(self, operator: ROperator) -> list[Choice]:
+        # Results must not depend on which executor wins a measurement: kernels that round operands differently are no choice.
+        bare, rounding = replace(operator, tile=(), family="", config=()), family_of(operator).operand_rounding
+        usable = [f for f in FAMILIES if f.needs(self.gpu) and not f.last and f.own is None and f.operand_rounding == rounding]
+        ranked = heapq.merge(*(f.candidates(bare, self.binding, self.gpu) for f in usable), key=lambda c: c.seconds)
+        return [c for c in ranked if family_of(c.operator).spread(c.operator) == 1]
+
+    def _callable(self, operator: ROperator, choices: Iterable[Choice]) -> Iterator[Choice]:
+        """Those that a block can call, with what they take there; they may be of an equal operator."""
+        for c in choices:
+            mine = _tiled_as(operator, c.operator)
+            if kernel := self._called(mine):
+                yield Choice(self._serial(mine, kernel), mine)
+
+    def _called(self, operator: ROperator) -> TaskKernel | None:
+        if self._threads(operator) > self.threads:
+            return None
+        kernel = callable_part(operator, self.binding, self.threads, self.known.writer.written)
+        return kernel if kernel and dynamic_bytes(kernel) <= self._room else None
+
+    def _threads(self, operator: ROperator) -> float:
+        """Those of its block, as far as is known before its kernel is written: most kernels that are looked at have too many."""
+        family, key = family_of(operator), self.binding.key(operator)
+        if family.threads is not None and key not in self.known.threads:
+            try:
+                self.known.threads[key] = family.threads(operator, self.binding)
+            except Unsuited:
+                self.known.threads[key] = inf
+        return self.known.threads.get(key, 0)
+
+    @property
+    def _room(self) -> int:
+        """Shared memory for a task: of each block the system takes 1 KiB (CUDA C++ programming guide, "Shared Memory 9.x")."""
+        return (self.gpu.shared + 1024) // self.blocks - 1024 - ENTRIES
+
+    def _price(self, operator: ROperator) -> float:
+        key = self.binding.key(operator)
+        if key not in self.known.prices:
+            seconds = family_of(operator).seconds(operator, self.binding, self.gpu) if operator.task_count else 0.0
+            self.known.prices[key] = seconds
+        return self.known.prices[key]
+
+    def _serial(self, operator: ROperator, kernel: TaskKernel) -> float:
+        """Seconds where a vEU runs one task after another that a launch would have side by side on its SM."""
+        rounds = -(-operator.task_count // self.veus)
+        return self._price(operator) * max(1, min(rounds, self.gpu.threads // kernel.threads // self.blocks))
+
+    def placed(self) -> Fitted:
+        """The program with these operators, placed by its policy; itself where they are its own."""
+        p, own = (
+            self.program,
+            all(len(c) == 1 and c[0].operator is o for o, c in zip(self.program.operators, self.chosen.values(), strict=True)),
+        )
+        if p.repeat is not None or (own and self.veus == p.veus):
+            return Fitted(p, self.threads, self.blocks)
+        constants, device = frozenset(self.binding.constants), replace(self.gpu.vdevice, veus=self.veus, resident=self.veus)
+        kernels = {name: tuple(map(self._kernel, choices)) for name, choices in self.chosen.items()}
+        graph = OperatorGraph(kernels, dependences(p.operators, p.storage), constants, memory=self.known.memory)
+        policy = _policy(p)
+        held = ProgramStorages.of(p)
+        if policy == Wavefront():
+            known: dict[str, list[PartedSum]] = {}
+            sums = {o.name: self._in_parts(o, known) for o in p.operators}
+            graph, taken = together(graph, device, sums)
+            held = held.with_others({t.split.storage: t.split.partial.anchor.dtype for t in taken})
+        schedule = policy(graph, device)
+        interface = Interface(p.name, p.inputs, p.outputs, [s.tensor for s in p.storages if s.tensor in constants])
+        try:
+            made = build_program(interface, schedule, held, policy=p.policy, vdevice=device, precision=p.precision)
+        except VerifyError:  # made by hand, such as one that leaves parts of an output as they are: its table stays
+            return Fitted(p, self.threads, self.blocks)
+        return Fitted(made, self.threads, self.blocks)
+
+    def _kernel(self, choice: Choice) -> RKernel:
+        """Priced for the policy: a round of tasks, one on each vEU. Blocks of one SM share its lanes."""
+        o = choice.operator
+        alone = choice.seconds / max(1, -(-o.task_count // self.veus)) + BETWEEN
+        share = self.blocks * o.flops / max(o.task_count, 1) / self.gpu.flops
+        return RKernel(o, _unwritten, alone, max(alone, share))
+
+
+@dataclass(frozen=True)
+class PartedSum:
+    """A ``split`` sum with the kernels that there are for its parts and for the rest."""
+
+    split: SplitSum
+    first: tuple[RKernel, ...]
+    rest: tuple[RKernel, ...]
+
+    def made_for(self, split: SplitSum) -> PartedSum:
+        """The same kernels for an equal operator's sum."""
+        halves = ((self.first, split.partial), (self.rest, split.rest))
+        first, rest = (tuple([replace(k, operator=_tiled_as(o, k.operator)) for k in kernels]) for kernels, o in halves)
+        return PartedSum(split, first, rest)
+
+
+def together(
+    graph: OperatorGraph, device: VDevice, sums: Mapping[str, Sequence[PartedSum]] = MappingProxyType({})
+) -> tuple[OperatorGraph, list[PartedSum]]:
+    """``graph`` with one choice an operator: of each wave those with which it ends first, from the fastest ones on by one
+    change after the other. Wavefront itself takes the fastest of all or the leanest of all. Of an operator's ``sums`` in parts
+    one stands in its place where two waves then end before the one did; those are returned too."""
+    chosen: dict[str, tuple[RKernel, ...]] = {}
+    after, all_taken, waves = dict(graph.after), list[PartedSum](), _Waves(device)
+    for level in graph.levels():
+        taken: dict[str, PartedSum] = {}
+        best = waves.of(graph, level, taken)
+        while True:
+            tried = [{**taken, **change} for change in _changes(graph, level, sums) if not change.items() <= taken.items()]
+            cost, kernels, others = min(
+                ((*waves.of(graph, level, t), t) for t in tried), key=lambda o: o[0], default=(*best, taken)
+            )
+            if cost >= best[0]:
+                break
+            best, taken = (cost, kernels), others
+        chosen |= {k.operator.name: (k,) for k in best[1]}
+        for name, s in taken.items():
+            part = s.split.partial.name
+            after[part], after[name] = after[name], (*after[name], part)
+        all_taken += taken.values()
+    return replace(graph, kernels=chosen, after=after), all_taken
+
+
+def _changes(
+    graph: OperatorGraph, level: Sequence[str], sums: Mapping[str, Sequence[PartedSum]]
+) -> Iterator[dict[str, PartedSum]]:
+    """Sums of a wave in parts: of equal operators, as many branches have, all of them at once."""
+    alike: dict[tuple[tuple[int, float], ...], list[str]] = {}
+    for name in level:
+        alike.setdefault(_known_as(graph.kernels[name]), []).append(name)
+    for names in alike.values():
+        each = [sums.get(n, ()) for n in names]
+        yield from (dict(zip(names, some, strict=True)) for some in zip(*each, strict=False) if some[0].first and some[0].rest)
+
+
+def _known_as(kernels: Sequence[RKernel]) -> tuple[tuple[int, float], ...]:
+    """Equal for choices that cost the same."""
+    return tuple([(k.operator.task_count, k.alone) for k in kernels])
+
+
+@dataclass
+class _Waves:
+    """The choices of waves, found once for equal ones."""
+
+    device: VDevice
+    known: dict[tuple[tuple[tuple[int, float], ...], ...], tuple[float, list[int]]] = field(default_factory=dict)
+
+    def of(self, graph: OperatorGraph, level: Sequence[str], taken: Mapping[str, PartedSum]) -> tuple[float, list[RKernel]]:
+        """What a wave costs where these operators are ``taken`` in parts, and the kernels of it and of the one that adds up."""
+        cost, first = self._wave([taken[n].first if n in taken else graph.kernels[n] for n in level])
+        more, rest = self._wave([s.rest for s in taken.values()]) if taken else (0.0, [])
+        return cost + more, [*first, *rest]
+
+    def _wave(self, choices: Sequence[Sequence[RKernel]]) -> tuple[float, list[RKernel]]:
+        key = tuple(map(_known_as, choices))
+        if key not in self.known:
+            self.known[key] = _best_together(choices, self.device)
+        cost, places = self.known[key]
+        return cost, [some[i] for some, i in zip(choices, places, strict=True)]
+
+
+def _best_together(choices: Sequence[Sequence[RKernel]], device: VDevice) -> tuple[float, list[int]]:
+    """What a wave costs, and of each operator the choice."""
+
+    def cost(places: Sequence[int]) -> float:
+        chosen = [some[i] for some, i in zip(choices, places, strict=True)]
+        return side_by_side(chosen, {}, device) + CROWD * sum(k.busy_time() for k in chosen) / device.veus
+
+    starts = [[some.index(kind(some)) for some in choices] for kind in (lambda some: fastest(some, device), leanest)]
+    best, places = min((cost(s), s) for s in starts)
+    while True:
+        changes = ((k, i) for k, some in enumerate(choices) for i in range(len(some)) if i != places[k])
+        others = ([*places[:k], i, *places[k + 1 :]] for k, i in changes)
+        found = min(((cost(o), o) for o in others), default=(best, places))
+        if found[0] >= best:
+            return best, places
+        best, places = found
+
+
+def _tiled_as(operator: ROperator, other: ROperator) -> ROperator:
+    """``operator`` with the kernel of an equal one; itself where that is its own."""
+    same = (operator.tile, operator.family, operator.config) == (other.tile, other.family, other.config)
+    return operator if same else replace(operator, tile=other.tile, family=other.family, config=other.config)
+
+
+def _unwritten() -> Written:
+    raise AssertionError("schedules ask for no text")
+
+
+def _policy(program: RProgram) -> Policy:
+    """The policy that made the program, which may search for ``SEARCH`` seconds again; wavefront where it is none of the
+    core's."""
+    try:
+        found = parse_policy(program.policy)
+    except BadInput:
+        return Wavefront()
+    return replace(found, seconds=min(found.seconds, SEARCH)) if isinstance(found, IOS) else found

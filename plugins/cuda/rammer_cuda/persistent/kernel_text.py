@@ -1,0 +1,160 @@
+"""The text of the persistent kernel: a block a vEU, its row's runs one after another.
+
+Before a task a block waits for the task's counters, afterwards it adds one to those that the task feeds. Counters only
+grow: in run number ``epoch`` (from 0) a counter must reach ``epoch * total + threshold``. Each is on a cache line of its
+own. A wait that lasts longer than the limit reports itself, once, and makes every block give up. Values may also be
+their own flags (``dataflow``): a word is a float, or ``EMPTY`` until its value is there. Of a tensor's two sets of words odd
+and even runs use one each, and whoever sends a word empties that of the other set, which nobody reads in this run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rammer_cuda.cell.kernel import PREAMBLE
+from rammer_cuda.device import filled, source
+from rammer_cuda.dialect import CUDA
+from rammer_cuda.kernels.part import barrier, narrow, with_statics_at
+from rammer_cuda.kernels.task import HeldKernel, TaskKernel
+from rammer_cuda.persistent.task_table import COPY, HEAD, KERNEL_BITS, EntryForm
+
+#: The declaration of a pointer to what no kernel writes (``rammer_cuda.kernels.task.parameter``).
+_READ_ONLY = re.compile(r"const (.+) \*__restrict__ (\w+)")
+#: 32-bit words from a counter to the next: one L2 line of 128 bytes.
+LINE = 32
+#: Polls between two looks at the clock and at whether another block gave up.
+PATIENCE = 512
+#: The word that says "not there yet": a NaN that no arithmetic gives (CUDA's canonical NaN is 0x7fffffff).
+EMPTY = 0xFFFFDEAD
+#: Entries of the table that a block has at hand: the one it works on, the next, and one that slow warps may still read.
+SLOTS = 3
+#: The control block by name; behind it is, for each row, one more than the entry that it gave up at.
+CONTROL = ("epoch", "finished", "aborted")
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What one kernel number runs: a kernel that holds constants, one that a launch of its own could run (``part``), or a generic
+    function of so many pointers of the C types."""
+
+    name: str
+    text: str
+    types: tuple[str, ...]
+    held: HeldKernel | None = None
+    part: TaskKernel | None = None
+
+
+def kernel_text(bodies: Sequence[Body], form: EntryForm, threads: int, traced: bool = False, blocks: int = 1) -> str:
+    """The translation unit of the persistent kernel ``rm_persistent``, of ``blocks`` an SM of ``threads``; ``traced``, every task
+    leaves a record in ``rm_records[rm_begins[vEU] + order]``."""
+    sizes = {
+        "words": form.words,
+        "copy": COPY,
+        "line": LINE,
+        "head": HEAD,
+        "signal_at": form.signal_at,
+        "signals": form.signals,
+        "slots": SLOTS,
+        "pointer_at": form.pointer_at,
+        "patience": PATIENCE,
+        "control": ", ".join(CONTROL),
+        "empty": EMPTY,
+        "kernel_bits": KERNEL_BITS,
+    }
+    parts = [
+        "#define RM_TRACE 1\n" if traced else "",
+        CUDA.preamble,
+        source("order", "record"),
+        PREAMBLE,
+        filled("persistent", **sizes),
+        filled("words", **sizes),
+    ]
+    if any(b.part for b in bodies):
+        parts += [source("part", "constant"), filled("persistent_part", **sizes)]
+    parts += dict.fromkeys(b.text for b in bodies)
+    parts += [part_function(b.part, threads) for b in bodies if b.part]
+    parts += [
+        filled("persistent_run", **sizes, name=b.name, hold=_hold(b), step=_step(b, threads), call=_call(b), after=_after(b))
+        for b in bodies
+    ]
+    call = "alive = run_{}(walk, slots, row, first, slot, count, rm_scratch); break;"
+    cases = "\n".join(f"      case {i}: {call.format(b.name)}" for i, b in enumerate(bodies))
+    return "".join((*parts, filled("persistent_kernel", **sizes, threads=threads, blocks=blocks, cases=cases)))
+
+
+def _pointers(body: Body, entry: str) -> str:
+    return ", ".join(f"rm_pointer<{t}>({entry}, {i})" for i, t in enumerate(body.types))
+
+
+def _hold(body: Body) -> str:
+    if body.held is None:
+        return ""
+    plain = _pointers(replace(body, types=body.types[: len(body.held.arguments)]), "slots[slot]")
+    return f"float held[{body.held.held}];\n  {body.held.name}_hold({plain}, held, (int)slots[slot][0]);"
+
+
+#: How a task of a held kernel, or a generic function, begins: with its waits.
+WAIT = "if (entry[1] && rm_wait(walk, entry, first + i - row.begin)) return false;\n    RM_BEGIN(first + i - row.begin)\n    "
+
+
+def _step(body: Body, threads: int) -> str:
+    end = "RM_END(first + i - row.begin)"
+    if body.part is not None:
+        given = "nullptr, (int)entry[0], RmPart{0}, {walk, entry, first + i - row.begin}, scratch"
+        call = f"{_name(body.part)}({''.join(f'{p}, ' for p in [_pointers(body, 'entry')] if p)}{given})"
+        idle = narrow(body.part, threads)
+        guard, says = (f"(int)threadIdx.x >= {body.part.threads} || ", body.part.threads) if idle else ("", "RM_SAYS")
+        return f"const bool done = {guard}{call};\n    {end}\n    if (!rm_done_if<{says}>(walk, entry, done)) return false;"
+    if body.held is None:
+        return f"{WAIT}{body.name}({_pointers(body, 'entry')}, scratch, (int)entry[0]);\n    {end}\n    rm_done(walk, entry);"
+    walk = ", walk, first + i - row.begin" if body.held.words else ""
+    call = f"{body.held.name}_step({_pointers(body, 'entry')}{walk}, held, (float *)scratch, (int)entry[0])"
+    # A step with words fetches the next entry before its own last barrier.
+    done = "if (entry[2]) rm_done(walk, entry);" if body.held.words else "rm_done(walk, entry);"
+    return f"{WAIT}if (!{call}) return false;\n    {end}\n    {done}"
+
+
+def _after(body: Body) -> str:
+    """What ends a run: slow warps may still read what the last step of a held kernel left on chip."""
+    return "__syncthreads();" if body.held is not None else ""
+
+
+def _call(body: Body) -> str:
+    """Each function is a call of its own, so that its registers are its own; but products of warpgroups would wait for each other
+    there (ptxas C7510)."""
+    return "__forceinline__" if body.part is not None and _differ(body.part) else "__noinline__"
+
+
+def _differ(kernel: TaskKernel) -> bool:
+    """Whether not all threads of a kernel come to the same wait."""
+    return kernel.body.count("rm_after();") > 1
+
+
+def _name(kernel: TaskKernel) -> str:
+    return f"rm_part_{kernel.entry}"
+
+
+def _constant(parameter: str) -> str:
+    """The declaration of a kernel's pointer as that of an ``rm_constant``, if it says that nobody writes there."""
+    found = _READ_ONLY.fullmatch(parameter)
+    return f"const rm_constant<{found[1]}> {found[2]}" if found else parameter
+
+
+def part_function(kernel: TaskKernel, threads: int) -> str:
+    """A kernel's statements as the function ``rm_part_{entry}`` of one task in blocks of so many threads. It waits for the task's
+    counters where a launch would wait for others, and is false if that was in vain."""
+    name = _name(kernel)
+    shared = with_statics_at(kernel, f"{name}_shared", "rm_scratch")
+    method = 2 if _differ(kernel) else 1 if narrow(kernel, threads) else 0
+    after = f"#define rm_after() do {{ if (!rm_ready<{method}, {kernel.threads}>(rm_mine)) return false; }} while (0)\n"
+    head = ", ".join(
+        (*map(_constant, kernel.parameters), "const int *order", "int first", "const RmPart blockIdx", "const rm_turn &rm_mine")
+    )
+    count = kernel.threads if narrow(kernel, threads) else threads
+    own = f"const RmPart threadIdx = rm_thread<{count}>();\n" + barrier(kernel, threads, "rm_turn_meet")
+    return (
+        f"{shared.text}{after}static __device__ __forceinline__ bool {name}({head}, char *rm_scratch) {{\n"
+        f"{own}{shared.body}return true;\n}}\n#undef rm_after\n"
+    )

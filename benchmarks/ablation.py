@@ -24,7 +24,7 @@ from tables.scheduling import BARS, EXECUTORS
 from zoo import SEED
 
 from rammer.errors import DeviceFailure
-from rammer.report.text_table import duration, markdown
+from rammer.report.text_table import format_duration, markdown_table
 
 HEADERS = ("schedule", "policy", "executor", "median", "of the first", "tasks", "waits", "predicted")
 
@@ -56,17 +56,17 @@ def document(key: str, tune: str, bars: Sequence[Measured], facts: dict[str, str
             b.way.name,
             f"`{b.way.request['policy']}`",
             _executor(b),
-            duration(b.seconds),
+            format_duration(b.seconds),
             f"{first[_executor(b)] / b.seconds:.2f}x",
             str(b.tasks),
             str(b.waits),
-            duration(b.predicted),
+            format_duration(b.predicted),
         ]
         for b in bars
     ]
     return (
         f"# What scheduling is worth: {key}\n\nFloat32, `--tune {tune}`, device-resident inputs, medians of runs in turns by "
-        f"GPU events, one process. `predicted` is the policy's own estimate.\n\n{markdown(rows, HEADERS)}\n\n"
+        f"GPU events, one process. `predicted` is the policy's own estimate.\n\n{markdown_table(rows, HEADERS)}\n\n"
         f"![bars](ablation.svg)\n\n{section(facts)}"
     )
 

@@ -25,7 +25,7 @@ from sibling_models import attention, cell, onnx_cell
 from zoo import SEED, find
 
 from rammer.compiler.compile_options import PRECISIONS
-from rammer.report.text_table import duration, markdown
+from rammer.report.text_table import format_duration, markdown_table
 
 HEADERS: Final = ("model", "batching", "operators", "copies", "predicted", "median", "off / this", "rel. L2 to off")
 #: Apart, as chosen, and as one wherever that may be.
@@ -54,7 +54,7 @@ def row(model: str, one: Measured, first: float) -> list[str]:
     """One line of the table; ``first`` is what the ratio is to."""
     if one.failure:
         return [model, one.way.name, *["-"] * 5, one.failure]
-    times = [duration(one.predicted), duration(one.seconds), f"{first / one.seconds:.2f}", f"{one.error:.1e}"]
+    times = [format_duration(one.predicted), format_duration(one.seconds), f"{first / one.seconds:.2f}", f"{one.error:.1e}"]
     return [model, one.way.name, str(one.operators), str(one.copies), *times]
 
 
@@ -74,11 +74,13 @@ def main(models: str, device: str, precision: str, tune: str, seed: int, rounds:
         click.echo(key)
         found = measured(*source(key, seed), WAYS, settings)
         rows += [row(key, m, found[0].seconds) for m in found]
-        click.echo(markdown(rows[-len(found) :], HEADERS))
+        click.echo(markdown_table(rows[-len(found) :], HEADERS))
     if markdown_file is not None:
         text = f"{device}, {precision}, `--tune {tune}`, inputs on the device, medians of {rounds} turns, in one process."
         title = "# Independent products apart and as one"
-        markdown_file.write_text(f"{title}\n\n{text}\n\n{markdown(rows, HEADERS)}\n\n{section(environment_of(device == 'cuda'))}")
+        markdown_file.write_text(
+            f"{title}\n\n{text}\n\n{markdown_table(rows, HEADERS)}\n\n{section(environment_of(device == 'cuda'))}"
+        )
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ import rammer
 from rammer.device.loader import DeviceStatus
 from rammer.frontend.read.reader import read_model
 from rammer.reference.outputs import run_onnxruntime
-from rammer.report.bench import Effort, Runner, bench_peer, percentiles, sample
-from rammer.report.output_errors import HEADERS, differences, rows
-from rammer.report.text_table import duration, plain
+from rammer.report.bench import Effort, Runner, bench_peer, latency_percentiles, sample_times
+from rammer.report.output_errors import HEADERS, compare_outputs, difference_rows
+from rammer.report.text_table import format_duration, plain_table
 from rammer.runtime.inputs import random_array
 from rammer_bench.peers import onnxruntime
 from rammer_testing.models import ModelUnavailable, fetch, strip_final_softmax
@@ -51,18 +51,20 @@ def run_on(
     exe = rammer.compile(model, device=device)
     special = exe.prepare(exe.checked(inputs))
     have, timing = special.run(exe.checked(inputs))
-    latency = duration(timing.device) + " (simulated)"
+    latency = format_duration(timing.device) + " (simulated)"
     if not exe.backend.vdevice.simulated:
-        latency = duration(percentiles(sample(lambda: special.run(inputs)[1].total, Effort(3, RUNS, 0.0))[1])[0])
-    found = differences(have, want, TOLERANCE, 1e-6)
+        latency = format_duration(
+            latency_percentiles(sample_times(lambda: special.run(inputs)[1].total, Effort(3, RUNS, 0.0))[1])[0]
+        )
+    found = compare_outputs(have, want, TOLERANCE, 1e-6)
     head = [
         f"{device}: {exe.backend.hardware.name}",
-        duration(special.compile_seconds),
+        format_duration(special.compile_seconds),
         latency,
         len(special.compiled.host_nodes),
     ]
     exe.close()
-    return [[*head, *row] for row in rows(found)], all(d.good for d in found)
+    return [[*head, *row] for row in difference_rows(found)], all(d.good for d in found)
 
 
 def main() -> int:
@@ -87,8 +89,8 @@ def main() -> int:
         table += lines
         good &= agree
     peer = bench_peer(Runner(MODEL, "onnxruntime", ""), onnxruntime(loaded, inputs), Effort(3, RUNS, 0.0))
-    table.append(["ONNX Runtime on the CPU", duration(peer.compile), duration(peer.median), *[""] * 6])
-    print(plain(table, ["device", "compile", "latency", "on host", *HEADERS]))
+    table.append(["ONNX Runtime on the CPU", format_duration(peer.compile), format_duration(peer.median), *[""] * 6])
+    print(plain_table(table, ["device", "compile", "latency", "on host", *HEADERS]))
     print(f"latency: wall time, NumPy in and out, median of {RUNS} runs; simulated times are the simulator's cycles")
     return 0 if good else 1
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from rammer import __version__
 from rammer.errors import DeviceUnavailable
-from rammer.report.environment import environment
+from rammer.report.environment import describe_environment
 from rammer_bench.to_torch import load_torch
 
 HERE: Final = Path(__file__).resolve().parent
@@ -18,7 +18,7 @@ HERE: Final = Path(__file__).resolve().parent
 
 def environment_of(gpu: bool) -> dict[str, str]:
     """Packages and processor; with ``gpu``, the card, its driver and, where torch is there, the versions of CUDA and cuDNN."""
-    facts = environment()
+    facts = describe_environment()
     if gpu:
         command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         told = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")[0]

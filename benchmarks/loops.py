@@ -32,7 +32,7 @@ from entry import run
 from facts import environment_of, section
 
 import rammer
-from rammer.report.text_table import markdown
+from rammer.report.text_table import markdown_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HEADERS = (
@@ -262,7 +262,7 @@ def main(device: str, seconds: float, only: str, out: Path | None) -> None:
         if only in case.name:
             rows.append(measured(case, device, seconds))
             click.echo("  ".join(rows[-1]), err=True)
-    table = markdown(rows, HEADERS)
+    table = markdown_table(rows, HEADERS)
     click.echo(table)
     if out is not None:
         title = "# Loops on a CPU\n\n" + (__doc__ or "")

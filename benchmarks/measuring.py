@@ -22,10 +22,10 @@ from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compile_options import Request
 from rammer.device.loader import Registry
 from rammer.errors import DeviceFailure, RammerError
-from rammer.ir.piecewise import pieces
+from rammer.ir.piecewise import piecewise_regions
 from rammer.ir.program import RProgram
-from rammer.passes.compute.batch_candidates import rearranges
-from rammer.report.bench import Effort, bound_call, sample
+from rammer.passes.compute.batch_candidates import is_rearrangement
+from rammer.report.bench import Effort, bound_call, sample_times
 from rammer.runtime.executable import Executable
 from rammer.runtime.loaded_model import LoadedModel
 from rammer.runtime.session import open_executable
@@ -163,7 +163,7 @@ class Opened:
 
     def turn(self) -> None:
         """Some timed runs."""
-        self.seconds += sample(bound_call(self.bound, [delay]), ONCE if self.simulated else TURN)[1]
+        self.seconds += sample_times(bound_call(self.bound, [delay]), ONCE if self.simulated else TURN)[1]
 
     def close(self) -> None:
         """Free the device's memory."""
@@ -230,7 +230,7 @@ def figures(program: Opened, reference: Mapping[str, Array] | None) -> Measured:
         tasks=sum(p.task_count for p in program.programs),
         waits=sum(len(t.waits) for p in program.programs for row in p.rows for t in row),
         moved=sum(len(p.permuted) for p in program.programs),
-        copies=sum(any(rearranges(c) or pieces(c) for c in o.computes) for o in operators),
+        copies=sum(any(is_rearrangement(c) or piecewise_regions(c) for c in o.computes) for o in operators),
         predicted=sum(p.predicted for p in program.programs),
         seconds=median(program.seconds) if program.seconds else 0.0,
         compiling=program.compiling,

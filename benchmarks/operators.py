@@ -35,7 +35,7 @@ from operator_space import KINDS, SHARES, Case, drawn
 import rammer
 from rammer.errors import DeviceUnavailable, RammerError
 from rammer.report.bench import bound_call
-from rammer.report.text_table import markdown, plain
+from rammer.report.text_table import markdown_table, plain_table
 from rammer_bench.graph import Array
 from rammer_bench.prepare import delay, relative_error
 from rammer_testing.net import Net
@@ -218,8 +218,8 @@ def document(rows: list[Row]) -> str:
     worst = sorted(rows, key=lambda r: -r.ratio)[:WORST]
     wrong = [r.case for r in rows if not r.error < WRONG]
     parts = ["# Single operators on a CPU beside ONNX Runtime", __doc__ or "", "## Ratios of times, ours over theirs"]
-    parts += [markdown(table, heads), f"Results that differ by more than {WRONG:g}: {', '.join(wrong) or 'none'}."]
-    parts += ["## The worst", markdown([line(r) for r in worst], HEADERS), section(environment_of(gpu=False))]
+    parts += [markdown_table(table, heads), f"Results that differ by more than {WRONG:g}: {', '.join(wrong) or 'none'}."]
+    parts += ["## The worst", markdown_table([line(r) for r in worst], HEADERS), section(environment_of(gpu=False))]
     return "\n\n".join(parts)
 
 
@@ -260,7 +260,7 @@ def main(
                 file.write(json.dumps({**asdict(row), "ratio": row.ratio}) + "\n")
     rows += [row for path in old for row in kept(path)]
     rows.sort(key=lambda r: -r.ratio)
-    click.echo(plain([line(r) for r in rows[:show]], HEADERS))
+    click.echo(plain_table([line(r) for r in rows[:show]], HEADERS))
     if markdown_file is not None:
         markdown_file.write_text(document(rows))
     ratios = np.array([r.ratio for r in rows]) if rows else np.ones(1)

@@ -31,9 +31,9 @@ from zoo import SEED, ZOO, find
 import rammer
 from rammer.compiler.compile_options import PRECISIONS
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
-from rammer.report.bench import Effort, bound_call, sample
+from rammer.report.bench import Effort, bound_call, sample_times
 from rammer.report.peers import Prepared
-from rammer.report.text_table import plain
+from rammer.report.text_table import plain_table
 from rammer_bench.graph import Array
 from rammer_bench.prepare import (
     PEERS,
@@ -72,7 +72,7 @@ def open_rammer(
 
 def measured(prepared: Prepared, reference: Mapping[str, Array], effort: Effort) -> dict[str, Any]:
     """The numbers of a row: times, and the worst error of the outputs of ``CHECKED`` runs after them."""
-    _, seconds = sample(prepared.seconds, effort)
+    _, seconds = sample_times(prepared.seconds, effort)
     error = max(relative_error(prepared.outputs(), reference) for _ in range(CHECKED))
     return {
         **summary(seconds),
@@ -194,7 +194,7 @@ def main(
             shown = row.failure or f"{row.median:.4g} ms, error {row.error:.1e}, prepared in {row.prepare:.1f} s"
             click.echo(f"{key} {precision} {row.runner}: {shown}")
     rows = read_rows(out)
-    click.echo(plain(cells(rows), HEADERS))
+    click.echo(plain_table(cells(rows), HEADERS))
     if markdown_file is not None:
         markdown_file.write_text(document(rows, facts))
 

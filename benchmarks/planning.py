@@ -21,7 +21,7 @@ from entry import run
 from facts import environment_of
 from result import Result, said, write
 
-from rammer.report.text_table import markdown
+from rammer.report.text_table import markdown_table
 from rammer.schedule.policy_registry import parse_policy
 from rammer.verify.verifier import verify
 from rammer_testing.programs import TaskNet, branching_net, device, recurrent_net
@@ -86,7 +86,7 @@ def main(policies: str, units: int, repeats: int, markdown_file: Path | None) ->
     if markdown_file is not None:
         command = said(f"python benchmarks/planning.py --policies {policies} --units {units} --repeats {repeats}")
         write(markdown_file, result.document(command, environment_of(False)))
-    click.echo(markdown(rows, HEADERS))
+    click.echo(markdown_table(rows, HEADERS))
 
 
 if __name__ == "__main__":

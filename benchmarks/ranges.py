@@ -56,7 +56,7 @@ from zoo.ranged import RANGED, Open, find_ranged
 import rammer
 from rammer.errors import BadInput, RammerError
 from rammer.runtime.executable import Executable
-from rammer.runtime.shape_buckets import bounds, bucket
+from rammer.runtime.shape_buckets import bucket_bounds, find_bucket
 
 #: Of a whole, where a golden section cuts it.
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -74,7 +74,7 @@ def ordered(model: Open, count: int, seed: int, edges: bool = False) -> list[int
         places = (draw.random() + GOLDEN * np.arange(64 * size)) % 1.0
         return list(dict.fromkeys(low + int(n) for n in places * size))[:count]
     drawn = [int(n) for n in draw.permutation(np.arange(low + 1, high))]
-    ends = [n for bound in bounds(model.span)[1:] for n in (bound + 1, bound)]
+    ends = [n for bound in bucket_bounds(model.span)[1:] for n in (bound + 1, bound)]
     later = [n for pair in zip_longest(ends, drawn[1:]) for n in pair if n is not None]
     return list(dict.fromkeys([high, *drawn[:1], low, *later]))[:count]
 
@@ -193,7 +193,7 @@ class Measuring:
         """Compile the programs for these lengths and those of the range that they want; each is found on disk then."""
         whole = {self.model.symbol: self.model.span}
         wanted = [(n, dict[str, tuple[int, int]]()) for n in exact]
-        wanted += [(n, whole) for n in {bucket(self.model.span, n): n for n in exact}.values()]
+        wanted += [(n, whole) for n in {find_bucket(self.model.span, n): n for n in exact}.values()]
         args = self.args
         jobs = [Job(self.file, args.device, self.programs, n, s, self.inputs(n), self.options, args.tune) for n, s in wanted]
         for job, took in ahead(jobs, args.ahead, kept):

@@ -13,7 +13,7 @@ from measuring import Settings, Subject, Way, session
 from result import write
 
 from rammer.compiled.segments import ProgramSegment
-from rammer.compiler.policy_choice import proposed
+from rammer.compiler.policy_choice import propose_schedules
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
@@ -65,7 +65,7 @@ class Recorder:
         """What ``inner`` proposes."""
         found = [
             Asked(f"{self.name}-{number}", graph, device, schedule)
-            for number, (_, schedule) in enumerate(proposed(self.inner, graph, device), len(self.seen))
+            for number, (_, schedule) in enumerate(propose_schedules(self.inner, graph, device), len(self.seen))
         ]
         self.seen.extend(found)
         return [(asked, asked.schedule) for asked in found]

@@ -11,7 +11,7 @@ from pathlib import Path
 from facts import section, stamp
 
 from rammer.errors import BadInput
-from rammer.report.text_table import markdown
+from rammer.report.text_table import markdown_table
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Result:
 
     def document(self, commands: str, facts: Mapping[str, str]) -> str:
         """The Markdown file; ``commands`` are ``said``."""
-        pieces = [f"# {self.title}", commands, markdown(self.rows, self.headers), *self.notes]
+        pieces = [f"# {self.title}", commands, markdown_table(self.rows, self.headers), *self.notes]
         for heading, (headers, rows) in self.parts.items():
-            pieces += [f"## {heading}", markdown(rows, headers)]
+            pieces += [f"## {heading}", markdown_table(rows, headers)]
         return "\n\n".join((*pieces, section(dict(facts))))
 
 

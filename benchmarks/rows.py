@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rammer.report.text_table import markdown
+from rammer.report.text_table import markdown_table
 
 #: The runner that ratios are for.
 OURS: Final = "rammer"
@@ -143,4 +143,4 @@ def document(rows: Sequence[Row], environment: dict[str, str]) -> str:
     )
     marked = any("*" in ratio(r, rows) for r in rows)
     star = "\n\n`*`: the two rows come from different runs." if marked else ""
-    return f"{markdown(cells(rows), HEADERS)}\n\n{notes}{star}\n\n## Environment\n\n{facts}\n"
+    return f"{markdown_table(cells(rows), HEADERS)}\n\n{notes}{star}\n\n## Environment\n\n{facts}\n"

@@ -29,7 +29,7 @@ from entry import run
 from facts import environment_of
 
 from rammer.errors import DeviceFailure
-from rammer.report.text_table import markdown
+from rammer.report.text_table import markdown_table
 
 #: Parts of a warm start: importing rammer, opening model and device, the device's fingerprint, reading and verifying the kept
 #: program, loading it; then what is not counted: the first run, the whole process, and its CPU time (all threads).
@@ -185,7 +185,7 @@ def main(
         if kept:
             result, command = joined(result, command, kept, facts)
         write(markdown_file, result.document(command, facts))
-    click.echo(markdown(rows, HEADERS))
+    click.echo(markdown_table(rows, HEADERS))
 
 
 if __name__ == "__main__":

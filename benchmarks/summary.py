@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from entry import run
 from rows import OURS, Row, ratio, read_rows
 
-from rammer.report.text_table import markdown
+from rammer.report.text_table import markdown_table
 
 HEADERS: Final = ("model", "precision", "rammer ms", "best peer ms", "which", "faster by", "goal", "torch ms", "torch-graph ms")
 #: How many times faster than the best peer we want to be, by model and precision.
@@ -69,7 +69,7 @@ def main(files: tuple[Path, ...], out: Path) -> None:
         "Batch 1 unless the name says otherwise, medians, inputs resident on the device; each model was measured with its\n"
         f"peers in one run. All rows, errors and the environment: {names}."
     )
-    out.write_text(f"{markdown(table, HEADERS)}\n\n{notes}\n")
+    out.write_text(f"{markdown_table(table, HEADERS)}\n\n{notes}\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import rammer
 from rammer.cli.options import parse_options
 from rammer.compiler.compile_options import PRECISIONS
 from rammer.errors import BadInput, DeviceUnavailable
-from rammer.report.text_table import markdown, plain
+from rammer.report.text_table import markdown_table, plain_table
 
 HERE: Final = Path(__file__).resolve().parent
 
@@ -44,7 +44,7 @@ def short(device: str) -> str:
 def listing() -> str:
     """All tables."""
     rows = [[t.name, t.what, ", ".join(t.devices), t.models or ("its own" if t.script else "")] for t in TABLES.values()]
-    return plain(rows, ["table", "what it shows", "devices", "models"])
+    return plain_table(rows, ["table", "what it shows", "devices", "models"])
 
 
 def _keys(chosen: Table, models: str, small: bool) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ def _measure(chosen: Table, settings: Settings, out: Path | None, keep: bool) ->
         settings.say(f"wrote {path}")
     assert result is not None
     result = _told(result, settings)
-    click.echo(markdown(result.rows, result.headers))
+    click.echo(markdown_table(result.rows, result.headers))
     for note in result.notes:
         click.echo(f"\n{note}")
 

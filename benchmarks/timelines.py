@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rammer.device.manifest import Span
-from rammer.report.measured_trace import covered
+from rammer.report.measured_trace import union_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def bound(kernels: Sequence[Kernel], units: int) -> Timeline:
 def idle(kernels: Sequence[Kernel]) -> float:
     """Share of the span in which no kernel ran."""
     span = max(k.end for k in kernels) - min(k.start for k in kernels)
-    return 1 - covered((k.start, k.end) for k in kernels) / span
+    return 1 - union_length((k.start, k.end) for k in kernels) / span
 
 
 def gap(kernels: Sequence[Kernel]) -> float:

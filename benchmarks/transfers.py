@@ -48,12 +48,12 @@ def ours(name: str) -> None:
     """Both sides, by rank, over transport ``name``."""
     from rammer.distributed.distributed_program import Transfer
     from rammer.distributed.transport.memory_layout import Exposed
-    from rammer.distributed.transport.mpi_launch import world
+    from rammer.distributed.transport.mpi_launch import rank_and_size
     from rammer.distributed.transport.protocol import Party, Site
     from rammer.distributed.transport.transport_registry import BUILT_IN
     from rammer.ir.types import TensorType
 
-    rank, _ = world()
+    rank, _ = rank_and_size()
     transport = next(t for t in BUILT_IN if t.name == name)
     fabric = transport.open(Party((Site("near", "cpu", 0), Site("far", "cpu", 1)), PATIENCE))
     found, counters = {}, ""

@@ -14,7 +14,7 @@ from entry import run
 from facts import environment_of, meanwhile, section
 from transfers import AHEAD, KINDS, SIZES, measured
 
-from rammer.report.text_table import duration, markdown, size
+from rammer.report.text_table import format_duration, format_size, markdown_table
 
 CALLS = ("pickled", "gRPC")
 ALONE = ("between", "tensor", *KINDS, "pickled / ours", "gRPC / ours", "pickled / socket", "gRPC / socket", "ours, known")
@@ -64,8 +64,8 @@ def command(path: Path | None, raw: Path | None, delay: float, python: str, roun
         for nbytes in SIZES:
             at = {k: v[str(nbytes)] if v else {} for k, v in found[where].items()}
             for table, row in zip(tables, (_alone(at), _stream(at, nbytes), _cost(at)), strict=True):
-                table.append([where, size(nbytes), *row])
-    texts = [markdown(rows, headers) for rows, headers in zip(tables, (ALONE, STREAM, COST), strict=True)]
+                table.append([where, format_size(nbytes), *row])
+    texts = [markdown_table(rows, headers) for rows, headers in zip(tables, (ALONE, STREAM, COST), strict=True)]
     click.echo("\n\n".join(texts))
     if raw is not None:
         raw.write_text(json.dumps(found, indent=2) + "\n")
@@ -102,7 +102,7 @@ def _cost(at: Times) -> list[str]:
 
 
 def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else duration(seconds)
+    return "-" if seconds is None else format_duration(seconds)
 
 
 def _ratio(theirs: float | None, own: float | None) -> str:

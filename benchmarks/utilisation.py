@@ -29,8 +29,8 @@ from zoo import SEED
 
 from rammer.device.manifest import Tracer
 from rammer.errors import DeviceUnavailable, RammerError
-from rammer.report.measured_trace import Summary, measured_trace, summarise
-from rammer.report.text_table import duration, markdown
+from rammer.report.measured_trace import Summary, measured_trace, summarise_run
+from rammer.report.text_table import format_duration, markdown_table
 from rammer_bench.graph import Array
 from rammer_bench.prepare import capture, event_seconds, gpu_name, set_torch_precision, torch_module
 from rammer_bench.to_torch import load_torch
@@ -86,13 +86,13 @@ class Result:
         return [
             model,
             self.runner,
-            duration(self.seconds),
-            duration(t.span),
+            format_duration(self.seconds),
+            format_duration(t.span),
             str(self.kernels),
             f"{'at most ' if self.method == 'kernel bound' else ''}{t.utilisation:.1%}",
             self.method,
             f"{self.idle:.1%}",
-            duration(self.gap),
+            format_duration(self.gap),
         ]
 
 
@@ -150,7 +150,7 @@ def rammer_results(
         arrays = program.exe.checked(model.feeds)
         run = backend.trace(segment.program, segment.constants, {p.external: arrays[p.external] for p in segment.program.inputs})
         (folder / f"trace_{name}_{key.replace(':', '-')}_{way.name}.json").write_text(measured_trace([(key, run.spans)]))
-        summary = summarise(run, units)
+        summary = summarise_run(run, units)
         parts = sorted(((o.name, o.tasks, o.seconds) for o in summary.operators), key=lambda r: -r[2])
         count, line = program.special.kernels, measured(run.spans, units)
         found = [Result(f"rammer, {way.name}", "tasks", seconds, count, line, summary.idle, summary.gap, parts)]
@@ -171,16 +171,24 @@ def document(results: Mapping[str, Sequence[Result]], settings: Settings, units:
             if r.runner.startswith("rammer") and r.method == "kernel bound":
                 continue
             total = sum(p[2] for p in r.parts)
-            top = [[f"`{n[:NAME]}`", c, duration(t), f"{t / total:.1%}"] for n, c, t in r.parts[:12]]
+            top = [[f"`{n[:NAME]}`", c, format_duration(t), f"{t / total:.1%}"] for n, c, t in r.parts[:12]]
             what, unit = "kernels of one name, summed", "kernels"
             if r.method == "tasks":
                 what, unit = "operators, from first start to last end", "tasks"
-            parts.append(f"### {model}, {r.runner}: {what}\n\n" + markdown(top, ["name", unit, "time", "of the sum"]))
+            parts.append(f"### {model}, {r.runner}: {what}\n\n" + markdown_table(top, ["name", unit, "time", "of the sum"]))
     head = f"# Utilisation and scheduling overhead, {settings.device}\n\n"
     head += f"Batch 1, float32, {units} units, --tune {settings.tune}.\n\n"
     method = (BY_CLOCK + BOUND if gpu else BY_DEVICE) + REST
     missing = "\nWithout a row:\n\n" + "\n".join(failures) + "\n" if failures else ""
-    return head + markdown(rows, HEADERS) + "\n\n" + method + missing + "\n" + "\n\n".join((*parts, section(environment_of(gpu))))
+    return (
+        head
+        + markdown_table(rows, HEADERS)
+        + "\n\n"
+        + method
+        + missing
+        + "\n"
+        + "\n\n".join((*parts, section(environment_of(gpu))))
+    )
 
 
 @click.command()
@@ -219,7 +227,7 @@ def main(device: str, models: str, folder: Path, name: str, tune: str, rounds: i
             (folder / f"{name}.md").write_text(document(there, settings, units, failures))
     if not there:
         raise DeviceUnavailable("nothing was traced", hint="\n".join(failures))
-    click.echo(markdown([r.cells(m) for m, found in results.items() for r in found], HEADERS))
+    click.echo(markdown_table([r.cells(m) for m, found in results.items() for r in found], HEADERS))
 
 
 if __name__ == "__main__":

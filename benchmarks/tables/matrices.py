@@ -12,7 +12,7 @@ from result import Result
 
 from rammer.device.loader import Registry
 from rammer.errors import BadInput
-from rammer.report.text_table import duration
+from rammer.report.text_table import format_duration
 from rammer.schedule.policy import Policy
 
 #: Batches of the matrix. MLSys'21, table 3, has 1, 32 and 128; a GPU of today is full long before 128.
@@ -56,7 +56,7 @@ def stages_for(run: Run, key: str, label: str, settings: Settings) -> dict[str, 
 def _cells(values: Sequence[float], failures: Sequence[str]) -> list[str]:
     """Times of one row; the best one in bold."""
     best = min((v for v, f in zip(values, failures, strict=True) if not f), default=0.0)
-    shown = [f or duration(v) for v, f in zip(values, failures, strict=True)]
+    shown = [f or format_duration(v) for v, f in zip(values, failures, strict=True)]
     return [f"**{s}**" if not f and v == best else s for s, v, f in zip(shown, values, failures, strict=True)]
 
 
@@ -127,6 +127,6 @@ def across(settings: Settings) -> Result:
         for device in settings.devices:
             (one,) = measured(model.path, model.feeds, [Way(device, {}, device)], settings, model.reference)
             counts = [str(n) for n in (one.operators, one.kernels, one.tasks)]
-            end = [f"{one.compiling:.1f}", duration(one.seconds), f"{one.error:.1e}"]
+            end = [f"{one.compiling:.1f}", format_duration(one.seconds), f"{one.error:.1e}"]
             rows.append([model.entry.key, device, *(["-"] * 5 + [one.failure] if one.failure else counts + end)])
     return Result("The same models on every device", headers, rows, ["A simulator's times are simulated; starts may be warm."])

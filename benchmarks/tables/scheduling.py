@@ -11,7 +11,7 @@ from measuring import Measured, Settings, Way, compile_ahead, each, measured
 from replay import graphs_of
 from result import Result
 
-from rammer.report.text_table import duration
+from rammer.report.text_table import format_duration
 from rammer.schedule.ios import IOS, PROOFS
 from rammer.schedule.policy import Memory
 
@@ -50,7 +50,7 @@ def line(model: str, one: Measured, first: float) -> list[str]:
         return [model, one.way.name, *["-"] * 7, one.failure]
     counts = [str(n) for n in (one.operators, one.kernels, one.tasks, one.waits)]
     ratio = f"{first / one.seconds:.2f}" if first and one.seconds else "-"
-    return [model, one.way.name, *counts, duration(one.predicted), duration(one.seconds), ratio, f"{one.error:.1e}"]
+    return [model, one.way.name, *counts, format_duration(one.predicted), format_duration(one.seconds), ratio, f"{one.error:.1e}"]
 
 
 def lines(model: str, found: Sequence[Measured]) -> list[list[str]]:
@@ -146,8 +146,8 @@ def pruning(settings: Settings) -> Result:
             ]
             predicted = sum(x.seconds for x in searched)
             settings.say(f"  r={r}, s={s}: {search[0]} transitions in {seconds:.1f} s")
-            end = [duration(one.seconds), f"{one.error:.1e}"] if not one.failure else ["-", one.failure]
-            rows.append([model.entry.key, str(r), str(s), *search, f"{seconds:.2f}", duration(predicted), *end])
+            end = [format_duration(one.seconds), f"{one.error:.1e}"] if not one.failure else ["-", one.failure]
+            rows.append([model.entry.key, str(r), str(s), *search, f"{seconds:.2f}", format_duration(predicted), *end])
     notes = [
         "Searched by kernel times as they are predicted, without measuring stages; `exact`: no block was cut by a limit;"
         " by chains: of schedules that keep chains of operators together, none is predicted to be faster."

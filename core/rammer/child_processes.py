@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
-from rammer.errors import DeviceUnavailable, warn
+from rammer.errors import DeviceUnavailable, print_warning
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -67,7 +67,7 @@ def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     found = {**os.environ, SAFE_PATH: "1", **(more or {})}
     for name in SEARCH_PATHS:
         if name in found:
-            kept = os.pathsep.join(_absolute(found.pop(name)))
+            kept = os.pathsep.join(_absolute_entries(found.pop(name)))
             found |= {name: kept} if kept else {}
     return found
 
@@ -77,7 +77,7 @@ def find_program(name: str) -> str | None:
     import shutil
 
     path = os.environ.get("PATH", os.defpath)
-    kept = os.pathsep.join(_absolute(path))
+    kept = os.pathsep.join(_absolute_entries(path))
     return shutil.which(name) if kept == path else shutil.which(name, path=kept)
 
 
@@ -141,7 +141,7 @@ def _replace_environment(wanted: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def isolated() -> Iterator[None]:
+def isolate_environment() -> Iterator[None]:
     """Protect a command's process and all its descendants, those that other packages start included, from search paths that
     refer to the current directory.
 
@@ -151,7 +151,7 @@ def isolated() -> Iterator[None]:
     before, safe = dict(os.environ), child_environment()
     dropped = [f"{n}={e}" for n in SEARCH_PATHS for e in before.get(n, "").split(os.pathsep) if e and not os.path.isabs(e)]
     if dropped:
-        warn(f"relative search paths are ignored: {', '.join(dropped)}")
+        print_warning(f"relative search paths are ignored: {', '.join(dropped)}")
     if _is_command() and any(before.get(name) != safe.get(name) for name in LOADER_PATHS if before.get(name)):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], safe)
     path = list(sys.path)
@@ -174,11 +174,11 @@ def _remove_relative(python_path: str) -> None:
     """Remove from ``sys.path`` what relative entries of ``PYTHONPATH`` have put there. Python has made them absolute."""
     entries = python_path.split(os.pathsep) if python_path and not sys.flags.ignore_environment else []
     removed = {os.path.abspath(e) for e in entries if not os.path.isabs(e)} - {
-        os.path.normpath(e) for e in _absolute(python_path)
+        os.path.normpath(e) for e in _absolute_entries(python_path)
     }
     sys.path[1:] = [entry for entry in sys.path[1:] if entry not in removed]
 
 
-def _absolute(search_path: str) -> list[str]:
+def _absolute_entries(search_path: str) -> list[str]:
     """Return the absolute entries of a search path."""
     return [entry for entry in search_path.split(os.pathsep) if os.path.isabs(entry)]

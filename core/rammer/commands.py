@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def gathered(name: str, kind: Callable[..., Any], *fields: str) -> Callable[[F], F]:
+def gather_options(name: str, kind: Callable[..., Any], *fields: str) -> Callable[[F], F]:
     """Options of these names as one argument ``name``, a ``kind`` of them: it stands below the options."""
 
     def decorate(fn: F) -> F:

@@ -15,12 +15,12 @@ from rammer.ir.untrusted_json import whole_number
 STEPS, TRACEBACKS, DECISIONS, PROGRAMS = 1, 2, 3, 4
 
 
-def level() -> int:
+def debug_level() -> int:
     """The level asked for; anything that is no number counts as 0."""
     return whole_number(os.environ.get("RAMMER_DEBUG", "0")) or 0
 
 
-def debug(least: int, text: Callable[[], str]) -> None:
+def print_debug(least: int, text: Callable[[], str]) -> None:
     """Print ``text()`` at ``least`` and above; it is not built below."""
-    if level() >= least:
+    if debug_level() >= least:
         sys.stderr.write(f"rammer[{least}] {text()}\n")  # at once: print would let other threads in before the end of line

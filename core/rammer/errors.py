@@ -25,31 +25,33 @@ WORD, LINE, MESSAGE = 400, 2000, 5000
 _LONG_WORD: Final = re.compile(rf"\S{{{WORD + 1},}}")
 
 
-def bounded(text: str) -> str:
+def bound_text(text: str) -> str:
     """``text`` with the middle of very long words, lines and texts left out."""
     if len(text) <= WORD:
         return text
-    text = _LONG_WORD.sub(lambda word: _cut(word.group(), WORD), text[: 4 * MESSAGE] + text[4 * MESSAGE :][-4 * MESSAGE :])
-    return _cut("\n".join(_cut(line, LINE) for line in text.split("\n")), MESSAGE)
+    text = _LONG_WORD.sub(
+        lambda word: _shorten_text(word.group(), WORD), text[: 4 * MESSAGE] + text[4 * MESSAGE :][-4 * MESSAGE :]
+    )
+    return _shorten_text("\n".join(_shorten_text(line, LINE) for line in text.split("\n")), MESSAGE)
 
 
-def _cut(text: str, most: int) -> str:
+def _shorten_text(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     half = most // 2 - 10
     return f"{text[:half]}...{text[-half:]}"
 
 
-def printable(text: str) -> str:
+def to_printable(text: str) -> str:
     """``text`` without what a terminal would obey: names of files and models are in it."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
-def warn(message: str) -> None:
+def print_warning(message: str) -> None:
     """One line on stderr."""
-    sys.stderr.write(printable(bounded(f"rammer: warning: {message}") + "\n"))
+    sys.stderr.write(to_printable(bound_text(f"rammer: warning: {message}") + "\n"))
 
 
 class RammerError(Exception):
@@ -58,7 +60,7 @@ class RammerError(Exception):
     exit_code: ClassVar[int] = 4
 
     def __init__(self, what: str, where: str = "", hint: str = "") -> None:
-        self.what, self.where, self.hint = bounded(what), bounded(where), bounded(hint)
+        self.what, self.where, self.hint = bound_text(what), bound_text(where), bound_text(hint)
         super().__init__(self.what)
 
     def __str__(self) -> str:
@@ -67,7 +69,7 @@ class RammerError(Exception):
             lines.append(f"  at: {self.where}")
         if self.hint:
             lines.append(f"  hint: {self.hint}")
-        return printable("\n".join(lines))
+        return to_printable("\n".join(lines))
 
 
 class Mismatch(RammerError):
@@ -112,7 +114,7 @@ class MissingDependency(DeviceUnavailable):
 
 
 @contextmanager
-def blamed(culprit: object) -> Iterator[None]:
+def attribute_errors(culprit: object) -> Iterator[None]:
     """What is raised here, and is no error of the user's, is the fault of ``culprit``, which a plugin may have given:
     ``Registry.blaming`` names the plugin."""
     try:
@@ -133,9 +135,11 @@ def of_system(problem: Exception, who: str) -> RammerError | None:
         package = (problem.name or "").partition(".")[0]
         if not package or package.startswith("rammer"):
             return None
-        return DeviceUnavailable(f"{who} needs the package {package}", _said(problem), "install it, or another version of it")
+        return DeviceUnavailable(
+            f"{who} needs the package {package}", _error_message(problem), "install it, or another version of it"
+        )
     if isinstance(problem, OSError) or type(problem).__module__ in _OUTSIDE:
-        return DeviceFailure(f"{who} failed: {_said(problem)}", hint="the system or a file is at fault, not the model")
+        return DeviceFailure(f"{who} failed: {_error_message(problem)}", hint="the system or a file is at fault, not the model")
     return None
 
 
@@ -147,10 +151,10 @@ def of_driver(problem: Exception, who: str) -> RammerError | None:
     if found is None and not isinstance(problem, ImportError):
         package = type(problem).__module__.partition(".")[0]
         if package not in _OURS and not package.startswith("rammer_"):
-            return DeviceFailure(f"{who} failed: {_said(problem)}", where=f"{package}.{type(problem).__name__}")
+            return DeviceFailure(f"{who} failed: {_error_message(problem)}", where=f"{package}.{type(problem).__name__}")
     return found
 
 
-def _said(problem: Exception) -> str:
+def _error_message(problem: Exception) -> str:
     """What an error says, or its class where it says nothing."""
     return str(problem).strip() or type(problem).__name__

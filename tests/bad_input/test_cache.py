@@ -23,7 +23,7 @@ from rammer.cache.whole_files import cache_text
 from rammer.compiled.artifact import save_artifact
 from rammer.compiled.artifact_reader import load_artifact
 from rammer.device.manifest import OpenOptions
-from rammer.ir.untrusted_json import loads
+from rammer.ir.untrusted_json import load_json
 from rammer.tuning.kernel_store import KernelStore, TunedKernel, key_of
 
 from rammer_toy import ToyBackend
@@ -222,7 +222,7 @@ def test_entries_of_impossible_numbers_are_misses(own_cache: Path, capsys: Captu
 @pytest.mark.parametrize("text", ["Infinity", "-Infinity", "NaN", "[1, 1e999]", '{"a": -1e400}', "[" * 100_000])
 def test_json_of_no_number_is_no_json(text: str) -> None:
     with pytest.raises(ValueError, match=r"no number|nested"):
-        loads(text)
+        load_json(text)
 
 
 def test_a_head_under_a_right_checksum_says_what_the_model_says(
@@ -314,7 +314,7 @@ def test_an_interrupted_write_leaves_no_partial_file(
         raise KeyboardInterrupt
 
     path = saved(tmp_path / "m.onnx", model())
-    monkeypatch.setattr(artifact, "_pack", interrupted)
+    monkeypatch.setattr(artifact, "_pack_arrays", interrupted)
     with pytest.raises(KeyboardInterrupt):
         check_result(rng, path)
     assert not list(own_cache.rglob("*.partial")) and not list(own_cache.glob("programs/*"))

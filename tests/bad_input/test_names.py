@@ -145,14 +145,14 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The OpenCL texts that are built."""
     from rammer_rocm import build
 
-    real: Callable[..., Any] = build.build
+    real: Callable[..., Any] = build.build_program
     texts: list[str] = []
 
     def noted(context: Any, source: str, options: tuple[str, ...] = ()) -> Any:
         texts.append(source)
         return real(context, source, options)
 
-    monkeypatch.setattr(build, "build", noted)
+    monkeypatch.setattr(build, "build_program", noted)
     return texts
 
 

@@ -114,7 +114,7 @@ def test_no_opencl_runtime(none: str, path: Path, monkeypatch: pytest.MonkeyPatc
         return [SimpleNamespace(get_devices=list)] if none == "no device" else []
 
     fake = SimpleNamespace(Error=DriverError, get_platforms=platforms)
-    monkeypatch.setattr("rammer_rocm.opencl_runtime.opencl", lambda: fake)
+    monkeypatch.setattr("rammer_rocm.opencl_runtime.import_opencl", lambda: fake)
     done = rammers("run", path, "--device", "rocm")
     told(done, 3, "missing-dependency", "needs an OpenCL runtime that has a unit: pip install intel-opencl-rt")
 
@@ -226,10 +226,10 @@ def test_opencl_errors(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.rand
         patch.setattr(cl, "enqueue_nd_range_kernel", fails)
         with pytest.raises(DeviceFailure, match=r"failed.*: .*MEM_OBJECT_ALLOCATION_FAILURE"):
             exe.run(arrays(rng))
-    from rammer_rocm.build import build
+    from rammer_rocm.build import build_program
 
     with pytest.raises(DeviceFailure, match="an OpenCL kernel does not compile"):
-        build(exe.backend.context, "kernel void f() { this is no C; }")  # type: ignore[attr-defined]
+        build_program(exe.backend.context, "kernel void f() { this is no C; }")  # type: ignore[attr-defined]
     given = arrays(rng)
     np.testing.assert_allclose(exe.run(given)["y"], np.maximum(given["x"] @ given["w"], 0), rtol=1e-4, atol=1e-5)
 

@@ -15,7 +15,7 @@ from registry import TABLES
 from zoo.ranged import RANGED, find_ranged
 
 from rammer.errors import BadInput, DeviceUnavailable
-from rammer.runtime.shape_buckets import bounds
+from rammer.runtime.shape_buckets import bucket_bounds
 from rammer_testing.nonempty import some
 
 KEYS = ("bert_base", "gpt2", pytest.param("resnet50", marks=pytest.mark.large))
@@ -121,7 +121,7 @@ def test_lengths_begin_at_the_ends_and_are_spread(key: str, seed: int) -> None:
     assert len(set(found)) == 12 and found[0] == high and found[2] == low
     assert all(low <= n <= high for n in some(found))
     assert ordered(model, 5, seed, edges=True) == found[:5]
-    edges = {n for b in bounds(model.span)[1:] for n in (b, b + 1)}
+    edges = {n for b in bucket_bounds(model.span)[1:] for n in (b, b + 1)}
     assert len(edges & set(found[3:])) >= 4 and set(found) - edges - {low, high}
 
 

@@ -44,7 +44,7 @@ def test_a_new_plugin_is_the_toy_under_another_name(rammer: Command, tmp_path: P
 def test_the_template_under_its_own_name_is_what_is_installed() -> None:
     import rammer_toy
 
-    assert plugins.texts("toy")["rammer_toy/__init__.py"] == Path(rammer_toy.__file__).read_text()
+    assert plugins.template_texts("toy")["rammer_toy/__init__.py"] == Path(rammer_toy.__file__).read_text()
     folder = Path(rammer_toy.__file__).parents[1]
     kept = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
     assert set(plugins.FILES) == {k for k in kept if not {"build", "__pycache__", "rammer_toy.egg-info"} & set(Path(k).parts)}

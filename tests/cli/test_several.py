@@ -18,7 +18,7 @@ from command import Command
 
 from rammer.distributed.transport import mpi_launch
 from rammer.ir.program import RProgram
-from rammer.report.text_table import duration
+from rammer.report.text_table import format_duration
 from rammer.runtime.inputs import load_npz
 from rammer.verify.verifier import verify
 from rammer_testing import walkthrough
@@ -120,7 +120,7 @@ def test_a_transport_that_is_not_there(rammer: Command, tiny: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     done = rammer("run", tiny, "--device", "rocm")
     assert done.code == 3 and "needs mpi4py" in done.err
-    assert mpi_launch.launched() == 2
+    assert mpi_launch.launched_processes() == 2
 
 
 def test_one_name_with_an_option_for_several_is_several(rammer: Command, tiny: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_one_name_with_an_option_for_several_is_several(rammer: Command, tiny: P
     simulated = float(told[1]) * {"n": 1e-9, "u": 1e-6}[told[2]]
     assert report["predicted_latency_seconds"] == pytest.approx(simulated, rel=0.15)
     printed = rammer("inspect", tiny, *several, "--option", "tiles=8").out
-    assert f"predicted {duration(report['predicted_latency_seconds'])} a run" in printed
+    assert f"predicted {format_duration(report['predicted_latency_seconds'])} a run" in printed
 
 
 @pytest.mark.slow

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from rammer.distributed.distributed_program import RunShape, Transfer
-from rammer.distributed.transport.handshake import collected
+from rammer.distributed.transport.handshake import gather_counters
 from rammer.distributed.transport.local import LOCAL
 from rammer.distributed.transport.measure_links import in_parallel
 from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.mpi import MPI
-from rammer.distributed.transport.mpi_launch import launched
+from rammer.distributed.transport.mpi_launch import launched_processes
 from rammer.distributed.transport.protocol import Endpoint, Party, Site
 from rammer.ir.extent import AffineExtent
 from rammer.ir.types import TensorType
@@ -104,14 +104,14 @@ def exchanged(end: Endpoint, device: int, plan: Plan) -> list[str]:
 
 def main(plan: Plan) -> dict[str, Any]:
     """Everything sent and read; raises where that was not what it had to be."""
-    several = launched() > 1
+    several = launched_processes() > 1
     sites = tuple(Site(n, "cpu", k * several) for k, n in enumerate(("one", "two")))
     fabric = (MPI if several else LOCAL).open(Party(sites, plan.timeout))
     ends = fabric.expose(Exposed(("one", "two"), plan.transfers(), plan.depth))
     fabric.meet(dict.fromkeys(fabric.mine, ""), plan.timeout)
     calls = {d: partial(exchanged, e, d, plan) for d, e in ends.items()}
     found = in_parallel(calls, lambda device, problem: ends[device].fail(str(problem)))
-    counters = collected(fabric, {d: e.counters for d, e in ends.items()}, plan.timeout)
+    counters = gather_counters(fabric, {d: e.counters for d, e in ends.items()}, plan.timeout)
     fabric.close()
     wrong = [said for d in fabric.mine for said in found[d]]
     if wrong:

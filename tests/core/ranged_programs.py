@@ -10,8 +10,8 @@ from ranged_models import RangedModel
 from rammer.frontend.bind.bind_state import MetLoops
 from rammer.frontend.bind.binder import bind_until
 from rammer.frontend.lower.graph_lowering import lower
-from rammer.frontend.ranges.anti_unify import Generalised, generalised
-from rammer.frontend.ranges.dimension_ranges import probes
+from rammer.frontend.ranges.anti_unify import Generalised, generalise_programs
+from rammer.frontend.ranges.dimension_ranges import probe_points
 from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.evaluate import run_graph
@@ -31,8 +31,8 @@ def lowered(found: RangedModel, point: Mapping[str, int]) -> ComputeGraph:
 
 def program_of(found: RangedModel) -> Generalised:
     """That of its ranges. NoRange where there is none."""
-    points = probes(found.spans)
-    return generalised(points, [lowered(found, p) for p in points])
+    points = probe_points(found.spans)
+    return generalise_programs(points, [lowered(found, p) for p in points])
 
 
 def same_at(model: RangedModel, found: Generalised, point: Mapping[str, int], rng: np.random.Generator) -> None:

@@ -19,8 +19,8 @@ from rammer.ir.expr import Load
 from rammer.passes.compute import batch_candidates, batch_decision, batch_products, pad_windows
 from rammer.passes.compute.batch_candidates import SideBySide
 from rammer.passes.compute.batch_decision import batch_where_it_pays
-from rammer.passes.compute.batch_products import Way, batched
-from rammer.plan.simplify import simplified
+from rammer.passes.compute.batch_products import Way, batch_siblings
+from rammer.plan.simplify import simplify_graph
 from rammer.plan.storage import assign_storage
 from rammer_testing.nonempty import some
 
@@ -36,7 +36,7 @@ class Priced:
         self.asked = list[ComputeGraph]()
 
     def copies(self, graph: ComputeGraph) -> list[Compute]:
-        return assign_storage(simplified(graph)).copies
+        return assign_storage(simplify_graph(graph)).copies
 
     def seconds(self, graph: ComputeGraph) -> float:
         verify_compute_graph(graph)
@@ -59,7 +59,7 @@ def trial(graph: ComputeGraph, rng: np.random.Generator) -> str:
     """What is wrong after batching all that may be, in either way, windows padded or not; copies only where looked for."""
     for way, pad in (("stacked", False), ("joined", False), ("joined", True)):
         ways: dict[str, Way] = {c.name: way for c in products(graph)}  # type: ignore[misc]
-        found = problem(graph, batched(graph, ways, wide=pad).graph, rng)
+        found = problem(graph, batch_siblings(graph, ways, wide=pad).graph, rng)
         if found and not found.endswith("are copied"):
             return f"{way}, {pad}: {found}"
     chosen = (batch_where_it_pays(graph, Priced(), always=True, pad=pad)[0] for pad in (False, True))
@@ -81,7 +81,7 @@ def _shifted(self: SideBySide, own: Any, number: int) -> Any:
     return _SLICE(self, own, (number + 1) % len(self.starts))
 
 
-_SLICE, _OF, _MADE, _PAD = SideBySide.slice, batch_products.Joins.of, batch_candidates.places, pad_windows.Padding.of
+_SLICE, _OF, _MADE, _PAD = SideBySide.slice, batch_products.Joins.of, batch_candidates.constant_offsets, pad_windows.Padding.of
 
 
 def _ends(padding: pad_windows.Padding, known: Any) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
     "copies do not matter": (
         batch_decision.BatchDecision,
         "_without_copies",
-        lambda self, ways: batched(self.graph, ways, self.joins),
+        lambda self, ways: batch_siblings(self.graph, ways, self.joins),
     ),
     "weights are padded at their end": (
         pad_windows.Padding,
@@ -130,7 +130,7 @@ def test_planted_faults_are_found(plant: str, seed: int, rng: np.random.Generato
 @pytest.mark.parametrize("way", ["stacked", "joined"])
 def test_a_cell_of_products_is_two_products_a_step_at_most(way: Way, rng: np.random.Generator) -> None:
     graph = lowered(cell(rng, steps=5, width=4))
-    found = batched(graph, {c.name: way for c in products(graph)})
+    found = batch_siblings(graph, {c.name: way for c in products(graph)})
     assert len(products(graph)) == 40 and len(products(found.graph)) == 6
     assert not problem(graph, found.graph, rng)
 
@@ -169,7 +169,7 @@ def test_biases_before_the_sum_of_products_go_along(rng: np.random.Generator) ->
     """A cell whose inputs' products have the bias: steps that became one are followed by one map, not by one a step."""
     graph = lowered(cell(rng, steps=5, width=4, biased=True))
     for way in ("stacked", "joined"):
-        found = batched(graph, dict.fromkeys((c.name for c in products(graph)), way))  # type: ignore[arg-type]
+        found = batch_siblings(graph, dict.fromkeys((c.name for c in products(graph)), way))  # type: ignore[arg-type]
         biases = [c for c in found.graph.computes if c.combiner is None and "bi" in str(c.reads) and not isinstance(c.body, Load)]
         assert len(products(found.graph)) == 6 and len(biases) == 1 and not problem(graph, found.graph, rng)
 
@@ -179,7 +179,7 @@ def test_biases_before_the_sum_of_products_go_along(rng: np.random.Generator) ->
 def test_who_has_no_bias_gets_one_of_zeros(plain: str, way: Way, rng: np.random.Generator) -> None:
     """As the keys of some attentions: one product and one map behind it are left, and one behind that."""
     graph = lowered(widths(rng, 4, 4, *((4,) if way == "stacked" else (7,)), plain=plain))
-    found = batched(graph, {c.name: way for c in products(graph)})
+    found = batch_siblings(graph, {c.name: way for c in products(graph)})
     maps = [c for c in found.graph.computes if c.combiner is None and not isinstance(c.body, Load)]
     assert len(products(found.graph)) == 1 and len(maps) == 2 and not problem(graph, found.graph, rng)
 
@@ -202,7 +202,7 @@ def test_what_would_be_mostly_padding_stays_apart(rng: np.random.Generator, monk
     ways: dict[str, Way] = {c.name: "joined" for c in products(graph)}
     for most, left in ((1.8, 1), (1.7, 2)):
         monkeypatch.setattr(pad_windows, "MOST_WORK", most)
-        assert len(products(batched(graph, ways, wide=True).graph)) == left
+        assert len(products(batch_siblings(graph, ways, wide=True).graph)) == left
 
 
 def test_windows_are_padded_where_it_is_asked_for_and_pays(rng: np.random.Generator) -> None:

@@ -15,8 +15,8 @@ from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Axis, ComputeGraph, verify_compute_graph
 from rammer.ir.evaluate import run_graph
 from rammer.ir.expr import interval
-from rammer.passes.compute.batch_candidates import rearranges
-from rammer.passes.compute.group_norm_epilogue import in_rows, split
+from rammer.passes.compute.batch_candidates import is_rearrangement
+from rammer.passes.compute.group_norm_epilogue import in_rows, split_indices
 
 
 def normalised(shape: tuple[int, ...], groups: int, behind: Sequence[NodeProto], rng: np.random.Generator) -> ComputeGraph:
@@ -40,7 +40,7 @@ CHAIN = (
 def maps(graph: ComputeGraph) -> list[int]:
     """Axes of the maps that compute something and read what others computed, in order."""
     made = graph.producers
-    kept = [c for c in graph.computes if c.combiner is None and not rearranges(c) and any(r in made for r in c.reads)]
+    kept = [c for c in graph.computes if c.combiner is None and not is_rearrangement(c) and any(r in made for r in c.reads)]
     return [len(c.axes) for c in kept]
 
 
@@ -102,7 +102,7 @@ def test_a_reshape_of_maps_alone_stays(rng: np.random.Generator) -> None:
 )
 def test_where_axes_are_cut(coarse: tuple[int, ...], fine: tuple[int, ...], places: str) -> None:
     ours, theirs = ([Axis(f"{n}{i}", e) for i, e in enumerate(extents)] for n, extents in (("a", coarse), ("f", fine)))
-    found = split(ours, theirs)
+    found = split_indices(ours, theirs)
     assert (found is None) == (not places)
     if found is not None:
         assert [str(f).replace(" ", "") for f in found] == places.split()

@@ -14,7 +14,7 @@ from rammer import child_processes
 from rammer.child_processes import (
     child_environment,
     find_program,
-    isolated,
+    isolate_environment,
     python_command,
     python_path,
     run_program,
@@ -179,7 +179,7 @@ def test_isolation_ends_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("PYTHONPATH", f":lib:{tmp_path / 'kept'}")
     monkeypatch.setattr(sys, "path", [sys.path[0], str(tmp_path), str(tmp_path / "lib"), str(tmp_path / "kept"), *sys.path[1:]])
     before, path = dict(os.environ), list(sys.path)
-    with isolated():
+    with isolate_environment():
         assert sys.path == [path[0], *path[3:]]
         assert os.environ["PYTHONPATH"] == str(tmp_path / "kept") and os.environ["PYTHONSAFEPATH"] == "1"
     assert dict(os.environ) == before and sys.path == path

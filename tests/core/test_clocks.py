@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.distributed.transport.clock_offsets import CommonClock, Sighted, sighted
+from rammer.distributed.transport.clock_offsets import CommonClock, Sighted, estimate_offsets
 from rammer.distributed.transport.measure_links import in_parallel
 from rammer.distributed.transport.protocol import Site
 from rammer_testing.nonempty import some
@@ -49,7 +49,7 @@ def test_clocks_are_known_to_their_error(rng: np.random.Generator) -> None:
     sites = [Site(f"d{n}", process=n) for n in range(count)]
 
     def look() -> list[Sighted]:
-        found = in_parallel({n: partial(sighted, fabrics[n], sites, 30.0, clocks[n]) for n in range(count)})
+        found = in_parallel({n: partial(estimate_offsets, fabrics[n], sites, 30.0, clocks[n]) for n in range(count)})
         assert found[1] == found[2] == []
         first: list[Sighted] = found[0]
         return first
@@ -72,7 +72,7 @@ def test_clocks_are_known_to_their_error(rng: np.random.Generator) -> None:
 def test_devices_of_one_process_have_one_clock() -> None:
     words, gate = [""], threading.Barrier(1)
     fabric: Any = Meeting(0, words, gate, Random(0))
-    (found,) = sighted(fabric, [Site("one")], 5.0, time.perf_counter)
+    (found,) = estimate_offsets(fabric, [Site("one")], 5.0, time.perf_counter)
     assert (found.ahead, found.error) == (0.0, 0.0)
 
 

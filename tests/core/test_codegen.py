@@ -10,7 +10,7 @@ import pytest
 
 from rammer.codegen.c_target import CFunction
 from rammer.codegen.dialects import C99
-from rammer.codegen.emit import emit, scratch_bytes
+from rammer.codegen.emit import emit_operator, scratch_bytes
 from rammer.ir.program import Storage
 from rammer_testing import host_c
 from rammer_testing.host_c import THREADED, Array, HostCase, case
@@ -303,7 +303,7 @@ def test_several_outputs(rng: np.random.Generator) -> None:
 
 def case_loops(values: dict[str, Array]) -> int:
     item = case([CONV, *EPILOGUE], values, (1, 4, 4, 5), "thread")
-    return emit(item.operator, item.binding, C99).text.count("for (")
+    return emit_operator(item.operator, item.binding, C99).text.count("for (")
 
 
 def test_an_output_read_with_a_halo_is_written_once_by_each_task(rng: np.random.Generator) -> None:
@@ -340,11 +340,11 @@ def test_text_does_not_depend_on_tensor_names(rng: np.random.Generator) -> None:
     names = {"x": "u", "m": "top", "e": "power", "s": "total", "y": "out"}
     renamed = [re.sub(r"\b([xmesy])(\[|:)", lambda m: names[m[1]] + m[2], t) for t in SOFTMAX]
     two = case(renamed, {"u": x["x"]}, (2, 13), "veu")
-    hashes = {emit(i.operator, i.binding, C99).name for i in (one, two)}
+    hashes = {emit_operator(i.operator, i.binding, C99).name for i in (one, two)}
     assert len(hashes) == 1
 
 
 def test_missing_connection_is_an_error(rng: np.random.Generator) -> None:
     item = case(SOFTMAX, {"x": rand(rng, 7, 13)}, (2, 13), "device")
     with pytest.raises(ValueError, match="meet at no layer"):
-        emit(item.operator, item.binding, C99)
+        emit_operator(item.operator, item.binding, C99)

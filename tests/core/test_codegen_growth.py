@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rammer.codegen.dialects import C99
-from rammer.codegen.emit import emit
+from rammer.codegen.emit import emit_operator
 from rammer_testing import host_c
 from rammer_testing.growth.measure import growth
 from rammer_testing.host_c import THREADED, HostCase, case
@@ -83,7 +83,7 @@ def test_texts_grow_with_the_operator(
 ) -> None:
     def write(n: int) -> None:
         item = drawn(chain, n, rng, layer)
-        emit(item.operator, item.binding, DIALECTS[dialect])
+        emit_operator(item.operator, item.binding, DIALECTS[dialect])
 
     assert growth(write, 4) <= MOST
 

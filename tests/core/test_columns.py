@@ -9,10 +9,10 @@ import pytest
 from stitched_graphs import device, graph_of, stitched
 
 from rammer.codegen.dialects import C99
-from rammer.codegen.emit import emit
+from rammer.codegen.emit import emit_operator
 from rammer.codegen.vector_rows import side_by_side
 from rammer.device.manifest import Binding
-from rammer.fusion.fusion_legality import read_in_place, recomputing
+from rammer.fusion.fusion_legality import read_in_place, recompute_maps
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import dense
@@ -52,7 +52,7 @@ def test_vectors_that_are_summed_in_one_loop(count: int, tile: int, sums: int, t
     operator = columns(50, count, sums).tiled((tile,))
     types = types_of(operator, 50)
     storages = {n: dense(n, n, t.shape) for n, t in types.items()}
-    text = emit(operator, Binding(types, storages), C99).text
+    text = emit_operator(operator, Binding(types, storages), C99).text
     widest = max(C99.vectors)
     steps = {w * n for w in C99.vectors for n in (1, 2, 4, 8)}
     assert together == 1 or side_by_side(tile, widest, sums) == together
@@ -90,7 +90,7 @@ def layers(operator: ROperator) -> dict[str, str]:
     return {e.producer: e.layer for e in operator.connections if e.producer in ("mean", "e")}
 
 
-@pytest.mark.parametrize("change", [read_in_place, recomputing], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("change", [read_in_place, recompute_maps], ids=lambda f: f.__name__)
 def test_maps_are_computed_where_they_are_read_but_no_sum_is_again(change: object, rng: np.random.Generator) -> None:
     """The mean is a value of each column, of a sum that would be taken anew for every element."""
     operator, graph = statistics(rng)

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import rammer
-from rammer.frontend.host.contrib_operators import tokenize
+from rammer.frontend.host.contrib_operators import tokenize_strings
 from rammer.frontend.host.re2_patterns import PatternError, compiled_pattern
 from rammer_testing.operators.case import OperatorCase, drawn
 from rammer_testing.operators.oracles import onnxruntime
@@ -63,7 +63,7 @@ def test_tokens_are_those_of_onnx_runtime(seed: int) -> None:
         x = words(random)
         want = theirs(string_model("Tokenizer", TensorProto.STRING, x.shape, **attributes), x)
         try:
-            (have,) = tokenize(attributes, [x])
+            (have,) = tokenize_strings(attributes, [x])
         except ValueError:
             refused += 1
             assert want is None, (attributes, x)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from rammer.schedule import ios as module
 from rammer.schedule.ios import IOS
-from rammer.schedule.ios_blocks import blocks, chains, windows
+from rammer.schedule.ios_blocks import find_chains, split_blocks, split_windows
 from rammer.schedule.ios_dp import Dag
 from rammer.schedule.policy import Memory, OperatorGraph
 from rammer.schedule.stage_clock import stage_latency
-from rammer.schedule.task_placement import latency, side_by_side
+from rammer.schedule.task_placement import predict_latency, side_by_side
 from rammer_testing.nonempty import some
 from rammer_testing.programs import adding, device, kernel, random_net
 
@@ -42,10 +42,10 @@ def test_a_stage_takes_as_long_counted_as_placed(seed: int) -> None:
         for i, time in enumerate(seconds)
     ]
     unit = device(random.choice([1, 8, 132, random.randint(1, 200)]))
-    assert latency(kernels, {}, unit) == pytest.approx(side_by_side(kernels, {}, unit), rel=1e-5)
-    assert latency(kernels, {}, unit) >= max(seconds), "no operator ends sooner than one task alone"
+    assert predict_latency(kernels, {}, unit) == pytest.approx(side_by_side(kernels, {}, unit), rel=1e-5)
+    assert predict_latency(kernels, {}, unit) >= max(seconds), "no operator ends sooner than one task alone"
     for one in some(kernels):
-        assert latency([one], {}, unit) == pytest.approx(one.operator_time(unit.veus) + unit.launch, rel=1e-5)
+        assert predict_latency([one], {}, unit) == pytest.approx(one.operator_time(unit.veus) + unit.launch, rel=1e-5)
 
 
 def grid(layers: int, steps: int) -> OperatorGraph:
@@ -58,7 +58,7 @@ def grid(layers: int, steps: int) -> OperatorGraph:
 @pytest.mark.parametrize(("layers", "steps"), [(3, 60), (7, 40)])
 def test_a_grid_is_cut_between_its_waves_into_parts_that_are_alike(layers: int, steps: int) -> None:
     graph = grid(layers, steps)
-    parts = windows(graph.names, graph.after, 32)
+    parts = split_windows(graph.names, graph.after, 32)
     waves = [{sum(map(int, n[1:].split("_"))) for n in part} for part in parts]
     assert all(max(a) < min(b) for a, b in some(list(pairwise(waves))))
     assert sum(map(len, parts)) == layers * steps
@@ -80,7 +80,7 @@ def test_a_long_recurrent_network_is_searched_in_all_its_parts(layers: int, step
 def test_parts_of_a_cut_come_in_order_and_a_larger_r_is_not_worse(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, unit = random_net(Random(seed), 20).graph(), device(16)
     done: set[str] = set()
-    for part in some(windows(graph.names, graph.after, 6)):
+    for part in some(split_windows(graph.names, graph.after, 6)):
         assert len(part) <= 6 and all(p in done or p in part for n in part for p in graph.after[n])
         done |= set(part)
     assert done == set(graph.names)
@@ -108,7 +108,7 @@ def in_chains(seed: int, nodes: int = 8) -> OperatorGraph:
 @given(st.integers(0, 10**9), st.integers(1, 12))
 def test_chains_are_as_long_as_they_can_be_and_in_order(seed: int, nodes: int) -> None:
     graph = in_chains(seed, nodes)
-    found, after = chains(graph.names, graph.after), graph.after
+    found, after = find_chains(graph.names, graph.after), graph.after
     assert sorted(n for c in found for n in c) == sorted(graph.names)
     readers = {n: [m for m in after if n in after[m]] for n in after}
     inside = {(a, b) for c in found for a, b in pairwise(c)}
@@ -141,8 +141,8 @@ def test_what_is_cut_is_searched_in_chains_too(case: int, seed: int, monkeypatch
 @pytest.mark.parametrize("case", range(4))
 def test_what_is_proved_by_chains_no_schedule_of_chains_beats(case: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, unit = in_chains(seed + case, 5), device(4)
-    inside = [graph.names[b.start : b.stop] for b in blocks(graph.names, graph.after)]
-    units = [u for names in inside for u in chains(names, graph.after)]
+    inside = [graph.names[b.start : b.stop] for b in split_blocks(graph.names, graph.after)]
+    units = [u for names in inside for u in find_chains(names, graph.after)]
     monkeypatch.setattr(module, "MAX_OPERATORS", len(units))
     found = IOS(12, 12).search(graph, unit)
     assert found.proved != "none"

@@ -22,7 +22,7 @@ from rammer.passes.compute import split_products
 from rammer.passes.compute.batch_decision import batch_where_it_pays
 from rammer.passes.compute.split_graph import CutState
 from rammer.passes.compute.split_products import cut_products
-from rammer.plan.simplify import simplified
+from rammer.plan.simplify import simplify_graph
 from rammer.plan.storage import assign_storage
 from rammer_testing.nonempty import some
 
@@ -127,7 +127,7 @@ class Drawn:
         self.said = dict[str, float]()
 
     def copies(self, graph: ComputeGraph) -> list[Compute]:
-        return assign_storage(simplified(graph)).copies
+        return assign_storage(simplify_graph(graph)).copies
 
     def seconds(self, graph: ComputeGraph) -> float:
         verify_compute_graph(graph)
@@ -197,7 +197,7 @@ def test_products_stay_whole_where_that_is_no_slower() -> None:
     assert "whole" in str(trials[0])
 
 
-MOVED, PIECE = split_products.moved, CutState.piece
+MOVED, PIECE = split_products.shift_load, CutState.piece
 
 
 PLANTS: dict[str, tuple[Any, str, Any]] = {

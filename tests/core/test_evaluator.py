@@ -14,7 +14,7 @@ from onnx import TensorProto, defs, helper, numpy_helper
 from rammer.compiled.host_node import HostNode
 from rammer.errors import BadInput
 from rammer.frontend.bind.binder import bind
-from rammer.frontend.bind.evaluator import JUDGED, check_host, evaluate, evaluate_proto, reservation
+from rammer.frontend.bind.evaluator import JUDGED, check_host, evaluate_node, evaluate_proto, host_caveat
 from rammer.frontend.host.operators import OPERATORS
 from rammer.frontend.lower.lowering_registry import REGISTRY
 from rammer.frontend.read.function_bodies import has_function
@@ -54,7 +54,7 @@ def test_every_operator_is_lowered_judged_or_named() -> None:
     assert {*JUDGED, *OPERATORS} - ELSEWHERE <= set(FAMILIES)
     for op, schema in newest.items():
         judged = op in JUDGED or op in OPERATORS
-        said = reservation(Node(op, (), ("y",)))
+        said = host_caveat(Node(op, (), ("y",)))
         assert bool(said) == (("", op) not in REGISTRY and not judged and op not in RANDOM), op
         # Whoever is judged by the search has cases; a lowering alone is searched in test_operators.
         assert has_function(schema) or said or op in RANDOM or judged or ("", op) in REGISTRY
@@ -66,7 +66,7 @@ def test_the_unjudged_are_not_folded_but_named() -> None:
     graph = helper.make_graph([node], "g", [], [onnx.ValueInfoProto(name="y")], [texts])
     with pytest.raises(BadInput):
         bind(read_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])), {})
-    assert "not compared with ONNX Runtime" in reservation(Node("ImageDecoder", (), ("y",)))
+    assert "not compared with ONNX Runtime" in host_caveat(Node("ImageDecoder", (), ("y",)))
 
 
 U8 = functools.partial(np.asarray, dtype=np.uint8)
@@ -164,7 +164,7 @@ def test_bodies_use_the_same_operators(rng: np.random.Generator) -> None:
     want = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
     bound = bind(read_model(model), {})
     (branch,) = bound.nodes
-    have = evaluate(branch, feeds, dict(bound.types), host=True)
+    have = evaluate_node(branch, feeds, dict(bound.types), host=True)
     np.testing.assert_allclose(have["y"], want, rtol=1e-5, atol=1e-12)
 
 
@@ -244,7 +244,7 @@ def test_zero_points_of_rows_and_columns(op: str) -> None:
         quotient = total * (scale["a"][:, None].astype(float) * scale["b"] / scale["y"][:, None])
         want = np.clip(np.rint(quotient) + zero[:, None], 0, 255)
     types = {"y": TensorType("int32" if op == "MatMulInteger" else "uint8", want.shape)}
-    (have,) = evaluate(Node(op, tuple(values), ("y",)), values, types).values()
+    (have,) = evaluate_node(Node(op, tuple(values), ("y",)), values, types).values()
     np.testing.assert_array_equal(have, want)
 
 
@@ -258,10 +258,10 @@ def test_blocks_are_counted_from_either_end(axis: int, dtype: Any) -> None:
     given = {"x": x, "s": scale, "z": zero}
     attributes = {"axis": axis, "block_size": 2}
     types = {"y": TensorType("int16", x.shape), "x": TensorType(str(np.dtype(dtype)), x.shape)}
-    (made,) = evaluate(Node("QuantizeLinear", tuple(given), ("y",), attributes), given, types).values()
+    (made,) = evaluate_node(Node("QuantizeLinear", tuple(given), ("y",), attributes), given, types).values()
     # The quotient of two float16 is not rounded to float16 before it is rounded to a whole number.
     np.testing.assert_array_equal(made, np.rint(x.astype(F32) / whole.astype(F32)).astype(int) + moved)
-    (again,) = evaluate(Node("DequantizeLinear", ("y", "s", "z"), ("x",), attributes), {**given, "y": made}, types).values()
+    (again,) = evaluate_node(Node("DequantizeLinear", ("y", "s", "z"), ("x",), attributes), {**given, "y": made}, types).values()
     assert again.dtype == dtype
     np.testing.assert_allclose(again, (made - moved).astype(float) * whole, rtol=1e-3)
 

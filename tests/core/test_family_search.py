@@ -11,7 +11,7 @@ import pytest
 
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
@@ -128,7 +128,7 @@ def test_slow_copies_keep_every_value(rng: np.random.Generator) -> None:
     assert copy.reduce and copy.combiner == "max"
     x = rng.standard_normal(copy.shape).astype(np.float32)
     x[:3] = np.nan, np.inf, -np.inf
-    assert np.array_equal(evaluate(copy, {copy.reads[0]: x}), x, equal_nan=True)
+    assert np.array_equal(evaluate_compute(copy, {copy.reads[0]: x}), x, equal_nan=True)
 
 
 def test_views_move_what_is_no_constant() -> None:

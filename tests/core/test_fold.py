@@ -14,7 +14,7 @@ from rammer.errors import DeviceFailure
 from rammer.ir.program import Counter, RProgram, Wait, tasks_of, waves
 from rammer.runtime.host_memory import HostMemory
 from rammer.schedule.fold_rows import fold
-from rammer.schedule.policy_registry import policies
+from rammer.schedule.policy_registry import list_policies
 from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.nonempty import some
 from rammer_testing.programs import random_net, recurrent_net
@@ -38,7 +38,7 @@ def plain(program: RProgram) -> set[tuple[str, int]]:
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 9), st.sampled_from(["sequential", "greedy", "wavefront", "ios"]))
 def test_folded_programs_are_legal_and_compute_the_same(seed: int, veus: int, fewer: int, policy: str) -> None:
-    program = random_net(Random(seed), 8).program(policies()[policy], veus)
+    program = random_net(Random(seed), 8).program(list_policies()[policy], veus)
     folded = fold(program, fewer)
     assert folded.veus == min(veus, fewer)
     assert plain(folded) == plain(program)
@@ -50,19 +50,19 @@ def test_folded_programs_are_legal_and_compute_the_same(seed: int, veus: int, fe
 
 
 def test_one_row_needs_no_waits() -> None:
-    folded = fold(recurrent_net(3, 5, 4).program(policies()["wavefront"], 6), 1)
+    folded = fold(recurrent_net(3, 5, 4).program(list_policies()["wavefront"], 6), 1)
     assert not folded.counters
     assert not any(t.waits for _, _, t in some(tasks_of(folded)))
 
 
 def test_enough_veus_leave_the_program_alone() -> None:
-    program = recurrent_net(2, 2, 4).program(policies()["wavefront"], 3)
+    program = recurrent_net(2, 2, 4).program(list_policies()["wavefront"], 3)
     assert fold(program, 3) is program
     assert fold(program, 64) is program
 
 
 def test_waits_on_other_rows_stay() -> None:
-    program = recurrent_net(2, 6, 8).program(policies()["wavefront"], 8)
+    program = recurrent_net(2, 6, 8).program(list_policies()["wavefront"], 8)
     folded = fold(program, 2)
     verify(folded)
     assert folded.counters
@@ -72,7 +72,7 @@ def test_waits_on_other_rows_stay() -> None:
 
 
 def test_mistakes_are_refused() -> None:
-    program = recurrent_net(1, 2, 2).program(policies()["wavefront"], 2)
+    program = recurrent_net(1, 2, 2).program(list_policies()["wavefront"], 2)
     with pytest.raises(ValueError, match="at least one vEU, got 0"):
         fold(program, 0)
     first, *rest = program.rows[0]
@@ -89,7 +89,7 @@ def test_mistakes_are_refused() -> None:
 
 def test_memory_that_this_process_cannot_have_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the device says that its machine has: a process may have less."""
-    program = random_net(Random(1), 4).program(policies()["wavefront"], 2)
+    program = random_net(Random(1), 4).program(list_policies()["wavefront"], 2)
     monkeypatch.setattr("rammer.runtime.host_memory.room", lambda: 16)
     for limit in (0, 1 << 60):
         with pytest.raises(DeviceFailure, match="bytes, the limit is 16"):

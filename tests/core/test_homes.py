@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from task_oracle import is_legal
 
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.program import RProgram
 from rammer.schedule.fold_rows import fold
 from rammer.verify.multi_device import FETCH
@@ -62,7 +62,7 @@ def reference(net: HomeNet) -> np.ndarray:
     program = net.program()
     held = {p.tensor: X for p in program.inputs}
     for operator in program.operators:
-        held[operator.anchor.name] = evaluate(operator.anchor, held)
+        held[operator.anchor.name] = evaluate_compute(operator.anchor, held)
     return held["y"]
 
 

@@ -13,7 +13,7 @@ from rammer.compiled.host_node import HostNode
 from rammer.errors import BadInput
 from rammer.frontend.bind import if_conversion
 from rammer.frontend.bind.binder import bind
-from rammer.frontend.read.node_protos import attribute_proto, attribute_value, captures, node_proto
+from rammer.frontend.read.node_protos import attribute_proto, attribute_value, captured_names, node_proto
 from rammer.frontend.read.reader import read_model
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import TensorType
@@ -106,7 +106,7 @@ def test_if_with_captured_values(condition: bool, rng: np.random.Generator, monk
     proto = model(nodes, [tensor("x", [4]), tensor("c", [], TensorProto.BOOL)], ["y"])
     graph = check(proto, {"x": normal(rng, 4), "c": np.array(condition)})
     node = next(n for n in graph.nodes if n.op == "If")
-    assert node.inputs == ("c", "x", "b_1", "a_1") and captures(node) == ("x", "b.1", "a.1")
+    assert node.inputs == ("c", "x", "b_1", "a_1") and captured_names(node) == ("x", "b.1", "a.1")
     text = str(HostNode.of(graph, node))
     assert text.startswith("host f32[4] u = If(c, x, b_1, a_1) {else_branch=graph<no, 1 nodes>")
     assert len(Pipeline(default_passes())(graph).nodes) == len(graph.nodes) - 1

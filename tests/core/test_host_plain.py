@@ -93,7 +93,7 @@ def test_as_the_general_way(op: str, rng: np.random.Generator) -> None:
         if met == 15:
             break
         proto, operands = drawn(op, rng)
-        computed = numpy_fast.plain(host_node(proto, OPSET), proto)
+        computed = numpy_fast.make_plain(host_node(proto, OPSET), proto)
         assert computed is not None
         found = computed(operands)
         if found is None:
@@ -144,6 +144,6 @@ def test_constants_of_a_body_are_made_once(monkeypatch: pytest.MonkeyPatch) -> N
     run = evaluator.evaluate_proto
     monkeypatch.setattr(evaluator, "evaluate_proto", lambda proto, *rest: (met.append(proto.op_type), run(proto, *rest))[1])
     for x in (np.ones(2, np.float32), np.zeros(3, np.float32)):
-        (y,) = evaluator.interpreted(body, (), {"x": x})
+        (y,) = evaluator.interpret_body(body, (), {"x": x})
         np.testing.assert_allclose(y, np.sin(np.unique(x * 2)))
     assert met == ["Constant", "Sin", "Sin"]

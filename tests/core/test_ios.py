@@ -19,8 +19,8 @@ from rammer.ir.operator import RKernel
 from rammer.schedule import ios as module
 from rammer.schedule.baselines import Sequential
 from rammer.schedule.ios import IOS
-from rammer.schedule.ios_blocks import blocks
-from rammer.schedule.ios_dp import Dag, Found, Latency, TooLarge, bits, search
+from rammer.schedule.ios_blocks import split_blocks
+from rammer.schedule.ios_dp import Dag, Found, Latency, TooLarge, iter_bits, search_stages
 from rammer.schedule.policy import Memory, OperatorGraph
 from rammer.schedule.stage_clock import stage_latency
 from rammer.schedule.wavefront import Wavefront
@@ -56,7 +56,7 @@ INCEPTION = {
 
 def unpruned(after: After) -> tuple[int, int, int]:
     dag = Dag.of(list(after), after)
-    found = search(dag, Latency(lambda ending: 1.0), r=dag.size, s=dag.size, limit=10**6)
+    found = search_stages(dag, Latency(lambda ending: 1.0), r=dag.size, s=dag.size, limit=10**6)
     return dag.size, found.transitions, found.schedules
 
 
@@ -205,9 +205,9 @@ def test_less_pruning_never_costs_more(seed: int) -> None:
 
 def test_blocks_end_where_all_that_follows_waits_for_all_before() -> None:
     after = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": ["d"], "f": ["d"], "g": ["e", "f"], "h": ["e", "f"]}
-    assert [list(b) for b in blocks(list(after), after)] == [[0], [1, 2], [3], [4, 5], [6, 7]]
+    assert [list(b) for b in split_blocks(list(after), after)] == [[0], [1, 2], [3], [4, 5], [6, 7]]
     after["h"] = ["e"]  # f and h could share a stage
-    assert [list(b) for b in blocks(list(after), after)] == [[0], [1, 2], [3], [4, 5, 6, 7]]
+    assert [list(b) for b in split_blocks(list(after), after)] == [[0], [1, 2], [3], [4, 5, 6, 7]]
 
 
 @settings(max_examples=60)
@@ -215,7 +215,7 @@ def test_blocks_end_where_all_that_follows_waits_for_all_before() -> None:
 def test_blocks_end_at_every_such_place_and_nowhere_else(seed: int, operators: int, dense: float) -> None:
     random = Random(seed)
     after = {f"o{i}": [f"o{j}" for j in range(i) if random.random() < dense] for i in range(operators)}
-    assert [b.start for b in blocks(list(after), after)] == [0, *series_cuts(after)]
+    assert [b.start for b in split_blocks(list(after), after)] == [0, *series_cuts(after)]
 
 
 @settings(max_examples=25)
@@ -223,7 +223,7 @@ def test_blocks_end_at_every_such_place_and_nowhere_else(seed: int, operators: i
 def test_cutting_into_blocks_loses_nothing_without_pruning(seed: int, operators: int) -> None:
     graph, unit = random_graph(seed, operators), device(3)
     dag = Dag.of(graph.names, graph.after)
-    whole = search(dag, Latency(lambda e: stage_latency(graph, [graph.names[i] for i in bits(e)], unit)), 8, 8, 10**6)
+    whole = search_stages(dag, Latency(lambda e: stage_latency(graph, [graph.names[i] for i in iter_bits(e)], unit)), 8, 8, 10**6)
     assert IOS(8, 8).search(graph, unit).seconds <= whole.cost * (1 + 1e-9)
 
 
@@ -249,7 +249,7 @@ def test_a_block_beyond_the_limit_is_cut_and_says_so(monkeypatch: pytest.MonkeyP
 def test_the_search_stops_at_its_limit() -> None:
     dag = Dag.of(list(INCEPTION), INCEPTION)
     with pytest.raises(TooLarge, match="more than 5039 transitions for 11 operators"):
-        search(dag, Latency(lambda e: 1.0), 11, 11, 5039)
+        search_stages(dag, Latency(lambda e: 1.0), 11, 11, 5039)
 
 
 def test_alike_blocks_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_alike_blocks_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None
 
     def counted(dag: Dag, *rest: Any) -> Found:
         calls.append(dag)
-        return search(dag, *rest)
+        return search_stages(dag, *rest)
 
     monkeypatch.setattr(module, "search", counted)
     kernels: dict[str, tuple[RKernel, ...]] = {}
@@ -329,7 +329,7 @@ def test_transitions_of_a_model_are_bounded(monkeypatch: pytest.MonkeyPatch, cap
 def test_cuts_of_a_long_chain_are_found_in_one_walk() -> None:
     graph = plain_graph(20_000, lambda i: (i - 1,) if i else ())
     begun = thread_time()
-    assert [len(b) for b in blocks(graph.names, graph.after)] == [1] * 20_000
+    assert [len(b) for b in split_blocks(graph.names, graph.after)] == [1] * 20_000
     assert thread_time() - begun < 1
 
 

@@ -12,9 +12,18 @@ import numpy as np
 import pytest
 
 from rammer.cache.cached_constants import DEEPEST, JOINED, LARGE, SCALED, STRIDED, ConstantCache, Row
-from rammer.ir.constants.digest import digest
+from rammer.ir.constants.digest import digest_array
 from rammer.ir.constants.mapped_files import Mapped, is_mapped
-from rammer.ir.constants.recipes import ArrayRecipe, Constants, Contents, as_array, content_of, recipe_of, scaled, side_by_side
+from rammer.ir.constants.recipes import (
+    ArrayRecipe,
+    Constants,
+    Contents,
+    as_array,
+    content_of,
+    recipe_of,
+    scale_array,
+    side_by_side,
+)
 
 WIDE = 192  # of float32 a square is larger than what a program holds itself
 
@@ -56,7 +65,7 @@ def test_pieces_stay_where_they_are(number: int, rng: np.random.Generator, tmp_p
     del made, pieces, recipe
     again = read(kept, row, want[0])
     np.testing.assert_array_equal(again, want[0])
-    assert (recipe_of(again) is not None or is_mapped(again)) and digest(again) == digest(want[0])
+    assert (recipe_of(again) is not None or is_mapped(again)) and digest_array(again) == digest_array(want[0])
 
 
 def times(values: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -79,7 +88,7 @@ def test_what_was_scaled_is_known_by_its_factors(number: int, rng: np.random.Gen
         factors = times(pieces[0], rng)
         with np.errstate(all="ignore"):
             want = [(w.astype(np.float64) * factors).astype(dtype) for w in want]
-        pieces = [scaled(p, factors) for p in pieces]
+        pieces = [scale_array(p, factors) for p in pieces]
     made = pieces[0]
     np.testing.assert_array_equal(made, want[0])
     assert recipe_of(made) is not None and not made.flags.writeable
@@ -89,15 +98,15 @@ def test_what_was_scaled_is_known_by_its_factors(number: int, rng: np.random.Gen
     del made, pieces
     part = kept.get(row, dtype, want[0].shape)
     assert isinstance(part, ArrayRecipe) and part.dtype == dtype and not part.alive
-    assert content_of(part) == digest(want[0]) and not part.alive, "nobody need make it to know what it holds"
+    assert content_of(part) == digest_array(want[0]) and not part.alive, "nobody need make it to know what it holds"
     np.testing.assert_array_equal(as_array(part), want[0])
 
 
 def test_many_factors_are_no_recipe(rng: np.random.Generator, tmp_path: Path) -> None:
     _, pieces = filed(tmp_path / "m.onnx", rng, 1)
-    made = scaled(pieces[0], rng.standard_normal((WIDE, WIDE)))
+    made = scale_array(pieces[0], rng.standard_normal((WIDE, WIDE)))
     assert recipe_of(made) is None and not made.flags.writeable
-    assert recipe_of(scaled(np.array(pieces[0]), np.ones((1, 1)))) is None, "values of no file"
+    assert recipe_of(scale_array(np.array(pieces[0]), np.ones((1, 1)))) is None, "values of no file"
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -144,7 +153,7 @@ def test_values_live_as_long_as_somebody_has_them(rng: np.random.Generator, tmp_
     gc.collect()
     assert not recipe.alive
     again = first["a"]
-    assert again is second["c"] and recipe_of(again) is recipe and digest(again) == digest(want)
+    assert again is second["c"] and recipe_of(again) is recipe and digest_array(again) == digest_array(want)
     np.testing.assert_array_equal(again, want)
     assert [*first] == ["a", "b"] and len(first) == 2 and "a" in first and "c" not in first
 
@@ -152,7 +161,7 @@ def test_values_live_as_long_as_somebody_has_them(rng: np.random.Generator, tmp_
 def test_rows_that_nobody_wrote_are_refused(rng: np.random.Generator, tmp_path: Path) -> None:
     """Every part of a row as something else: a ValueError, or the same values."""
     file, pieces = filed(tmp_path / "m.onnx", rng, 3)
-    some = scaled(side_by_side(pieces[:2], 0, False), times(pieces[0], rng)[:1])
+    some = scale_array(side_by_side(pieces[:2], 0, False), times(pieces[0], rng)[:1])
     made = side_by_side([some, side_by_side(pieces[1:], 0, False)], 1, True)
     kept = ConstantCache(tmp_path / "kept", tmp_path, {"m.onnx": file})
     row = kept.put(made, (file,))

@@ -13,7 +13,7 @@ from stitched_graphs import device, graph_of, stitched
 from task_oracle import dropped_waits, is_legal, lost_and_doubled, moved_buffers, narrowed_counters, rejected, swapped_neighbours
 
 from rammer.codegen.dialects import C99
-from rammer.device.hook_results import candidates
+from rammer.device.hook_results import check_candidates
 from rammer.device.manifest import Binding
 from rammer.fusion.tile_search import ranked_tiles
 from rammer.ir.compute import Compute
@@ -22,7 +22,7 @@ from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
 from rammer.runtime.host_memory import evaluate_task
 from rammer.schedule.baselines import Sequential
-from rammer.schedule.policy_registry import parse_policy, policies
+from rammer.schedule.policy_registry import list_policies, parse_policy
 from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.host_c import THREADED, HostCase, check
 from rammer_testing.nonempty import some
@@ -175,7 +175,7 @@ def test_no_illegal_program_with_kept_rows_passes(case: int, seed: int) -> None:
     """Random graphs on random devices by random policies: their programs are legal, and no edit that is not passes."""
     random = Random(f"{seed} {case}")
     net = kept_net(random, random.randint(1, 5), random.choice([4, 7, 9]))
-    policy, veus = random.choice(sorted(policies())), random.randint(1, 5)
+    policy, veus = random.choice(sorted(list_policies())), random.randint(1, 5)
     program = net.program(parse_policy(policy), veus)
     assert is_legal(program)
     assert not all(o.even for o in program.operators)
@@ -195,9 +195,9 @@ def test_a_tile_that_would_write_a_result_twice_is_refused() -> None:
 
 def test_a_plugin_may_offer_no_tile_that_cuts_an_axis_which_a_result_has_not() -> None:
     operator = row_operator("t", "x", 6, 2, reduced=False)
-    assert candidates([operator.tiled((4, 3))], operator)
+    assert check_candidates([operator.tiled((4, 3))], operator)
     with pytest.raises(ValueError, match=r"it offers the tile \(2, 2\), which cuts an axis that some result has not"):
-        candidates([operator.tiled((2, 2))], operator)
+        check_candidates([operator.tiled((2, 2))], operator)
 
 
 @pytest.mark.parametrize(

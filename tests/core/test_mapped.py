@@ -18,8 +18,8 @@ from rammer.errors import BadInput
 from rammer.frontend.bind.binder import bind
 from rammer.frontend.read import wire_format
 from rammer.frontend.read.reader import Model, read_model
-from rammer.ir.constants.digest import digest
-from rammer.ir.constants.mapped_files import Mapped, is_mapped, released
+from rammer.ir.constants.digest import digest_array
+from rammer.ir.constants.mapped_files import Mapped, is_mapped, release_pages
 from rammer.ir.constants.recipes import Contents
 
 KINDS = [k for k in TensorProto.DataType.values() if k not in (TensorProto.UNDEFINED, TensorProto.STRING)]
@@ -169,7 +169,7 @@ def test_memory_is_given_back_and_read_again(tmp_path: Path) -> None:
 
     total = int(array.sum())
     assert resident() > size / 2
-    released(array)
+    release_pages(array)
     assert resident() < size / 2
     assert int(array.sum()) == total
 
@@ -201,7 +201,7 @@ def test_equal_arrays_are_one(rng: np.random.Generator) -> None:
     two = contents.of({"c": np.arange(40.0), "d": np.arange(40.0).reshape(5, 8), "e": np.arange(40)})
     assert two["c"] is one["a"] and two["d"] is not one["a"] and two["e"] is not one["a"]
     first[0] = 7  # a caller's array is his own
-    assert one["a"][0] == 0 and digest(one["a"]) == digest(np.arange(40.0))
+    assert one["a"][0] == 0 and digest_array(one["a"]) == digest_array(np.arange(40.0))
     assert first.flags.writeable
 
 
@@ -209,7 +209,7 @@ def test_equal_arrays_are_one(rng: np.random.Generator) -> None:
 def test_what_has_no_axes_is_shared_too(value: np.ndarray[Any, Any]) -> None:
     contents = Contents()
     (first,), (second,) = contents.of({"a": value}).values(), contents.of({"b": value.copy()}).values()
-    assert first is second and first == value and digest(value) == digest(np.array(value))
+    assert first is second and first == value and digest_array(value) == digest_array(np.array(value))
 
 
 @pytest.mark.sampled(6)

@@ -10,7 +10,7 @@ import numpy as np
 
 from rammer.device.manifest import Recorded, Span
 from rammer.ir.program import RProgram
-from rammer.report.measured_trace import covered, measured_trace, summarise
+from rammer.report.measured_trace import measured_trace, summarise_run, union_length
 from rammer.schedule.wavefront import Wavefront
 from rammer_testing.nonempty import some
 from rammer_testing.programs import random_net
@@ -34,7 +34,7 @@ def test_figures() -> None:
         Span(1, a, 2, 0.0, 1.0),
         Span(1, b, 0, 5.0, 10.0),  # 6 s busy; nothing anywhere from 3 to 5
     ]
-    found = summarise(Recorded(program, spans), units=3)
+    found = summarise_run(Recorded(program, spans), units=3)
     assert np.isclose(found.span, 10) and np.isclose(found.utilisation, 9 / 30) and np.isclose(found.idle, 0.2)
     times = {o.name: o for o in found.operators}
     assert (times[a].tasks, times[a].seconds, times[a].work, times[a].gap) == (3, 3.0, 5.0, 0.0)
@@ -46,13 +46,13 @@ def test_figures() -> None:
 
 def test_a_run_without_tasks_has_figures() -> None:
     for spans in ([], [Span(0, "o", 0, 1.0, 1.0)]):
-        found = summarise(Recorded(two(), spans), units=3)
+        found = summarise_run(Recorded(two(), spans), units=3)
         assert (found.span, found.utilisation, found.idle, found.gap) == (0, 0, 0, 0) and "units busy 0.0%" in str(found)
 
 
 def test_unions() -> None:
-    assert covered([]) == 0 and covered([(2, 3), (0, 1), (0.5, 2.5)]) == 3
-    assert covered([(0, 10), (1, 2), (10, 11)]) == 11
+    assert union_length([]) == 0 and union_length([(2, 3), (0, 1), (0.5, 2.5)]) == 3
+    assert union_length([(0, 10), (1, 2), (10, 11)]) == 11
 
 
 def test_tasks_at_once_on_a_unit_have_lanes_of_their_own() -> None:
@@ -64,4 +64,4 @@ def test_tasks_at_once_on_a_unit_have_lanes_of_their_own() -> None:
     for e in events:
         by_lane.setdefault(e["tid"], []).append((e["ts"], e["ts"] + e["dur"]))
     for intervals in some(by_lane.values()):
-        assert np.isclose(covered(intervals), sum(end - start for start, end in intervals))
+        assert np.isclose(union_length(intervals), sum(end - start for start, end in intervals))

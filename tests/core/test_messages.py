@@ -12,11 +12,11 @@ import pytest
 from rammer.device.loader import Registry
 from rammer.distributed.distributed_program import Transfer
 from rammer.distributed.transport.endpoint import Array, MemoryEndpoint
-from rammer.distributed.transport.local import zeros
+from rammer.distributed.transport.local import aligned_zeros
 from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.messages import PIECE, Mailbox, MessageWriter
 from rammer.distributed.transport.protocol import Site
-from rammer.distributed.transport.transport_registry import choose
+from rammer.distributed.transport.transport_registry import choose_transport
 from rammer.errors import DeviceFailure
 from rammer.ir.types import TensorType
 from rammer_testing.nonempty import some
@@ -95,7 +95,7 @@ def boxes(exposed: Exposed, rng: np.random.Generator) -> list[Mailbox]:
     post = Post(count, rng)
     found = [Mailbox(MPI, PostComm(post, n)) for n in range(count)]
     for number, box in enumerate(found):
-        box.memories.append(zeros(exposed.sizes[number], exposed.aligned))
+        box.memories.append(aligned_zeros(exposed.sizes[number], exposed.aligned))
     return found
 
 
@@ -138,4 +138,4 @@ def test_a_header_that_points_nowhere_is_refused(number: int, place: int, size: 
 @pytest.mark.parametrize(("apart", "name"), [(True, "messages"), (False, "mpi")])
 def test_hosts_that_are_apart_send_messages(apart: bool, name: str) -> None:
     pytest.importorskip("mpi4py")
-    assert choose(Registry([]), [Site(f"d{n}", "cpu", n, apart) for n in range(2)]).name == name
+    assert choose_transport(Registry([]), [Site(f"d{n}", "cpu", n, apart) for n in range(2)]).name == name

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Const, Ref
-from rammer.ir.names import LONGEST, Names, identifier, is_identifier, quoted, shortened, unquoted
+from rammer.ir.names import LONGEST, Names, is_identifier, make_identifier, quote_text, shorten_name, unquote_text
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, RProgram
 from rammer.schedule.wavefront import Wavefront
@@ -42,36 +42,38 @@ ODD = st.one_of(st.text(), st.sampled_from(WORDS))
 
 @given(st.lists(ODD, max_size=30))
 def test_identifiers_are_unique_and_always_the_same(names: list[str]) -> None:
-    made = [[identifier(n, taken) for n in names] for taken in (Names(), Names(), set[str]())]
+    made = [[make_identifier(n, taken) for n in names] for taken in (Names(), Names(), set[str]())]
     assert made[0] == made[1] == made[2] and len(set(made[0])) == len(names)
     assert all(is_identifier(n) and len(n) <= LONGEST + 4 for n in made[0])
     for name, got in zip(names, made[0], strict=True):
         if got == name:
-            assert identifier(name) == name  # one that is good stays
+            assert make_identifier(name) == name  # one that is good stays
 
 
 def test_many_things_of_one_name_are_named_soon() -> None:
     taken = Names()
-    assert len({identifier("x y", taken) for _ in range(50_000)}) == 50_000
+    assert len({make_identifier("x y", taken) for _ in range(50_000)}) == 50_000
 
 
 def test_long_names_stay_apart() -> None:
-    one, other = (identifier("a" * 500 + end) for end in "xy")
+    one, other = (make_identifier("a" * 500 + end) for end in "xy")
     assert one != other and len(one) == len(other) == LONGEST
-    assert len(shortened("a" * 500)) < 210 and shortened("a" * 500 + "x" + "b" * 40) != shortened("a" * 500 + "y" + "b" * 40)
+    assert len(shorten_name("a" * 500)) < 210 and shorten_name("a" * 500 + "x" + "b" * 40) != shorten_name(
+        "a" * 500 + "y" + "b" * 40
+    )
 
 
 @given(ODD)
 def test_quoted_strings_are_one_line_and_read_back(text: str) -> None:
-    line = quoted(text)
-    assert line.isprintable() and line == line.strip() and unquoted(line) == text
+    line = quote_text(text)
+    assert line.isprintable() and line == line.strip() and unquote_text(line) == text
     line.encode()
 
 
 @pytest.mark.parametrize("text", ["", " x", "a\nb", '"a"b', '"plain"', "3\u2028", '"a', "[1]\x00"])
 def test_what_was_not_quoted_so_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
-        unquoted(text)
+        unquote_text(text)
 
 
 @given(ODD, ODD, ODD, st.integers(0, 10**6))

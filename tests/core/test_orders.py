@@ -18,11 +18,11 @@ from rammer.frontend.read.reader import read_model
 from rammer.fusion.connect import connect
 from rammer.fusion.tile_graph import TileGraph
 from rammer.ir.device import MemoryLayer, VDevice
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import ROperator
 from rammer.passes.pass_pipeline import Pipeline, default_passes
 from rammer.plan.constant_layout import order_constants
-from rammer.plan.simplify import simplified
+from rammer.plan.simplify import simplify_graph
 from rammer.plan.storage import StoragePlan, assign_storage, view_sources
 from rammer_testing.nonempty import some
 
@@ -33,7 +33,7 @@ DEVICE = VDevice("test", "for tests", 4, LAYERS, 1e10, 1e-6)
 
 def planned(proto: onnx.ModelProto) -> tuple[StoragePlan, TileGraph, Binding]:
     graph, _ = Pipeline(default_passes()).run(bind(read_model(proto), {}))
-    plan = assign_storage(simplified(lower(graph)))
+    plan = assign_storage(simplify_graph(lower(graph)))
     tile = connect(plan.graph, DEVICE, view_sources(plan.graph, plan.storages))
     return plan, tile, Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants))
 
@@ -56,7 +56,9 @@ def test_results_stay_whatever_is_said_to_be_faster(written: str, seed: int, rng
     assert {s.buffer for s in ordered.storages.values()} <= ordered.buffers.keys()
     known: dict[str, Array] = {n: rng.standard_normal(t.shape) for n, t in plan.graph.types.items()}
     for mine, theirs in some(zip(ordered.graph.computes, plan.graph.computes, strict=True)):
-        have, want = (evaluate(c, known | g.constants, precise=True) for c, g in ((mine, ordered.graph), (theirs, plan.graph)))
+        have, want = (
+            evaluate_compute(c, known | g.constants, precise=True) for c, g in ((mine, ordered.graph), (theirs, plan.graph))
+        )
         np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
 
 

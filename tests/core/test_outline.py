@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper, version_converter
 
 from rammer.frontend.read import model_checks
 from rammer.frontend.read.reader import TARGET_OPSET, read_model
-from rammer.frontend.read.strip_weights import LARGEST, attach, outlined
+from rammer.frontend.read.strip_weights import LARGEST, attach_tensors, detach_tensors
 from rammer_testing import models as zoo
 
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
@@ -101,9 +101,9 @@ def test_values_come_back(flag: bool, rng: np.random.Generator) -> None:
 
 def test_outline_and_back_is_the_model() -> None:
     proto = old_model()
-    outline, detached = outlined(proto)
+    outline, detached = detach_tensors(proto)
     # ``inner`` stands in both branches, so it stays; two Constants, ``k`` and ``w`` do not.
     assert sorted(math.prod(t.dims) for t in detached.values()) == [SIDE * SIDE] * 4
     assert len(outline.SerializeToString()) < len(proto.SerializeToString()) / 2
-    attach(outline, detached)
+    attach_tensors(outline, detached)
     assert outline == proto

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from random import Random
 
-from rammer.plan.horizontal_fusion import LaunchPiece, packs
+from rammer.plan.horizontal_fusion import LaunchPiece, pack_launches
 
 US = 1e-6
 
 
 def test_unrelated_small_launches_are_one() -> None:
-    assert packs([LaunchPiece((), US, 0.1)] * 4, US) == [(0, 1, 2, 3)]
+    assert pack_launches([LaunchPiece((), US, 0.1)] * 4, US) == [(0, 1, 2, 3)]
 
 
 def test_what_fills_the_device_stands_alone() -> None:
-    assert packs([LaunchPiece((), US, 0.7), LaunchPiece((), US, 0.7), LaunchPiece((), US, 0.2)], US) == [(0, 2), (1,)]
+    assert pack_launches([LaunchPiece((), US, 0.7), LaunchPiece((), US, 0.7), LaunchPiece((), US, 0.2)], US) == [(0, 2), (1,)]
 
 
 def test_a_kernel_that_cannot_stand_beside_others_does_not() -> None:
-    assert packs([LaunchPiece((), US, 0.1), LaunchPiece((), US, 0.0), LaunchPiece((), US, 0.1)], US) == [(0, 2), (1,)]
+    assert pack_launches([LaunchPiece((), US, 0.1), LaunchPiece((), US, 0.0), LaunchPiece((), US, 0.1)], US) == [(0, 2), (1,)]
 
 
 def test_nobody_waits_for_a_longer_one_than_its_own() -> None:
     short, long = LaunchPiece((), US, 0.1), LaunchPiece((), 9 * US, 0.1)
     behind = [LaunchPiece((0,), US, 0.0), LaunchPiece((1,), US, 0.0)]
-    assert packs([short, long, *behind], US)[:2] == [(0,), (1,)]
-    assert packs([short, long, LaunchPiece((0, 1), US, 0.0)], US) == [(0, 1), (2,)], "who reads both waits for both anyway"
+    assert pack_launches([short, long, *behind], US)[:2] == [(0,), (1,)]
+    assert pack_launches([short, long, LaunchPiece((0, 1), US, 0.0)], US) == [(0, 1), (2,)], (
+        "who reads both waits for both anyway"
+    )
 
 
 def test_random_graphs_stay_in_order(seed: int) -> None:
@@ -41,7 +43,7 @@ def test_random_graphs_stay_in_order(seed: int) -> None:
             )
             for i in range(count)
         ]
-        found = packs(pieces, 0.5 * US)
+        found = pack_launches(pieces, 0.5 * US)
         assert sorted(i for p in found for i in p) == list(range(count))
         place = {i: number for number, p in enumerate(found) for i in p}
         for p in found:

@@ -16,12 +16,12 @@ from rammer.frontend.bind.binder import bind
 from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate, run_graph
+from rammer.ir.evaluate import evaluate_compute, run_graph
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
-from rammer.passes.graph.convert_to_float16 import NarrowFloats, narrowed, survives
+from rammer.passes.graph.convert_to_float16 import NarrowFloats, is_safe_in_float16, narrow_graph
 from rammer.passes.pass_pipeline import Pipeline, default_passes
 from rammer.tuning.kernel_store import KernelStore
 from rammer.tuning.tuner import Tuner
@@ -29,7 +29,7 @@ from rammer_testing.nonempty import some
 
 
 def halved(graph: Graph) -> Graph:
-    return narrowed(Pipeline(default_passes()).run(graph)[0], default_passes())[0]
+    return narrow_graph(Pipeline(default_passes()).run(graph)[0], default_passes())[0]
 
 
 def graph_of(
@@ -47,7 +47,7 @@ def test_everything_inside_is_float16_and_the_ports_keep_their_types() -> None:
     made = {o: half.types[o].dtype for n in half.nodes if n.op not in ("Cast",) for o in n.outputs}
     assert set(made.values()) == {"float16"}
     assert {a.dtype.name for n, a in half.constants.items() if a.dtype.kind == "f"} == {"float16"}
-    assert narrowed(half, default_passes())[0] is half, "a second time there is nothing to do"
+    assert narrow_graph(half, default_passes())[0] is half, "a second time there is nothing to do"
 
 
 def test_results_are_those_of_float32_but_for_rounding(rng: np.random.Generator) -> None:
@@ -64,7 +64,7 @@ def test_results_are_those_of_float32_but_for_rounding(rng: np.random.Generator)
     "value, kept", [(3e4, False), (65504.0, True), (65520.0, True), (-3.4e38, True), (1e-9, True), (1e-6, False)]
 )
 def test_operators_with_constants_beyond_float16_stay_float32(value: float, kept: bool) -> None:
-    assert survives(np.array([value], np.float32)) == (not kept or value == 65504)
+    assert is_safe_in_float16(np.array([value], np.float32)) == (not kept or value == 65504)
     types = {n: TensorType("float32", (2,)) for n in "xy"} | {"k": TensorType("float32", ())}
     graph = graph_of([Node("Add", ("x", "k"), ("y",), {}, "n", "", 14)], types, "x", "y", {"k": np.array(value, np.float32)})
     half = NarrowFloats()(graph)
@@ -112,9 +112,9 @@ def test_float16_computes_in_float32() -> None:
     """60,000 three times and twice its opposite: sums in float16 would leave its range on the way."""
     x = np.array([[6e4, 6e4, 6e4, -6e4, -6e4]], np.float16)
     for text in ("y: f16[i:1] = sum[k:5] x[i, k]", "y: f16[i:1] = sum[k:5] x[i, k] * w[k]"):
-        have = evaluate(Compute.parse(text), {"x": x, "w": np.ones(5, np.float16)})
+        have = evaluate_compute(Compute.parse(text), {"x": x, "w": np.ones(5, np.float16)})
         assert have.dtype == np.float16 and float(have[0]) == 6e4
-    square = evaluate(Compute.parse("y: f16[i:1] = (x[i] * x[i]) / 1000.0"), {"x": np.array([300], np.float16)})
+    square = evaluate_compute(Compute.parse("y: f16[i:1] = (x[i] * x[i]) / 1000.0"), {"x": np.array([300], np.float16)})
     assert square.dtype == np.float16 and float(square[0]) == 90, "between load and store it is float32"
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from rammer.device.manifest import Array, Binding, RunResult
 from rammer.ir.compute import Axis, Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Load, Op, Ref
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Storage
 from rammer.ir.types import TensorType
-from rammer.runtime.host_memory import HostMemory, fills, image, view
+from rammer.runtime.host_memory import HostMemory, buffer_image, is_whole_buffer, storage_view
 from rammer.tuning.kernel_probe import LONGEST_ROW, SPAN, probe_program, random_inputs, task_times
 from rammer_testing.nonempty import some
 
@@ -54,7 +54,7 @@ def test_a_strided_constant_is_a_constant(rng: np.random.Generator) -> None:
     memory.write_inputs(inputs)
     for index in range(4):
         memory.run_task(operator, index)
-    want = evaluate(operator.anchor, {"x": inputs["x"], "w": constants["w"]})
+    want = evaluate_compute(operator.anchor, {"x": inputs["x"], "w": constants["w"]})
     np.testing.assert_array_equal(memory.read_outputs()["y"], want)
 
 
@@ -65,10 +65,10 @@ def test_a_buffer_has_the_values_where_the_tensor_is() -> None:
         storage = program.storage[name]
         buffer = program.buffer[storage.buffer]
         values = constants["w"] if name == "w" else np.arange(24, dtype=np.float32).reshape(4, 6)
-        assert fills(storage, buffer) == dense
-        flat = image(storage, buffer, values)
+        assert is_whole_buffer(storage, buffer) == dense
+        flat = buffer_image(storage, buffer, values)
         assert flat.shape == (buffer.size,)
-        np.testing.assert_array_equal(view(flat, storage), values)
+        np.testing.assert_array_equal(storage_view(flat, storage), values)
         assert np.count_nonzero(flat) == np.count_nonzero(values), "nothing between the elements"
 
 

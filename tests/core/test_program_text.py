@@ -14,7 +14,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.parts import PRECISIONS
 from rammer.ir.program import RProgram, waves
 from rammer.schedule.baselines import Sequential
-from rammer.schedule.policy_registry import parse_policy, policies
+from rammer.schedule.policy_registry import list_policies, parse_policy
 from rammer.schedule.wavefront import Wavefront
 from rammer.verify.verifier import verify
 from rammer_testing.nonempty import some
@@ -26,7 +26,7 @@ from rammer_testing.programs import TaskNet, adding, random_net, recurrent_net, 
     st.integers(0, 10**6),
     st.integers(1, 12),
     st.integers(1, 30),
-    st.sampled_from(sorted(policies())),
+    st.sampled_from(sorted(list_policies())),
     st.sampled_from(PRECISIONS),
 )
 def test_text_reloads_to_an_equal_program(seed: int, operators: int, veus: int, policy: str, precision: str) -> None:

@@ -13,10 +13,10 @@ from ranged_programs import program_of, same_at
 
 from rammer.errors import BadInput
 from rammer.frontend.ranges.anti_unify import NoRange
-from rammer.frontend.ranges.dimension_ranges import probes
+from rammer.frontend.ranges.dimension_ranges import probe_points
 from rammer.ir.extent import LEAST, AffineExtent
 from rammer.ir.port import InputPort
-from rammer.runtime.shape_buckets import BUCKETS, FIXED_LEAST, FIXED_PART, LONE, WASTE, Lengths, Span, bounds, bucket
+from rammer.runtime.shape_buckets import BUCKETS, FIXED_LEAST, FIXED_PART, LONE, WASTE, Lengths, Span, bucket_bounds, find_bucket
 from rammer_testing.nonempty import some
 
 
@@ -58,12 +58,12 @@ def test_what_is_no_one_program_says_why(name: str) -> None:
 def test_buckets_cover_a_range_once(low: int, more: int, data: st.DataObject) -> None:
     span = (low, max(low + more, 3))
     value = data.draw(st.integers(*span))
-    first, last = bucket(span, value)
+    first, last = find_bucket(span, value)
     assert span[0] <= first <= value <= last <= span[1]
-    assert all(bucket(span, n) == (first, last) for n in (first, last))
-    found = {bucket(span, n) for n in range(span[0], span[1] + 1)}
+    assert all(find_bucket(span, n) == (first, last) for n in (first, last))
+    found = {find_bucket(span, n) for n in range(span[0], span[1] + 1)}
     assert len(found) <= BUCKETS
-    assert sorted(high for _, high in found) == sorted(bounds(span))
+    assert sorted(high for _, high in found) == sorted(bucket_bounds(span))
 
 
 def waste(span: Span, longest: Sequence[int], fixed: float) -> float:
@@ -77,17 +77,21 @@ def waste(span: Span, longest: Sequence[int], fixed: float) -> float:
 def test_buckets_waste_a_tenth_or_are_as_many_as_there_may_be(low: int, more: int) -> None:
     """And less than halves of the range would, where there are as many of these."""
     span = (low, low + more)
-    found, fixed = bounds(span), max(span[1] * FIXED_PART, FIXED_LEAST)
+    found, fixed = bucket_bounds(span), max(span[1] * FIXED_PART, FIXED_LEAST)
     assert len(found) == BUCKETS or waste(span, found, fixed) < WASTE + 0.05
     assert LONE not in found or span[0] == LONE
     halves = [span[1] >> k for k in range(BUCKETS) if k == 0 or span[1] >> k >= max(low, LEAST + 1)]
     if len(found) >= len(halves):
         assert waste(span, found, fixed) <= waste(span, halves, fixed) * 1.01
-    assert len(bounds((1, 512))) == 5 and bounds((1, 32))[-2:] == (7, LONE) and bounds((1, 32), lone=False)[-1] == 7
+    assert (
+        len(bucket_bounds((1, 512))) == 5
+        and bucket_bounds((1, 32))[-2:] == (7, LONE)
+        and bucket_bounds((1, 32), lone=False)[-1] == 7
+    )
 
 
 def test_probes_reach_both_ends() -> None:
-    points = probes({"seq": (1, 512), "batch": (1, 8)})
+    points = probe_points({"seq": (1, 512), "batch": (1, 8)})
     assert points[0] == {"seq": 512, "batch": 8}
     for name, high in (("seq", 512), ("batch", 8)):
         alone = {p[name] for p in points if all(p[n] == points[0][n] for n in p if n != name)}

@@ -60,23 +60,23 @@ def test_what_may_lie_outside_or_wraps_stays_a_load() -> None:
     """A position that its type does not hold is another number; one behind the table gives the fill."""
     axes, at = (Axis("i", 300),), (Ref("i"),)
     counts = Compute("counts", "uint8", axes, Cast("uint8", Ref("i")))
-    near = Compute("near", "int64", axes, ex.add("i", 1))
+    near = Compute("near", "int64", axes, ex.make_add("i", 1))
     types = {"counts": counts.type, "near": near.type, "table": TensorType("float32", (300,))}
     wrapped = Compute("wrapped", "float32", axes, Load("table", (Load("counts", at),)))
     beyond = Compute("beyond", "float32", axes, Load("table", (Load("near", at),), 0.0))
     types |= {c.name: c.type for c in (wrapped, beyond)}
     found = {c.name: c for c in placed_rows([counts, near, wrapped, beyond], types, {"table"}, ("wrapped", "beyond"))}
     assert found["wrapped"].body == wrapped.body
-    assert found["beyond"].body == Load("table", (ex.add("i", 1),), 0.0)
+    assert found["beyond"].body == Load("table", (ex.make_add("i", 1),), 0.0)
     assert set(found) == {"counts", "wrapped", "beyond"}
 
 
 def test_a_choice_that_places_decide_is_none() -> None:
     axes, at = (Axis("i", 4),), (Ref("i"),)
-    counts = Compute("counts", "int64", axes, ex.add("i", -4))
+    counts = Compute("counts", "int64", axes, ex.make_add("i", -4))
     negative = ex.Op("lt", (Load("counts", at), Const(0, "int64")))
-    index = ex.Op("where", (negative, ex.add(Load("counts", at), 8), Load("counts", at)))
+    index = ex.Op("where", (negative, ex.make_add(Load("counts", at), 8), Load("counts", at)))
     rows = Compute("rows", "float32", axes, Load("table", (index,), 0.0))
     types = {"counts": counts.type, "rows": rows.type, "table": TensorType("float32", (8,))}
     (found,) = placed_rows([counts, rows], types, {"table"}, ("rows",))
-    assert found.body == Load("table", (ex.add("i", 4),))
+    assert found.body == Load("table", (ex.make_add("i", 4),))

@@ -9,7 +9,7 @@ from onnx import helper
 from onnx_models import model, tensor
 
 import rammer
-from rammer.cli.run import build_report, show
+from rammer.cli.run import build_report, print_report
 from rammer.frontend.read.reader import read_model
 from rammer.reference.outputs import run_onnxruntime
 from rammer.report.operator_times import grouped
@@ -24,7 +24,7 @@ def test_operators_on_the_host_are_counted_by_type(capsys: pytest.CaptureFixture
     outputs, special = exe.run(given), exe.prepare(given)
     lines = grouped(special.host_nodes)
     assert len(lines) == 1 and lines[0].startswith("Det x 3: ")
-    show(build_report(exe, special, outputs, [Timing(0.003, 0.001, 0.004)]))
+    print_report(build_report(exe, special, outputs, [Timing(0.003, 0.001, 0.004)]))
     shown = capsys.readouterr().out
     assert "on host   3 operators, 25% of the time\n          Det x 3: " in shown
     assert len(build_report(exe, special, outputs, [Timing(1.0, 1.0, 2.0)])["host_nodes"]) == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from rammer.codegen.rowform import RowForm, accesses, row_form
+from rammer.codegen.rowform import RowForm, collect_accesses, row_form
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Load
 from rammer.ir.operator import Connection, ROperator
@@ -24,13 +24,13 @@ def chain(dtype: str, step: str) -> RowForm:
 
 
 def test_a_chain_of_values_that_are_read_twice_is_seen_once() -> None:
-    found = accesses(chain("f32", "@[i, j] * @[i, j]"))
+    found = collect_accesses(chain("f32", "@[i, j] * @[i, j]"))
     (row,), (element,) = found.rows, found.elements
     assert found.loads == (Load("x", (row, element)), Load("y", (row,)))
     assert not found.outside
 
 
 def test_a_chain_of_places_that_are_read_twice_is_seen_once() -> None:
-    found = accesses(chain("i64", "t[@[i, j]] + u[@[i, j]] + j"))
+    found = collect_accesses(chain("i64", "t[@[i, j]] + u[@[i, j]] + j"))
     assert [load.tensor for load in found.loads] == ["t", "u", "y"]
     assert found.outside == {found.elements[0].axis}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rammer.ir.compute import Combiner, Compute, ComputeGraph, identity, verify_compute_graph
+from rammer.ir.compute import Combiner, Compute, ComputeGraph, combiner_identity, verify_compute_graph
 from rammer.ir.evaluate import run_graph
 from rammer.ir.types import TensorType
 from rammer.passes.compute.blocked_scan import SHORT, scan_in_blocks
@@ -22,7 +22,7 @@ PLACES = {"i + k * -1": "before", "(i + k * -1) + -1": "before, exclusive", "i +
 def graph(n: int, combiner: Combiner = "sum", place: str = "i + k * -1", kind: str = "f32") -> ComputeGraph:
     """A running sum of rows of ``n``, and a map of it."""
     dtype = {"f32": "float32", "f16": "float16", "i32": "int32", "f64": "float64"}[kind]
-    fill = identity(combiner, dtype).value
+    fill = combiner_identity(combiner, dtype).value
     y = Compute.parse(LINE.format(n=n, combiner=combiner, place=place, kind=kind, fill=fill))
     z = Compute.parse(f"z: {kind}[n:2, i:{n}, m:3] = y[n, i, m] * y[n, i, m]")
     return ComputeGraph("g", ("x",), ("z", "y"), (y, z), {"x": TensorType(dtype, (2, n, 3)), "y": y.type, "z": replace(y.type)})

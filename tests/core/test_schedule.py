@@ -16,8 +16,8 @@ from rammer.ir.operator import RKernel
 from rammer.schedule.baselines import Greedy, Sequential
 from rammer.schedule.ios import IOS
 from rammer.schedule.policy import OperatorGraph, Schedule
-from rammer.schedule.policy_registry import FAR, GAIN, Auto, parse_policy, policies
-from rammer.schedule.task_placement import fastest, fill, leanest, side_by_side, spread
+from rammer.schedule.policy_registry import FAR, GAIN, Auto, list_policies, parse_policy
+from rammer.schedule.task_placement import append_tasks, fastest_kernel, leanest_kernel, side_by_side, spread_tasks
 from rammer.schedule.wavefront import Wavefront
 from rammer_testing.nonempty import some
 from rammer_testing.programs import adding, device, kernel, random_net
@@ -40,7 +40,7 @@ def loads(schedule: Schedule, seconds: dict[str, float]) -> list[float]:
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 40), st.sampled_from(sorted(policies())))
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 40), st.sampled_from(sorted(list_policies())))
 def test_every_policy_places_every_task_once(seed: int, operators: int, veus: int, policy: str) -> None:
     net = random_net(Random(seed), operators)
     schedule = net.schedule(parse_policy(policy), veus)
@@ -64,7 +64,7 @@ def test_sequential_takes_the_fastest_kernel() -> None:
     graph = graph_of({"a": [slow, quick]}, {"a": ()})
     assert Sequential()(graph, device(8)).kernels == (quick,)
     assert Sequential()(graph, device(1)).kernels == (quick,)
-    assert fastest([simple("a", 2, 3e-6), quick], device(1)).operator.task_count == 2
+    assert fastest_kernel([simple("a", 2, 3e-6), quick], device(1)).operator.task_count == 2
 
 
 def test_wavefront_runs_a_wave_side_by_side() -> None:
@@ -106,7 +106,7 @@ def test_wavefront_is_quick_while_vEUs_are_idle_and_lean_when_they_are_full() ->
 
 def test_wavefront_keeps_the_fastest_where_lean_predicts_worse() -> None:
     quick, lean = simple("a", 8, 1e-6), simple("a", 1, 6e-6)
-    assert leanest([quick, lean]) is lean
+    assert leanest_kernel([quick, lean]) is lean
     schedule = Wavefront()(graph_of({"a": [quick, lean]}, {"a": ()}), device(4))
     assert schedule.kernels == (quick,)
 
@@ -119,7 +119,7 @@ def test_runs_stay_together_on_a_row() -> None:
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(0, 60), st.integers(1, 9))
 def test_spread_is_greedy_list_scheduling(start: list[int], tasks: int, seconds: int) -> None:
-    counts = spread(np.array(start, dtype=float) * 1e-6, tasks, seconds * 1e-6)
+    counts = spread_tasks(np.array(start, dtype=float) * 1e-6, tasks, seconds * 1e-6)
     greedy = list(start)
     for _ in range(tasks):
         greedy[greedy.index(min(greedy))] += seconds
@@ -141,7 +141,7 @@ def test_operators_with_the_same_weights_run_where_they_were() -> None:
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 10**6), st.integers(2, 8), st.integers(1, 12), st.sampled_from(sorted(policies())))
+@given(st.integers(0, 10**6), st.integers(2, 8), st.integers(1, 12), st.sampled_from(sorted(list_policies())))
 def test_every_policy_places_every_task_once_where_operators_of_other_sizes_share_constants(
     seed: int, operators: int, veus: int, policy: str
 ) -> None:
@@ -163,17 +163,17 @@ def test_weights_stay_where_they_were_only_if_that_delays_nobody() -> None:
 
 
 def test_spread_with_one_vEU_far_ahead_of_many_others() -> None:
-    counts = spread(np.array([5.0] + [0.0] * 4999), 10_000, 1e-3)
+    counts = spread_tasks(np.array([5.0] + [0.0] * 4999), 10_000, 1e-3)
     assert counts[0] == 0 and counts.sum() == 10_000 and set(counts[1:].tolist()) <= {2, 3}
 
 
 def test_tasks_without_a_time_still_spread() -> None:
-    assert spread(np.zeros(4), 8, 0.0).tolist() == [2, 2, 2, 2]
+    assert spread_tasks(np.zeros(4), 8, 0.0).tolist() == [2, 2, 2, 2]
 
 
 def test_fill_puts_each_task_on_its_row() -> None:
     rows: list[list[tuple[str, int]]] = [[], [], []]
-    fill(rows, "a", [0, 0, 2])
+    append_tasks(rows, "a", [0, 0, 2])
     assert rows == [[("a", 0), ("a", 1)], [], [("a", 2)]]
 
 
@@ -195,7 +195,7 @@ def test_tasks_that_keep_several_vEUs_busy_fill_the_device() -> None:
     assert fast["a"].operator_time(132) == pytest.approx(5e-6) and fast["a"].busy_time() == pytest.approx(560e-6)
     assert side_by_side([*fast.values()], {}, unit) == pytest.approx(10e-6)
     assert side_by_side([*lean.values()], {}, unit) == pytest.approx(8e-6)
-    assert leanest([fast["a"], lean["a"]]) is lean["a"]
+    assert leanest_kernel([fast["a"], lean["a"]]) is lean["a"]
     graph = graph_of({n: [fast[n], lean[n]] for n in "ab"}, {"a": (), "b": ()})
     for policy in some((Greedy(), Wavefront(), IOS())):
         schedule = policy(graph, unit)
@@ -205,7 +205,7 @@ def test_tasks_that_keep_several_vEUs_busy_fill_the_device() -> None:
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 10**6), st.integers(1, 12), st.sampled_from(sorted(policies())))
+@given(st.integers(0, 10**6), st.integers(1, 12), st.sampled_from(sorted(list_policies())))
 def test_no_schedule_is_predicted_to_do_more_than_all_vEUs_can(seed: int, operators: int, policy: str) -> None:
     random = Random(seed)
     net = random_net(random, operators)

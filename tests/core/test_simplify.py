@@ -11,7 +11,7 @@ from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.lower.lowering_registry import CannotLower
 from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import ComputeGraph
-from rammer.plan.simplify import simplified
+from rammer.plan.simplify import simplify_graph
 from rammer_testing.graphs.case import Call, GraphCase
 from rammer_testing.graphs.generate import graph as drawn
 
@@ -49,7 +49,7 @@ def test_nothing_unread_is_left_of_random_graphs() -> None:
             graph = lower(bind(read_model(case.model()), {n: a.shape for n, a in case.inputs.items()}))
         except (BadInput, CannotLower):
             continue
-        left = simplified(graph)
+        left = simplify_graph(graph)
         assert not unread(left), f"seed {seed}"
         dropped += bool(unread(graph))
     assert dropped, "no graph had anything to drop: the search would find nothing"
@@ -58,4 +58,4 @@ def test_nothing_unread_is_left_of_random_graphs() -> None:
 def test_a_graph_that_is_read_stays_itself() -> None:
     x = np.ones((2, 3), np.float32)
     graph = lower(bind(read_model(GraphCase(17, {"x": x}, {}, (Call("Relu", ("x",), ("y",)),), ("y",)).model()), {}))
-    assert simplified(graph) is graph
+    assert simplify_graph(graph) is graph

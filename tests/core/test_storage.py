@@ -14,10 +14,10 @@ from numpy.lib.stride_tricks import as_strided
 from rammer.frontend.lower.graph_lowering import lower
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph
-from rammer.ir.evaluate import evaluate, run_graph
+from rammer.ir.evaluate import evaluate_compute, run_graph
 from rammer.ir.expr import Load, Op, Ref
 from rammer.ir.graph import Graph, Node, Value
-from rammer.ir.piecewise import piecewise
+from rammer.ir.piecewise import make_piecewise
 from rammer.ir.program import Storage
 from rammer.ir.types import TensorType
 from rammer.plan.load_addresses import load_address
@@ -98,7 +98,7 @@ def through_storages(plan: StoragePlan, inputs: Mapping[str, Array]) -> dict[str
         for name in compute.reads:
             assert view(written[plan.storages[name].buffer], plan.storages[name]).all(), f"{name} is read too early"
         tensors = {n: view(memory[plan.storages[n].buffer], plan.storages[n]).copy() for n in compute.reads}
-        write(compute.name, evaluate(compute, tensors))
+        write(compute.name, evaluate_compute(compute, tensors))
     return {n: view(memory[s.buffer], s).copy() for n, s in plan.storages.items()}
 
 
@@ -280,17 +280,17 @@ def test_piecewise_without_room_for_views_falls_back_to_copies(rng: np.random.Ge
     axes = (Axis("i", 4), Axis("j", 3))
     p = Compute("p", "float32", (Axis("j", 3),), Op("neg", (Load("x", (Ref("j"),)),)))
     q = Compute("q", "float32", axes, Load("p", (Ref("j"),)))
-    y = Compute("y", "float32", axes, piecewise("i", [2, 2], [Load("p", (Ref("j"),)), Load("q", (Ref("i"), Ref("j")))]))
+    y = Compute("y", "float32", axes, make_piecewise("i", [2, 2], [Load("p", (Ref("j"),)), Load("q", (Ref("i"), Ref("j")))]))
     graph = ComputeGraph("g", ("x",), ("y",), (p, q, y), kinds)
     check(rng, graph)
 
 
 def test_addresses_are_decided_exactly() -> None:
     storage = Storage("t", "t", 7, (3, 4), (4, 1))
-    assert load_address((ex.floordiv("i", 4), ex.mod("i", 4)), (Axis("i", 12),), storage) == (7, (1,))
+    assert load_address((ex.make_floordiv("i", 4), ex.make_mod("i", 4)), (Axis("i", 12),), storage) == (7, (1,))
     gap = Storage("t", "t", 7, (3, 4), (5, 1))
-    assert load_address((ex.floordiv("i", 4), ex.mod("i", 4)), (Axis("i", 12),), gap) is None
-    assert load_address((ex.floordiv("i", 4), ex.mod("i", 4)), (Axis("i", 4),), gap) == (7, (1,))
+    assert load_address((ex.make_floordiv("i", 4), ex.make_mod("i", 4)), (Axis("i", 12),), gap) is None
+    assert load_address((ex.make_floordiv("i", 4), ex.make_mod("i", 4)), (Axis("i", 4),), gap) == (7, (1,))
 
 
 @st.composite

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from rammer.frontend.lower.type_codecs import ROUNDINGS, decode, encode
+from rammer.frontend.lower.type_codecs import ROUNDINGS, decode_expr, encode_expr
 from rammer.ir.compute import Axis, Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Cast, Expr, Load, Ref
-from rammer.ir.formats import FORMATS, FloatFormat, Format, IntegerFormat, carried, restored
+from rammer.ir.formats import FORMATS, FloatFormat, Format, IntegerFormat, from_carrier, to_carrier
 from rammer.ir.types import TensorType
 from rammer.runtime.inputs import load_npz, save_npz
 
@@ -29,7 +29,7 @@ INTEGERS = [f for f in FORMATS.values() if isinstance(f, IntegerFormat)]
 
 def computed(x: Array, body: Expr, dtype: str, precise: bool = False) -> Array:
     compute = Compute("y", dtype, (Axis("i", x.size),), body)
-    return evaluate(compute, {"x": x}, precise)
+    return evaluate_compute(compute, {"x": x}, precise)
 
 
 def codes(kind: Format) -> Array:
@@ -38,11 +38,11 @@ def codes(kind: Format) -> Array:
 
 
 def decoded(kind: Format, given: Array) -> Array:
-    return computed(given, Cast(kind.wide, decode(Load("x", (Ref("i"),)), kind)), kind.wide)
+    return computed(given, Cast(kind.wide, decode_expr(Load("x", (Ref("i"),)), kind)), kind.wide)
 
 
 def encoded(kind: Format, x: Array, saturate: bool = True, rounding: str = "up") -> Array:
-    code = encode(Load("x", (Ref("i"),)), str(x.dtype), kind, saturate, rounding)
+    code = encode_expr(Load("x", (Ref("i"),)), str(x.dtype), kind, saturate, rounding)
     return computed(x, Cast(kind.carrier, code), kind.carrier)
 
 
@@ -53,7 +53,7 @@ def test_every_code(kind: Format) -> None:
     given = codes(kind)
     # ml_dtypes looks at bits above a code of less than a byte here and there; we do not.
     sane = given % (2 * kind.sign if isinstance(kind, FloatFormat) else 1 << bits) if small else given
-    want = restored(sane.astype(kind.carrier), kind.name).astype(kind.wide)
+    want = from_carrier(sane.astype(kind.carrier), kind.name).astype(kind.wide)
     found = decoded(kind, given)
     assert found.dtype == want.dtype
     np.testing.assert_array_equal(found, want)
@@ -64,7 +64,7 @@ def test_every_code(kind: Format) -> None:
 def around(kind: FloatFormat) -> Array:
     """Every number of a format and every middle between two neighbours, with the floats next to them; all float16; the ends of
     float32, its least numbers, infinities and NaN, and random bits."""
-    every = restored(codes(kind), kind.name).astype(np.float64)
+    every = from_carrier(codes(kind), kind.name).astype(np.float64)
     every = np.unique(np.abs(every[np.isfinite(every)]))
     middles = np.array([(a + b) / 2 for a, b in pairwise(every)])
     top = every[-1] + (every[-1] - every[-2]) / 2
@@ -80,7 +80,7 @@ def around(kind: FloatFormat) -> Array:
 
 def nearest(kind: FloatFormat, x: Array, saturate: bool) -> Array:
     """Codes by the definition: the nearest number, ties to the even code, and what ONNX's table says beyond the greatest."""
-    table = restored(np.arange(kind.greatest + 1).astype(kind.carrier), kind.name).astype(np.float64)
+    table = from_carrier(np.arange(kind.greatest + 1).astype(kind.carrier), kind.name).astype(np.float64)
     size = np.abs(x.astype(np.float64))
     finite = np.where(np.isfinite(size), size, 0)
     low = np.clip(np.searchsorted(table, finite, "right") - 1, 0, len(table) - 1)
@@ -133,9 +133,9 @@ def test_exponents(rounding: str, saturate: bool) -> None:
 @pytest.mark.parametrize("kind", INTEGERS, ids=lambda f: f.name)
 def test_integers_keep_their_low_bits(kind: IntegerFormat, source: str) -> None:
     x = np.arange(-128, 128).astype(source)
-    found = restored(encoded(kind, x), kind.name)
+    found = from_carrier(encoded(kind, x), kind.name)
     np.testing.assert_array_equal(found.astype(np.int32), x.astype(np.int64).astype(kind.name).astype(np.int32))
-    assert carried(found).max(initial=0) < 1 << kind.bits
+    assert to_carrier(found).max(initial=0) < 1 << kind.bits
 
 
 @pytest.mark.parametrize("dtype", FORMATS)

@@ -14,9 +14,9 @@ from rammer.frontend.bind.binder import bind
 from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate, run_graph
+from rammer.ir.evaluate import evaluate_compute, run_graph
 from rammer.passes.compute.rfactor import rfactor
-from rammer.passes.graph.weight_only_quant import packed
+from rammer.passes.graph.weight_only_quant import pack_codes
 from rammer.passes.pass_pipeline import Pipeline, default_passes
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -77,7 +77,7 @@ def test_weights_of_float16_products_stay_codes(seed: int) -> None:
     x, weights = rng.standard_normal((3, 64)).astype(np.float16), (codes - 8.0) * np.repeat(scale, 32, 1)
     nodes = [helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=64, N=96, bits=4, block_size=32)]
     kinds = {n: helper.make_tensor_value_info(n, TensorProto.FLOAT16, [3, d]) for n, d in (("x", 64), ("y", 96))}
-    given = {"w": packed(codes.astype(np.uint8), 4).reshape(96, 2, 16), "s": scale}
+    given = {"w": pack_codes(codes.astype(np.uint8), 4).reshape(96, 2, 16), "s": scale}
     weighty = [numpy_helper.from_array(v, n) for n, v in given.items()]
     graph = helper.make_graph(nodes, "half", [kinds["x"]], [kinds["y"]], weighty)
     imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
@@ -99,8 +99,10 @@ def test_sums_of_products_that_are_made_first_are_those_made_point_by_point(seed
         tensors = {**computes.constants, "x": x}
         (product,) = computes.computes
         for precise in (True, False):
-            points = evaluate(product, tensors, precise, watch=lambda *step: step[-1])
-            np.testing.assert_allclose(evaluate(product, tensors, precise), points, rtol=1e-4, atol=1e-4 * np.abs(points).max())
+            points = evaluate_compute(product, tensors, precise, watch=lambda *step: step[-1])
+            np.testing.assert_allclose(
+                evaluate_compute(product, tensors, precise), points, rtol=1e-4, atol=1e-4 * np.abs(points).max()
+            )
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -9,7 +9,7 @@ import numpy as np
 
 from rammer.device.manifest import Span
 from rammer.ir.program import RProgram
-from rammer.report.predicted_trace import MOST_ROWS, WIDTH, chrome_trace, gantt, spans
+from rammer.report.predicted_trace import MOST_ROWS, WIDTH, chrome_trace, gantt_chart, task_spans
 from rammer.schedule.wavefront import Wavefront
 from rammer_testing.nonempty import some
 from rammer_testing.programs import random_net
@@ -40,17 +40,17 @@ def check(program: RProgram, seconds: dict[str, float], found: list[Span]) -> No
 def test_spans_follow_rows_and_waits(rng: np.random.Generator) -> None:
     for seed in rng.integers(0, 1 << 30, 20).tolist():
         program, seconds = random_program(seed)
-        check(program, seconds, spans(program, seconds))
+        check(program, seconds, task_spans(program, seconds))
 
 
 def test_the_chart_has_a_line_for_each_veu() -> None:
     program, seconds = random_program(1)
-    text = gantt(program, seconds)
+    text = gantt_chart(program, seconds)
     chart = [line for line in text.splitlines() if line.endswith("|")]
     assert len(chart) == program.veus <= MOST_ROWS
     assert {len(line) for line in chart} == {WIDTH + 9}
     assert all(f" {o.name}: {o.task_count} tasks" in text for o in some(program.operators))
-    assert gantt(program, dict.fromkeys(seconds, 0.0)).endswith("no task times are known")
+    assert gantt_chart(program, dict.fromkeys(seconds, 0.0)).endswith("no task times are known")
 
 
 def test_the_trace_is_json_with_every_task() -> None:
@@ -58,5 +58,5 @@ def test_the_trace_is_json_with_every_task() -> None:
     events = json.loads(chrome_trace([(program, seconds)]))["traceEvents"]
     tasks = [e for e in events if e["ph"] == "X"]
     assert len(tasks) == program.task_count
-    total = sum(s.end - s.start for s in spans(program, seconds))
+    total = sum(s.end - s.start for s in task_spans(program, seconds))
     assert np.isclose(sum(e["dur"] for e in tasks) * 1e-6, total)

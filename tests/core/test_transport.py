@@ -16,7 +16,7 @@ from rammer.distributed.distributed_program import Transfer
 from rammer.distributed.transport import local, mpi_launch, transport_registry
 from rammer.distributed.transport.counters import Counters
 from rammer.distributed.transport.endpoint import MemoryEndpoint
-from rammer.distributed.transport.handshake import agree, collected, said_by_all
+from rammer.distributed.transport.handshake import check_agreement, gather_counters, said_by_all
 from rammer.distributed.transport.local import LOCAL, LocalFabric
 from rammer.distributed.transport.measure_links import LARGE, bandwidth_of, measured_links
 from rammer.distributed.transport.memory_layout import Exposed
@@ -225,17 +225,17 @@ def test_who_differs_is_named() -> None:
     def refused(other: str) -> str:
         fabric: Fabric = Several('{"program": "abc"}', other)  # type: ignore[assignment]
         with pytest.raises(DeviceUnavailable) as told:
-            agree(fabric, {"program": "abc"}, ["a", "b", "c"], 1.0)
+            check_agreement(fabric, {"program": "abc"}, ["a", "b", "c"], 1.0)
         return str(told.value)
 
     said = refused('{"program": "def"}')
     assert "device 2 (c) has another program than device 0 (a)" in said and "def and abc" in said
     assert "another NumPy" in refused('{"program": "abc", "NumPy": "1"}')
     fabric = LOCAL.open(Party((Site("a"), Site("b"))))
-    agree(fabric, {"program": "abc"}, ["a", "b"], 1.0)
+    check_agreement(fabric, {"program": "abc"}, ["a", "b"], 1.0)
     assert said_by_all(fabric, {0: {"n": 1}, 1: [2]}, 1.0) == [{"n": 1}, [2]]
     counted = {0: Counters(payload_writes=3, waited=0.5), 1: Counters(nbytes=7)}
-    assert collected(fabric, counted, 1.0) == [*counted.values()]
+    assert gather_counters(fabric, counted, 1.0) == [*counted.values()]
 
 
 def test_counters_know_what_was_since() -> None:
@@ -266,17 +266,20 @@ def test_the_transport_that_joins_all_is_taken(monkeypatch: pytest.MonkeyPatch) 
 
     registry = Registry([Point()])
     gpus, cpus = [Site("g:0", "gpu"), Site("g:1", "gpu")], [Site("c"), Site("g:0", "gpu")]
-    assert transport_registry.choose(registry, gpus).name == "fast" and transport_registry.choose(registry, cpus).name == "local"
-    assert transport_registry.choose(registry, gpus, "local").name == "local"
+    assert (
+        transport_registry.choose_transport(registry, gpus).name == "fast"
+        and transport_registry.choose_transport(registry, cpus).name == "local"
+    )
+    assert transport_registry.choose_transport(registry, gpus, "local").name == "local"
     with pytest.raises(DeviceUnavailable, match="no transport joins c, g:0") as told:
-        transport_registry.choose(registry, cpus, "fast")
+        transport_registry.choose_transport(registry, cpus, "fast")
     assert "no GPU" in str(told.value)
     with pytest.raises(DeviceUnavailable, match="plug it in"):
-        transport_registry.choose(registry, gpus, "lame")
+        transport_registry.choose_transport(registry, gpus, "lame")
     with pytest.raises(DeviceUnavailable, match="no transport 'none'"):
-        transport_registry.choose(registry, gpus, "none")
+        transport_registry.choose_transport(registry, gpus, "none")
     for name in mpi_launch.SIZES:
         monkeypatch.delenv(name, raising=False)
-    assert mpi_launch.launched() == 1
+    assert mpi_launch.launched_processes() == 1
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
-    assert mpi_launch.launched() == 3
+    assert mpi_launch.launched_processes() == 3

@@ -13,7 +13,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, defs, helpe
 
 from rammer.errors import BadInput
 from rammer.frontend.bind.binder import bind
-from rammer.frontend.read.onnx_inference_guards import declare
+from rammer.frontend.read.onnx_inference_guards import declare_types
 from rammer.frontend.read.reader import read_model
 from rammer.ir.graph import Graph
 from rammer.runtime.graph_reference import evaluate_graph
@@ -233,7 +233,7 @@ def test_no_operator_ends_the_process_over_operands_without_a_type(tmp_path: Pat
             graph = helper.make_graph([*sources, node], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])], [])
             imports = [helper.make_opsetid("", schema.since_version), helper.make_opsetid("ai.onnx.ml", 2)]
             made = helper.make_model(graph, opset_imports=imports, ir_version=8)
-            declare([made.graph])
+            declare_types([made.graph])
             (tmp_path / "at").write_text(f"{schema.name} {schema.since_version}")
             for strict in (False, True):
                 with suppress(Exception):  # whatever ONNX's C++ throws: the process is still there

@@ -10,7 +10,7 @@ from task_oracle import dropped_waits, is_legal, with_task
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
-from rammer.ir.expr import Load, Op, Ref, add
+from rammer.ir.expr import Load, Op, Ref, make_add
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Buffer, Counter, Port, RProgram, Storage, Task, Wait
 from rammer.schedule.wavefront import Wavefront
@@ -134,7 +134,7 @@ def test_a_widened_read_escapes_its_bands() -> None:
 
 def test_a_shifted_load_leaves_its_tensor() -> None:
     program = relay()
-    compute = replace(program.operator["y"].anchor, body=Load("b", (add("k", 1),)))
+    compute = replace(program.operator["y"].anchor, body=Load("b", (make_add("k", 1),)))
     changed = replace(program.operator["y"], computes=(compute,))
     fails(replace(program, operators=(*program.operators[:2], changed)), r"index k \+ 1 covers 1..4, the axis has 4")
 
@@ -221,7 +221,7 @@ def test_types_and_tiles_must_fit() -> None:
 def test_interior_values_need_no_storage_and_reads_go_through_them() -> None:
     axes = (Axis("i", 8),)
     inner = Compute("m", "float32", axes, Op("mul", (Load("a", (Ref("i"),)), ex.Const(2.0))))
-    outer = Compute("y", "float32", axes, Op("add", (Load("m", (add("i", -1),), 0.0), Load("m", (add("i", 1),), 0.0))))
+    outer = Compute("y", "float32", axes, Op("add", (Load("m", (make_add("i", -1),), 0.0), Load("m", (make_add("i", 1),), 0.0))))
     net = TaskNet().tensor("x", 8).add(adding("a", 8, ["x"], 2))
     net.add(ROperator("f", (inner, outer), (Connection("m", "y", "thread"),), ("y",), (2,)))
     program = net.program(Wavefront(), 2, outputs=["y"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from task_oracle import dropped_waits, is_legal, lost_and_doubled, moved_buffers, narrowed_counters, rejected, swapped_neighbours
 
 from rammer.schedule.baselines import Sequential
-from rammer.schedule.policy_registry import parse_policy, policies
+from rammer.schedule.policy_registry import list_policies, parse_policy
 from rammer.schedule.wavefront import Wavefront
 from rammer_testing.programs import TaskNet, random_net, summing
 
@@ -29,7 +29,7 @@ def gathering_net(seed: int, operators: int) -> TaskNet:
 
 
 @settings(max_examples=25)
-@given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 4), st.sampled_from(sorted(policies())))
+@given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 4), st.sampled_from(sorted(list_policies())))
 def test_planned_programs_are_legal_by_brute_force(seed: int, operators: int, veus: int, policy: str) -> None:
     program = random_net(Random(seed), operators, length=16).program(parse_policy(policy), veus)
     assert is_legal(program)
@@ -61,7 +61,7 @@ def test_no_illegal_program_passes_on_any_device(case: int, seed: int) -> None:
     """500 random graphs, each on a random device by a random policy: its program is legal, and no edit that is not passes."""
     random = Random(f"{seed} {case}")
     net = random_net(random, random.randint(1, 8), length=random.choice([5, 12, 16]))
-    policy, veus = random.choice(sorted(policies())), random.randint(1, 9)
+    policy, veus = random.choice(sorted(list_policies())), random.randint(1, 9)
     program = net.program(parse_policy(policy), veus)
     assert is_legal(program)
     for edit in EDITS:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from task_oracle import dropped_waits
 
 from rammer.ir.program import Counter, RProgram, Storage, Wait
-from rammer.plan.overlap import overlap
-from rammer.plan.waits import dependences, operator_order, plan_waits
+from rammer.plan.overlap import has_overlap
+from rammer.plan.waits import find_dependences, operator_order, plan_waits
 from rammer.schedule.baselines import Sequential
 from rammer.schedule.ios import IOS
 from rammer.schedule.policy import Schedule
@@ -43,7 +43,7 @@ def storages(draw: st.DrawFn) -> Storage:
 @settings(max_examples=300)
 @given(storages(), storages())
 def test_overlap_is_exact(a: Storage, b: Storage) -> None:
-    assert overlap(a, b) == bool(addresses(a) & addresses(b))
+    assert has_overlap(a, b) == bool(addresses(a) & addresses(b))
 
 
 def dense_block(batch: int) -> TaskNet:
@@ -73,10 +73,10 @@ def test_concat_programs_verify(policy: Sequential | Wavefront | IOS) -> None:
 def test_reading_before_writing_is_an_error() -> None:
     net = TaskNet().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["a"], 2))
     with pytest.raises(ValueError, match="operator b reads what the later operator a writes"):
-        dependences(reversed(net.operators), net.storages)
+        find_dependences(reversed(net.operators), net.storages)
     del net.storages["x"]
     with pytest.raises(ValueError, match="operator a uses tensor x, which has no storage"):
-        dependences(net.operators, net.storages)
+        find_dependences(net.operators, net.storages)
 
 
 def test_a_row_waits_once_and_not_for_what_is_implied() -> None:

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
 from rammer.frontend.read import wire_format
-from rammer.frontend.read.wire_format import BYTES, LONG, SHORT, VARINT, Malformed, fields, varint, without_weights
+from rammer.frontend.read.wire_format import BYTES, LONG, SHORT, VARINT, Malformed, iter_fields, read_varint, without_weights
 from rammer_testing.nonempty import some
 
 RAW, LOCATION, INITIALIZER, GRAPH = 9, 14, 5, 7
@@ -126,14 +126,14 @@ def test_a_tensor_that_says_more_stays_whole(extra: bytes, before: bool) -> None
 
 
 def test_numbers_and_fields() -> None:
-    assert varint(b"\x96\x01", 0) == (150, 2) and varint(number(1 << 63), 0) == (1 << 63, 10)
-    assert varint(b"\x96", 0)[0] is None and varint(b"", 0)[0] is None and varint(b"\xff" * 20, 0)[0] is None
+    assert read_varint(b"\x96\x01", 0) == (150, 2) and read_varint(number(1 << 63), 0) == (1 << 63, 10)
+    assert read_varint(b"\x96", 0)[0] is None and read_varint(b"", 0)[0] is None and read_varint(b"\xff" * 20, 0)[0] is None
     data = held(3, b"abc") + number(2 << 3 | VARINT) + number(5)
-    assert [(f.number, f.kind, data[f.begin : f.end]) for f in fields(data, 0, len(data))] == [
+    assert [(f.number, f.kind, data[f.begin : f.end]) for f in iter_fields(data, 0, len(data))] == [
         (3, BYTES, b"abc"),
         (2, VARINT, b"\5"),
     ]
     for end in some(range(1, len(data))):
         if end != 5:
             with pytest.raises(Malformed):
-                list(fields(data[:end], 0, end))
+                list(iter_fields(data[:end], 0, end))

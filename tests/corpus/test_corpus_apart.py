@@ -16,7 +16,7 @@ from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
 from rammer.distributed.transport.local import LOCAL
 from rammer.distributed.transport.protocol import Site
 from rammer.errors import BadInput
-from rammer.ir.formats import carried, restored
+from rammer.ir.formats import from_carrier, to_carrier
 from rammer.runtime.input_checks import check_inputs, shapes_of
 from rammer.runtime.model_source import open_source
 from rammer.tuning.kernel_store import KernelStore
@@ -56,9 +56,9 @@ def check(entry: Entry, devices: str, rng: np.random.Generator) -> None:
         assert problem.where and problem.hint and re.search(REFUSED, str(problem)), problem
         return
     runs = SpreadRuns(spread, {d: backends[n] for d, n in enumerate(names)}, Joined(tuple(map(Site, names)), LOCAL, 2, 120.0))
-    outputs, _ = runs.run_all([{n: carried(a) for n, a in arrays.items()}] * 2)
+    outputs, _ = runs.run_all([{n: to_carrier(a) for n, a in arrays.items()}] * 2)
     runs.close()
     want = entry.expected(inputs)
     for have in some(outputs):
-        wrong = [f"{n}: {w}" for n, v in some(want.items()) if (w := entry.differs(restored(have[n], str(v.dtype)), v))]
+        wrong = [f"{n}: {w}" for n, v in some(want.items()) if (w := entry.differs(from_carrier(have[n], str(v.dtype)), v))]
         assert not wrong, wrong

@@ -16,11 +16,11 @@ from broken_rows import Rows
 from rammer.device.manifest import Array, Binding, Bound, OpenOptions, Recorded, RunResult, Span
 from rammer.fusion.tile_traffic import task_cost
 from rammer.ir.device import MemoryLayer
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram, Task, Wait
 from rammer.runtime.host_bound import HostBound
-from rammer.runtime.host_memory import cut
+from rammer.runtime.host_memory import restrict_compute
 from rammer.tuning.kernel_probe import random_inputs
 
 import rammer_toy
@@ -103,7 +103,7 @@ class SharedScratch(rammer_toy.ToyProgram):
             types = {**self.program.types}
             boxes, known, origins = operator.boxes(box, types), {n: tensors[n] for n in operator.inputs}, {}
             for compute in operator.computes:
-                values = evaluate(cut(compute, boxes[compute.name], origins), known)
+                values = evaluate_compute(restrict_compute(compute, boxes[compute.name], origins), known)
                 key = (compute.name, index)
                 self.scratch[key] = values
                 time.sleep(0)

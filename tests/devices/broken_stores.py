@@ -16,7 +16,7 @@ from rammer.ir.compute import Compute
 from rammer.ir.expr import Const, Expr, Load, Op
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Storage
-from rammer.runtime.host_memory import evaluate_task, view
+from rammer.runtime.host_memory import evaluate_task, storage_view
 
 import rammer_toy
 
@@ -173,7 +173,7 @@ class Strides(rammer_toy.ToyProgram):
             flat = self.memory.buffers[s.buffer]
             other = inside(self.moved(s, s.tensor in written), flat.size)
             if other is not None and other != s:
-                self.memory.tensors[s.tensor] = view(flat, other)
+                self.memory.tensors[s.tensor] = storage_view(flat, other)
 
     def moved(self, storage: Storage, written: bool) -> Storage:
         """Where the tensor is taken to be."""
@@ -260,7 +260,7 @@ class Operand(Stores):
         storage = self.program.storage[name]
         flat = self.memory.buffers[storage.buffer]
         other = inside(replace(storage, strides=dense_strides(storage)), flat.size)
-        return self.memory.tensors if other is None else {**self.memory.tensors, name: view(flat, other)}
+        return self.memory.tensors if other is None else {**self.memory.tensors, name: storage_view(flat, other)}
 
 
 def dense_operand(kind: str, number: int) -> type[Operand]:

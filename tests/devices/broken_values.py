@@ -41,7 +41,7 @@ class Rewritten(rammer_toy.ToyProgram):
         if isinstance(e, ex.Load | ex.Table):
             return e
         kids = tuple(map(self.changed, ex.children(e)))
-        return self.rule(ex.rebuild(e, kids) if kids else e)
+        return self.rule(ex.rebuild_expr(e, kids) if kids else e)
 
     def rule(self, e: Expr) -> Expr:
         return e

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from rammer.runtime.inputs import outlying
+from rammer.runtime.inputs import scale_outlier_channels
 
 UNARY = ("Neg", "Abs", "Relu", "Sqrt", "Floor", "Identity")
 BINARY = ("Add", "Sub", "Mul", "Mul", "Div", "Max", "Min")
@@ -223,5 +223,5 @@ def draw_chain(rng: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, np.
     value = "x"
     for name in names:
         value = getattr(draw, name)(value)
-    x = outlying(rng.standard_normal((draw.rows, draw.width)).astype(np.float32), 1, rng)
+    x = scale_outlier_channels(rng.standard_normal((draw.rows, draw.width)).astype(np.float32), 1, rng)
     return draw.model({"x": x.shape}, [value]), {"x": x}, " ".join(names)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rammer.ir.compute import ComputeGraph
-from rammer.ir.evaluate import evaluate, run_graph
+from rammer.ir.evaluate import evaluate_compute, run_graph
 
 #: Largest finite float16, relative error of float16, and how many times the errors of random roundings are allowed.
 LIMIT, UNIT, FACTOR = 65504.0, 2.0**-11, 6.0
@@ -23,7 +23,7 @@ def spread_of(graph: ComputeGraph, feeds: Mapping[str, np.ndarray], rng: np.rand
 
         values = {n: noisy(np.asarray(v)) for n, v in {**graph.constants, **feeds}.items()}
         for c in graph.computes:
-            values[c.name] = noisy(evaluate(c, values, precise=True))
+            values[c.name] = noisy(evaluate_compute(c, values, precise=True))
         for name in graph.outputs:
             error = np.abs(values[name] - want[name])
             found[name] = np.maximum(found.get(name, 0.0), np.where(np.isfinite(error), error, np.inf))

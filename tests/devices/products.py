@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Axis, Compute
-from rammer.ir.expr import Load, Op, Ref, add, floordiv, integer, mul
+from rammer.ir.expr import Load, Op, Ref, integer, make_add, make_floordiv, make_mul
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
@@ -13,8 +13,8 @@ from rammer.ir.types import TensorType
 def conv(m: int, c: int, size: int, kernel: int, stride: int = 1, groups: int = 1) -> tuple[ROperator, Binding]:
     """A padded convolution with bias, residual and ReLU; ``c`` channels a group."""
     out, pad = (size - 1) // stride + 1, kernel // 2
-    channel = add(mul(floordiv("m", m // groups), c), "c") if groups > 1 else Ref("c")
-    x = Load("x", (Ref("n"), channel, *(add(add(mul(a, stride), f"k{a}"), -pad) for a in "hw")), 0.0)
+    channel = make_add(make_mul(make_floordiv("m", m // groups), c), "c") if groups > 1 else Ref("c")
+    x = Load("x", (Ref("n"), channel, *(make_add(make_add(make_mul(a, stride), f"k{a}"), -pad) for a in "hw")), 0.0)
     w = Load("w", (Ref("m"), Ref("c"), Ref("kh"), Ref("kw")))
     axes = (Axis("n", 1), Axis("m", m), Axis("h", out), Axis("w", out))
     point = tuple(Ref(a.name) for a in axes)

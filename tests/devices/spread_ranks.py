@@ -33,7 +33,7 @@ from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
 from rammer.distributed.runtime.run_trace import traced_runs
 from rammer.distributed.transport import mpi_launch
 from rammer.distributed.transport.protocol import Site
-from rammer.distributed.transport.transport_registry import choose
+from rammer.distributed.transport.transport_registry import choose_transport
 from rammer.errors import RammerError
 from rammer.ir.extent import AffineExtent
 from rammer.ir.program import Port, RProgram
@@ -133,15 +133,15 @@ def main(wanted: Wanted) -> dict[str, Any]:
         present(wanted, int(os.environ["OMPI_COMM_WORLD_RANK"]))
     # Who begins late on a loaded machine is no fault, unless faults in the beginning are what is wanted.
     patience = PATIENCE if wanted.early else 3 * PATIENCE
-    rank, size = mpi_launch.world(patience / mpi_launch.STARTS) if mpi_launch.launched() > 1 else (0, 1)
+    rank, size = mpi_launch.rank_and_size(patience / mpi_launch.STARTS) if mpi_launch.launched_processes() > 1 else (0, 1)
     if wanted.told:
         Path(wanted.told, f"begun {rank}").touch()
     if size > 1:
-        mpi_launch.leave(wanted.timeout / mpi_launch.ENDS)
+        mpi_launch.leave_at_exit(wanted.timeout / mpi_launch.ENDS)
     sites = tuple(Site(wanted.device, "cpu", n % size) for n in range(count))
     spread = chain(count, wanted.length + (rank if wanted.lie else 0))
     mine = [rank] if size > 1 else range(count)
-    joined = Joined(sites, choose(registry, sites, wanted.transport), wanted.depth, wanted.timeout)
+    joined = Joined(sites, choose_transport(registry, sites, wanted.transport), wanted.depth, wanted.timeout)
     runs = SpreadRuns(spread, {d: registry.open(wanted.device) for d in mine}, joined, patience=patience)
     for part in runs.parts.values():
         troubled(part, wanted)

@@ -18,8 +18,8 @@ from rammer.device.loader import Registry
 from rammer.frontend.read.reader import read_model
 from rammer.fusion.tile_graph import BatchTrial
 from rammer.ir.operator import ROperator
-from rammer.ir.piecewise import pieces
-from rammer.passes.compute.batch_candidates import rearranges
+from rammer.ir.piecewise import piecewise_regions
+from rammer.passes.compute.batch_candidates import is_rearrangement
 from rammer.runtime.executable import Executable
 from rammer.runtime.model_source import open_source
 from rammer.tuning.kernel_store import KernelStore
@@ -38,7 +38,7 @@ def compiled(proto: onnx.ModelProto, device: str, batching: str) -> ProgramSegme
 
 
 def copies(segment: ProgramSegment) -> list[ROperator]:
-    return [o for o in segment.program.operators if any(rearranges(c) or pieces(c) for c in o.computes)]
+    return [o for o in segment.program.operators if any(is_rearrangement(c) or piecewise_regions(c) for c in o.computes)]
 
 
 def test_a_cell_of_products_becomes_what_a_cell_becomes(rng: np.random.Generator) -> None:

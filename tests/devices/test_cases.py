@@ -14,7 +14,7 @@ from ranged_models import RANGED, RangedModel, parsed
 import rammer
 from rammer.compiled.artifact import save_artifact
 from rammer.compiled.segments import Compiled, ProgramSegment
-from rammer.compiler.length_variants import parted, priced_at
+from rammer.compiler.length_variants import priced_at, split_span
 from rammer.device.manifest import Binding, Loaded
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
@@ -61,7 +61,7 @@ def test_every_case_is_right(
     model = RANGED[name](rng)
     exe, reference = drawn(device, model, monkeypatch, rng), PeerSession(model.proto)
     ((symbol, span),) = model.spans.items()
-    lengths = [int(n) for n in rng.permutation([n for part in parted(span, 3) for n in part])]
+    lengths = [int(n) for n in rng.permutation([n for part in split_span(span, 3) for n in part])]
     longest = model.inputs({symbol: span[1]}, rng)
     bound = exe.bind(longest)
     runs: list[Executable] = [exe]
@@ -114,7 +114,7 @@ def test_parts_of_a_range(rng: np.random.Generator) -> None:
     for _ in range(200):
         low = int(rng.integers(0, 50))
         span, count = (low, low + int(rng.integers(1, 600))), int(rng.integers(1, 9))
-        parts = parted(span, count)
+        parts = split_span(span, count)
         assert [n for low, high in parts for n in range(low, high + 1)] == list(range(span[0], span[1] + 1))
         sizes = [high - low + 1 for low, high in some(parts)]
         assert len(parts) <= count and max(sizes) <= 2 * ((span[1] - span[0] + 1) // count) + 2, parts

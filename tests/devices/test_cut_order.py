@@ -18,16 +18,16 @@ from test_spread_ranges import open_shapes
 
 from rammer.compiler.compiler import Compiler
 from rammer.distributed.distributed_program import DeviceStep, DistributedProgram
-from rammer.distributed.partition.cut_graph import Cut, Spot, cut
-from rammer.distributed.partition.host_steps import lowered, order_spots, outline
-from rammer.distributed.partition.manual import staged
+from rammer.distributed.partition.cut_graph import Cut, Spot, cut_graph
+from rammer.distributed.partition.host_steps import lower_whole_graph, order_spots, outline_program
+from rammer.distributed.partition.manual import assign_stages
 from rammer.distributed.partition.operator_cost import Costs
-from rammer.distributed.partition.pipeline_parallel import pipeline
+from rammer.distributed.partition.pipeline_parallel import assign_pipeline
 from rammer.distributed.partition.ranged_model import graph_of_range
 from rammer.distributed.partition.search import Spreading
 from rammer.distributed.partition.steps import Hosting
 from rammer.distributed.partition.tensor_parallel import shared_out
-from rammer.distributed.partition.wavefront_parallel import wavefront
+from rammer.distributed.partition.wavefront_parallel import assign_wavefront
 from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
 from rammer.distributed.transport.local import LOCAL
 from rammer.distributed.transport.protocol import Site
@@ -69,7 +69,7 @@ class Planned(Hosting):
     """Every step as the table of all devices has what is no program: each output is one task that reads all inputs."""
 
     def step(self, compiler: Compiler, piece: ComputeGraph) -> DeviceStep:
-        table = outline(piece, 1e-6, compiler.options.precision)
+        table = outline_program(piece, 1e-6, compiler.options.precision)
         return DeviceStep(table, piece.constants, outline=table, host=Mixture(piece))
 
 
@@ -101,14 +101,14 @@ class Case:
     def placements(self, random: Random) -> Iterator[tuple[str, ComputeGraph, Spots]]:
         """The graph cut in every way that is tried for it."""
         graph, devices = self.graph, self.devices
-        yield "by hand", graph, staged(graph, spots(graph, random, devices))
-        found = pipeline(graph, [costs(graph, random) for _ in range(devices)], ways(random, devices))
+        yield "by hand", graph, assign_stages(graph, spots(graph, random, devices))
+        found = assign_pipeline(graph, [costs(graph, random) for _ in range(devices)], ways(random, devices))
         if found is not None:
             yield "pipeline", graph, found
         if self.hosting.apart or self.hosting.ended is not None:
             return
         steps = every_step(graph)
-        found = wavefront(steps, costs(steps, random), devices, random.randint(2, 4)) if steps is not graph else None
+        found = assign_wavefront(steps, costs(steps, random), devices, random.randint(2, 4)) if steps is not graph else None
         if found is not None:
             yield "wavefront", steps, found
         shares = shared_out(graph, costs(graph, random), devices, -1.0)
@@ -165,7 +165,7 @@ def cases(seed: int, made: Compiler, random: Random) -> Iterator[Case]:
     for whole in bound(seed, made, random):
         kinds, devices = sorted({(n.domain, n.bare) for n in whole.nodes}), random.randint(2, 4)
         hosted = set(random.sample(kinds, min(len(kinds), random.randint(1, 3)))) if random.random() < 0.6 else set()
-        found, apart = lowered(whole, {k: f for k, f in made.lowerings.items() if k not in hosted})
+        found, apart = lower_whole_graph(whole, {k: f for k, f in made.lowerings.items() if k not in hosted})
         if found.computes:
             yield Case(found, Planned(whole, apart), states(found, random) if random.random() < 0.3 else {}, devices)
         if random.random() < 0.03:
@@ -241,10 +241,10 @@ def test_spots_are_put_in_order_and_others_are_refused() -> None:
     made = compiler()
     text = '<ir_version: 8, opset_import: ["" : 17]> m (float[4] x) => (float[4] c) { a = Tanh(x) b = Neg(a) c = Add(a, b) }'
     whole, _ = bind_until(read_model(onnx.parser.parse_model(text)), {"x": (4,)}, made.lowerings)
-    found, _ = lowered(whole, made.lowerings)
+    found, _ = lower_whole_graph(whole, made.lowerings)
     where = {"a": Spot(0, 1), "b": Spot(0, 0), "c": Spot(0, 1)}
     with pytest.raises(ValueError, match=r"b at .* reads a, which is computed later"):
-        cut(found, where)
+        cut_graph(found, where)
     ordered = order_spots(found, where, {})
     assert ordered == {"a": Spot(0, 1), "b": Spot(1, 0), "c": Spot(1, 1)}
-    assert [p.spot for p in cut(found, ordered).pieces] == [Spot(0, 1), Spot(1, 0), Spot(1, 1)]
+    assert [p.spot for p in cut_graph(found, ordered).pieces] == [Spot(0, 1), Spot(1, 0), Spot(1, 1)]

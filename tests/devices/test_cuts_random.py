@@ -15,8 +15,8 @@ from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.distributed.distributed_program import DistributedProgram, Link
-from rammer.distributed.partition.host_steps import lowered
-from rammer.distributed.partition.manual import staged
+from rammer.distributed.partition.host_steps import lower_whole_graph
+from rammer.distributed.partition.manual import assign_stages
 from rammer.distributed.partition.operator_cost import costs_of, on_its_own
 from rammer.distributed.partition.search import Spreading
 from rammer.distributed.partition.steps import Hosting
@@ -51,7 +51,7 @@ def drawn(seed: int, made: Compiler) -> Iterator[tuple[ComputeGraph, dict[str, n
             bound, rest = bind_until(read_model(case.model()), {n: v.shape for n, v in case.inputs.items()}, made.lowerings)
             if rest is None:
                 bound, _ = made.rewritten(bound, made.passes)
-                found, _ = lowered(bound, made.lowerings)
+                found, _ = lower_whole_graph(bound, made.lowerings)
                 if len(found.computes) > 1:
                     on_its_own(made, found)
                     yield found, {**case.inputs}, bound
@@ -102,7 +102,7 @@ def search(seed: int, count: int) -> tuple[int, int, int]:
         random = Random(seed + number)
         devices = random.randint(2, 4)
         spreading = Spreading(found, [made] * devices, ("ipu_sim",) * devices, ways(random, devices))
-        asked = [(found, staged(found, spots(found, random, devices)))]
+        asked = [(found, assign_stages(found, spots(found, random, devices)))]
         shared = shared_out(found, costs_of(made, found), devices, -1.0)
         shares += shared is not None
         for part, where in (*asked, *([shared] if shared else [])):
@@ -135,10 +135,10 @@ def apart(seed: int, count: int) -> int:
         random = Random(seed + number)
         kinds = sorted({(n.domain, n.bare) for n in bound.nodes})
         missing = set(random.sample(kinds, min(len(kinds), random.randint(1, 2))))
-        part, nodes = lowered(bound, {k: f for k, f in made.lowerings.items() if k not in missing})
+        part, nodes = lower_whole_graph(bound, {k: f for k, f in made.lowerings.items() if k not in missing})
         devices = random.randint(2, 3)
         spreading = Spreading(part, [made] * devices, ("ipu_sim",) * devices, {}, Hosting(bound, nodes))
-        spread = spreading.spread(part, staged(part, spots(part, random, devices)), "at random")
+        spread = spreading.spread(part, assign_stages(part, spots(part, random, devices)), "at random")
         assert spread is not None
         check(spread, found, inputs, made)
         steps = [s for p in spread.parts for s in p.steps if s.host is not None]

@@ -10,7 +10,7 @@ import pytest
 
 from rammer.codegen.c_target import CFunction, CTarget
 from rammer.codegen.dialects import one_thread
-from rammer.codegen.emit import emit
+from rammer.codegen.emit import emit_operator
 from rammer.errors import DeviceFailure
 from rammer.ir.extent import AffineExtent, ReduceBound, SkipTasks
 from rammer.ir.program import Storage
@@ -19,7 +19,7 @@ from rammer_testing.host_c import Array, HostCase, case, close, reference
 from rammer_cuda.dialect import CUDA
 from rammer_ipu_sim.codelet import IPU
 from rammer_rocm.dialect import OPENCL
-from rammer_rocm.kernels.generic import GPU_DIALECT, generic
+from rammer_rocm.kernels.generic import GPU_DIALECT, write_generic_task
 from rammer_rocm.kernels.task_guards import ended
 
 
@@ -101,7 +101,7 @@ def test_opencl_computes_the_reference(device: Any, threads: int, rng: np.random
     context, queue = device
     target = one_thread(OPENCL) if threads == 1 else GPU_DIALECT
     items = cases(rng)
-    functions = {n: emit(i.operator, i.binding, target) for n, i in items.items()}
+    functions = {n: emit_operator(i.operator, i.binding, target) for n, i in items.items()}
     text = ""
     for n, f in functions.items():
         room = f"__local float16 room[{f.scratch // 64 + 1}]; __local char *scratch = (__local char *)room;"
@@ -142,7 +142,7 @@ def test_tiles_on_a_gpu_end_at_the_length(device: Any, length: int, rng: np.rand
     item = case(texts, {"x": x, "n": np.array(length)}, (16,), "thread")
     operator = replace(item.operator, endings=(SkipTasks("i", extent, (7.0,)),), stops=(ReduceBound("t", "j", extent),))
     binding = replace(item.binding, storages={**item.binding.storages, "n": Storage("n", "b_n", 0, (), ())})
-    made = ended(operator, generic(operator, binding, GPU_DIALECT), binding, GPU_DIALECT)
+    made = ended(operator, write_generic_task(operator, binding, GPU_DIALECT), binding, GPU_DIALECT)
     assert made.inner is not None and made.inner.stops
     function = CFunction(
         made.entry, made.inner.text + made.text, tuple((a.tensor, a.written) for a in made.arguments), made.scratch
@@ -164,7 +164,7 @@ def test_tiles_on_a_gpu_end_at_the_length(device: Any, length: int, rng: np.rand
 def test_nvrtc_compiles_the_cuda_dialect(arch: str, rng: np.random.Generator) -> None:
     core = pytest.importorskip("cuda.core")
     items = cases(rng)
-    functions = {n: emit(i.operator, i.binding, CUDA) for n, i in items.items()}
+    functions = {n: emit_operator(i.operator, i.binding, CUDA) for n, i in items.items()}
     text = "".join(
         kernel(CUDA, f, items[n], 'extern "C" __global__ void', "extern __shared__ char scratch[];") for n, f in functions.items()
     )
@@ -187,7 +187,7 @@ def test_the_codelet_dialect_compiles_as_cpp(tmp_path: Any, rng: np.random.Gener
     items = cases(rng)
     source = tmp_path / "codelets.cpp"
     half = "struct half { half() = default; explicit half(float); operator float() const; };\n"  # Poplar's own type
-    source.write_text(half + IPU.preamble + "".join(emit(i.operator, i.binding, IPU).text for i in items.values()))
+    source.write_text(half + IPU.preamble + "".join(emit_operator(i.operator, i.binding, IPU).text for i in items.values()))
     done = subprocess.run([compiler, "-std=c++17", "-fsyntax-only", str(source)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -195,4 +195,4 @@ def test_the_codelet_dialect_compiles_as_cpp(tmp_path: Any, rng: np.random.Gener
 def test_a_dialect_without_an_element_type_declines(rng: np.random.Generator) -> None:
     item = cases(rng)["half"]
     with pytest.raises(DeviceFailure, match="float16"):
-        emit(item.operator, item.binding, replace(IPU, types={k: v for k, v in IPU.types.items() if k != "float16"}))
+        emit_operator(item.operator, item.binding, replace(IPU, types={k: v for k, v in IPU.types.items() if k != "float16"}))

@@ -18,7 +18,7 @@ from rammer.device.manifest import Binding, Poisoned
 from rammer.ir.extent import AffineExtent, Ranged, ReduceBound, SkipTasks
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
-from rammer.runtime.shape_buckets import bucket, narrowed, widened
+from rammer.runtime.shape_buckets import crop_outputs, find_bucket, pad_inputs
 from rammer.schedule.fold_rows import fold
 from rammer.tuning.kernel_probe import USUAL, probe_program, random_inputs
 from rammer.verify.verifier import VerifyError, verify
@@ -35,7 +35,7 @@ def made(name: str, maker: str) -> tuple[RangedModel, Compiled, list[dict[str, i
     """A model, its program for the longest lengths (of a simulated chip: with small tiles), and every point of that."""
     rng = np.random.default_rng(5)
     model = RANGED[name](rng)
-    spans = {s: bucket(span, span[1]) for s, span in model.spans.items()}
+    spans = {s: find_bucket(span, span[1]) for s, span in model.spans.items()}
     options = {"tiles": TILES} if maker == "ipu_sim" else None
     exe = rammer.compile(model.proto, maker, shapes=model.spans, options=options)
     exe.run(model.inputs({s: high for s, (_, high) in spans.items()}, rng))
@@ -66,10 +66,10 @@ def wrong_at(name: str, device: str, program: RProgram, rng: np.random.Generator
     names = [o.name for o in session.get_outputs()]
     for place in some(rng.permutation(len(points))):
         inputs = model.inputs(points[place], rng)
-        wide, point = widened(ranged, compiled.graph.inputs, inputs)
+        wide, point = pad_inputs(ranged, compiled.graph.inputs, inputs)
         if isinstance(loaded, Poisoned):
             loaded.poison()
-        got = narrowed(ranged, compiled.graph.outputs, loaded.run(wide).outputs, point)
+        got = crop_outputs(ranged, compiled.graph.outputs, loaded.run(wide).outputs, point)
         expected = dict(zip(names, session.run(None, inputs), strict=True))
         if not all(np.allclose(got[n], v, 1e-4, 1e-5) for n, v in expected.items()):
             found.append(points[place])
@@ -231,7 +231,7 @@ def test_a_shorter_run_takes_fewer_cycles(rng: np.random.Generator) -> None:
     _, compiled, segment, ranged, points = parts("attention")
     loaded, seconds = Registry().open("ipu_sim").load(fold(segment.program, 2), segment.constants), []
     for point in (points[-1], points[0]):
-        wide, _ = widened(ranged, compiled.graph.inputs, RANGED["attention"](rng).inputs(point, rng))
+        wide, _ = pad_inputs(ranged, compiled.graph.inputs, RANGED["attention"](rng).inputs(point, rng))
         seconds.append(loaded.run(wide).seconds)
     loaded.close()
     assert seconds[1] < 0.8 * seconds[0]

@@ -23,7 +23,7 @@ from rammer.frontend.bind.binder import bind
 from rammer.frontend.lower.graph_lowering import lower
 from rammer.frontend.read.reader import read_model
 from rammer.ir.evaluate import run_graph
-from rammer.passes.graph.convert_to_float16 import narrowed
+from rammer.passes.graph.convert_to_float16 import narrow_graph
 from rammer.passes.pass_pipeline import Pipeline, default_passes
 from rammer.runtime.session import open_executable
 from rammer_testing.nonempty import some
@@ -106,8 +106,8 @@ def test_values_that_outgrow_float16_stay_float32(rng: np.random.Generator) -> N
     for _ in range(30):
         model, feeds, names = draw_chain(rng)
         graph = Pipeline(default_passes()).run(bind(read_model(model), {}))[0]
-        half, whole = narrowed(graph, default_passes())[0], lower(graph)
-        assert narrowed(half, default_passes())[0] is half, names
+        half, whole = narrow_graph(graph, default_passes())[0], lower(graph)
+        assert narrow_graph(half, default_passes())[0] is half, names
         (output,) = whole.outputs
         have = run_graph(lower(half), feeds, precise=False)[half.outputs[0].name]
         assert not complaint(have, run_graph(whole, feeds)[output], spread_of(whole, feeds, rng)[output]), names

@@ -9,7 +9,7 @@ import pytest
 from ranged_models import RANGED, UNRANGED, RangedModel
 
 import rammer
-from rammer.runtime.shape_buckets import BUCKETS, bucket
+from rammer.runtime.shape_buckets import BUCKETS, find_bucket
 from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
 
@@ -28,7 +28,7 @@ def _reference(model: RangedModel) -> PeerSession:
 def test_every_length_is_right(device: str, name: str, rng: np.random.Generator) -> None:
     """The longest bucket's lengths in random order, and the shortest bucket's."""
     model = RANGED[name](rng)
-    longest = {s: bucket(span, span[1]) for s, span in model.spans.items()}
+    longest = {s: find_bucket(span, span[1]) for s, span in model.spans.items()}
     exe, reference = rammer.compile(model.proto, device, shapes=model.spans, options=OPTIONS.get(device)), _reference(model)
     points = [{s: int(rng.integers(low, high + 1)) for s, (low, high) in longest.items()} for _ in range(8)]
     points += [{s: high for s, (_, high) in longest.items()}, {s: low for s, (low, _) in model.spans.items()}]

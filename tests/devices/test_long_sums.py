@@ -15,7 +15,7 @@ from rammer.device.manifest import Array, Backend, Families
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.ir.types import is_float
-from rammer.runtime.host_memory import view
+from rammer.runtime.host_memory import storage_view
 from rammer_testing.bounds import bounded_results
 from rammer_testing.cases import NetCase, pick_of
 from rammer_testing.search import Search
@@ -83,7 +83,7 @@ def results_of(backend: Backend, tiled: ROperator, subject: UntiledOperator, val
     loaded = backend.load(place.program, fixed)
     try:
         have = loaded.run(images(place, values)).outputs
-        return {n: np.array(view(np.array(have[n]), place.program.storage[n])) for n in tiled.outputs}
+        return {n: np.array(storage_view(np.array(have[n]), place.program.storage[n])) for n in tiled.outputs}
     finally:
         loaded.close()
 

@@ -26,8 +26,8 @@ from rammer_testing.host_c import COMPILER
 from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
 
-from rammer_cuda.bound import BITS, RepeatedLaunch, entries
-from rammer_cuda.device import source
+from rammer_cuda.bound import BITS, RepeatedLaunch, make_move_table
+from rammer_cuda.device import device_source
 
 DEVICES = ["ipu_sim", "rocm", pytest.param("cuda", marks=pytest.mark.cuda)]
 OPTIONS = {"ipu_sim": {"tiles": "16"}}
@@ -195,7 +195,7 @@ class OnHost(RepeatedLaunch):
     def __init__(self, program: RProgram, buffers: dict[str, np.ndarray], run: Callable[..., None]) -> None:
         placed = {n: SimpleNamespace(data=SimpleNamespace(ptr=a.ctypes.data)) for n, a in buffers.items()}
         self.inner, self.resident = SimpleNamespace(launch=self._turn), SimpleNamespace(program=program, buffers=placed)
-        self.rows, self.run, self.buffers = entries(self.resident)[0], run, buffers
+        self.rows, self.run, self.buffers = make_move_table(self.resident)[0], run, buffers
         self.seen = list[list[float]]()
 
     def length(self, tensor: str, stream: int) -> int:
@@ -226,7 +226,7 @@ struct Place { unsigned x = 0, y = 0; } blockIdx, blockDim, threadIdx, gridDim;
   rm_moves(table, turn, whens, skipped);
 }
 """
-    kernel = source("moves").replace("min(move.bytes", "min<long long>(move.bytes")
+    kernel = device_source("moves").replace("min(move.bytes", "min<long long>(move.bytes")
     (tmp_path / "moves.cpp").write_text(shim + kernel + entry)
     subprocess.run(["g++", "-shared", "-fPIC", "-O1", "-o", tmp_path / "moves.so", tmp_path / "moves.cpp"], check=True)
     run = ctypes.CDLL(str(tmp_path / "moves.so")).entry

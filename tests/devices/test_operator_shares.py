@@ -16,11 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rammer
 from rammer.cli.main import cli
-from rammer.compiled.host_timing import timed, watched
+from rammer.compiled.host_timing import collect_host_times, time_operator
 from rammer.device.manifest import Recorded, Span
 from rammer.errors import DeviceUnavailable
 from rammer.report import operator_times
-from rammer.report.operator_times import HOST, MEASURED, PREDICTED, SIMULATED, TRACED, OperatorShare, shares, table_rows
+from rammer.report.operator_times import HOST, MEASURED, PREDICTED, SIMULATED, TRACED, OperatorShare, operator_shares, table_rows
 from rammer_testing.nonempty import some
 
 #: NumPy, one tile after another, takes long for what shows a difference elsewhere.
@@ -51,7 +51,7 @@ def listed(proto: onnx.ModelProto, device: str, rng: np.random.Generator) -> lis
     size = proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value
     feeds = {"x": rng.standard_normal((size, size)).astype(np.float32)}
     try:
-        return shares(exe.backend, exe.prepare(feeds), feeds)
+        return operator_shares(exe.backend, exe.prepare(feeds), feeds)
     finally:
         exe.close()
 
@@ -76,13 +76,13 @@ def test_host_operators_by_type(rng: np.random.Generator) -> None:
 
 
 def test_what_an_operator_runs_inside_is_not_its_own() -> None:
-    with watched() as spent:
-        with timed("Loop"), timed("Unique"):
+    with collect_host_times() as spent:
+        with time_operator("Loop"), time_operator("Unique"):
             sum(range(200_000))
-        with timed("Unique"):
+        with time_operator("Unique"):
             pass
     assert spent.calls == {"Loop": 1, "Unique": 2} and spent.seconds["Loop"] < spent.seconds["Unique"]
-    with timed("Loop"):
+    with time_operator("Loop"):
         pass
     assert spent.calls["Loop"] == 1  # nobody watches
 
@@ -101,7 +101,7 @@ def test_a_record_of_the_run_comes_before_the_profiler(rng: np.random.Generator,
             spans = [Span(v, o.name, v, k, k + 2.0 + v) for k, o in enumerate(program.operators) for v in range(2)]
             return Recorded(program, spans)
 
-    found = shares(Recording(), special, feeds)  # type: ignore[arg-type]
+    found = operator_shares(Recording(), special, feeds)  # type: ignore[arg-type]
     assert {(s.operator, s.seconds, s.how) for s in found} == {(o.name, 3.0, TRACED) for o in program.operators}
 
     class Absent(SimpleNamespace):
@@ -110,7 +110,7 @@ def test_a_record_of_the_run_comes_before_the_profiler(rng: np.random.Generator,
 
     offline = SimpleNamespace(kernel=exe.backend.kernel, vdevice=exe.backend.vdevice, profiler=Absent())
     binding = operator_times.Binding.of(program, ())
-    seconds, how = operator_times.alone(offline, program.operators[0], binding)  # type: ignore[arg-type]
+    seconds, how = operator_times.isolated_seconds(offline, program.operators[0], binding)  # type: ignore[arg-type]
     assert how == PREDICTED and seconds > 0
     exe.close()
 

@@ -22,7 +22,7 @@ from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.nonempty import some
 from rammer_testing.peer_process import PeerSession
 
-from rammer_ipu_sim.chip import configured
+from rammer_ipu_sim.chip import configure_chip
 from rammer_ipu_sim.executor import LoadedProgram
 
 DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -109,7 +109,7 @@ def test_what_is_not_moved_shows_as_nan(rolled: ProgramSegment, rng: np.random.G
     """The simulator finds what the verifier refuses: one move of each time is left out."""
     program, moves = rolled.program, rolled.program.repeat.moves
     inputs = {p.external: rng.standard_normal(program.types[p.tensor].shape).astype(np.float32) for p in program.inputs}
-    chip = configured({"tiles": "16"})
+    chip = configure_chip({"tiles": "16"})
     whole = LoadedProgram(program, rolled.constants, chip).run(inputs).outputs
     assert not any(np.isnan(a).any() for a in some(whole.values()))
     for left_out in some({m.when: m for m in moves}.values()):

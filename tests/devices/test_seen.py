@@ -11,9 +11,9 @@ from ranged_models import RANGED, UNRANGED
 import rammer
 from rammer.cli.run import build_report, run_repeatedly
 from rammer.ir.port import InputPort
-from rammer.runtime.auto_ranges import FEWEST, Seen, doubling
+from rammer.runtime.auto_ranges import FEWEST, Seen, doubling_range
 from rammer.runtime.ranged_call import RangedCall
-from rammer.runtime.shape_buckets import FIXED, bounds, bucket
+from rammer.runtime.shape_buckets import FIXED, bucket_bounds, find_bucket
 from rammer_testing.nonempty import some
 
 PORTS = (InputPort("x", "float32", ("batch", "past")), InputPort("mask", "int64", ("batch", "total")))
@@ -25,11 +25,11 @@ def _shapes(batch: int, past: int, total: int) -> dict[str, tuple[int, ...]]:
 
 @given(first=st.integers(0, 3000), value=st.integers(0, 5000))
 def test_ranges_double_from_the_first_length(first: int, value: int) -> None:
-    low, high = doubling(first, value)
+    low, high = doubling_range(first, value)
     assert value < min(first, 1) or low <= value <= high
-    assert all(doubling(first, n) == (low, high) for n in (low, high, (low + high) // 2))
+    assert all(doubling_range(first, n) == (low, high) for n in (low, high, (low + high) // 2))
     assert high < 2 * max(value, FEWEST)
-    assert len({doubling(first, n) for n in range(1, 5001, 7)}) <= 11
+    assert len({doubling_range(first, n) for n in range(1, 5001, 7)}) <= 11
 
 
 def test_one_length_alone_has_no_range() -> None:
@@ -166,7 +166,10 @@ def test_what_serves_a_run_is_told(rng: np.random.Generator) -> None:
             special = exe.prepare(inputs)
             found.append(build_report(exe, special, *run_repeatedly(special, inputs, 1))["lengths"])
         exe.close()
-    of, (short, long, last) = f"of past=0..9, which takes {len(bounds((0, 9)))} programs", (bucket((0, 9), n) for n in (1, 9, 8))
+    of, (short, long, last) = (
+        f"of past=0..9, which takes {len(bucket_bounds((0, 9)))} programs",
+        (find_bucket((0, 9), n) for n in (1, 9, 8)),
+    )
     assert found == [
         f"past={short[0]}..{short[1]} {of}; 1 so far",
         f"past={long[0]}..{long[1]} {of}; 2 so far",

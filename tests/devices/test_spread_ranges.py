@@ -20,7 +20,7 @@ from rammer.compiler.compile_options import CompileOptions, Request
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.distributed.distributed_program import DistributedProgram
-from rammer.distributed.partition.manual import staged
+from rammer.distributed.partition.manual import assign_stages
 from rammer.distributed.partition.ranged_model import OpenShapes, graph_of_range
 from rammer.distributed.partition.search import Spreading, compile_open
 from rammer.distributed.partition.steps import Hosting
@@ -32,7 +32,7 @@ from rammer.errors import BadInput
 from rammer.frontend.read.reader import read_model
 from rammer.ir.extent import NoRange
 from rammer.ir.program import RProgram
-from rammer.runtime.shape_buckets import BUCKETS, narrowed, widened
+from rammer.runtime.shape_buckets import BUCKETS, crop_outputs, pad_inputs
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 from rammer_testing.spreads import run_whole
@@ -61,7 +61,7 @@ def cut_at_random(model: RangedModel, made: Compiler, names: tuple[str, ...], ra
     for c in whole.graph.computes:
         near = [where[n] for n in c.reads if n in where]
         where[c.name] = near[-1] if near and random.random() < 0.6 else random.randrange(len(names))
-    found = spreading.made(whole.graph, staged(whole.graph, where), "at random")
+    found = spreading.made(whole.graph, assign_stages(whole.graph, where), "at random")
     assert found is not None
     return found.joined(whole.graph.name, whole.ranged)
 
@@ -88,9 +88,9 @@ def check_table(spread: DistributedProgram, inputs: Arrays, want: Arrays) -> Non
     """The whole table, which a simulated chip plays, has the same outputs; so has its text."""
     assert RProgram.parse(str(spread.whole)) == spread.whole and spread.ranged is not None
     ins, outs = SpreadRuns.ports(spread)
-    wide, point = widened(spread.ranged, ins, inputs)
+    wide, point = pad_inputs(spread.ranged, ins, inputs)
     large = Registry().open("ipu_sim", options={"tiles": str(max(8, spread.whole.veus))})
-    check_same(narrowed(spread.ranged, outs, run_whole(spread, wide, large), point), want)
+    check_same(crop_outputs(spread.ranged, outs, run_whole(spread, wide, large), point), want)
 
 
 def check_same(found: Arrays, want: Arrays) -> None:

@@ -18,7 +18,7 @@ from rammer.compiler.compile_options import CompileOptions, Request
 from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.distributed.distributed_program import DistributedProgram
-from rammer.distributed.partition.manual import staged
+from rammer.distributed.partition.manual import assign_stages
 from rammer.distributed.partition.ranged_model import OpenShapes
 from rammer.distributed.partition.search import Spreading, compile_open
 from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
@@ -121,7 +121,7 @@ def test_states_of_networks_cut_at_random(number: int, rng: np.random.Generator)
     graph = lower(made.rewritten(bound, made.passes)[0], made.lowerings)
     spreading = Spreading(graph, [made] * count, (device,) * count, {}, states=kept)
     where = {c.name: random.randrange(count) for c in graph.computes}
-    found = spreading.made(graph, staged(graph, where), "at random")
+    found = spreading.made(graph, assign_stages(graph, where), "at random")
     assert found is not None
     spread = found.joined(graph.name)
     readers = {i.name: set(i.devices) for i in spread.inputs}

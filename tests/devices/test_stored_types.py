@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import rammer
 from rammer.compiled.artifact import save_artifact
 from rammer.errors import BadInput
-from rammer.ir.formats import FORMATS, FloatFormat, carried, restored
+from rammer.ir.formats import FORMATS, FloatFormat, from_carrier, to_carrier
 from rammer.runtime.session import open_executable
 from rammer_testing.nonempty import some
 
@@ -70,7 +70,7 @@ def casts(saturate: bool) -> tuple[list[onnx.NodeProto], dict[str, Array], dict[
         every = np.arange(1 << (16 if kind.carrier == "uint16" else getattr(kind, "bits", 8))).astype(kind.carrier)
         if isinstance(kind, FloatFormat) and 0 < kind.sign < 0x80:
             every = every[: 2 * kind.sign]
-        inputs[f"c_{kind.name}"] = restored(every, kind.name)
+        inputs[f"c_{kind.name}"] = from_carrier(every, kind.name)
         nodes.append(helper.make_node("Cast", [f"c_{kind.name}"], [f"from_{kind.name}"], to=TensorProto.FLOAT))
         outputs[f"from_{kind.name}"] = np.float32
     return nodes, inputs, outputs
@@ -129,8 +129,8 @@ def test_what_moves_elements_moves_codes(device: str, dtype: str) -> None:
     """Every code, NaN with its bits among them, and constants; nothing is rounded."""
     kind = FORMATS[dtype]
     size = 1 << kind.bits if not isinstance(kind, FloatFormat) else 16 if dtype == "float4_e2m1fn" else 256
-    x = restored((np.arange(256) % size).astype(kind.carrier), dtype).reshape(4, 64)
-    k = restored((np.arange(64) * 3 % size).astype(kind.carrier), dtype).reshape(1, 64)
+    x = from_carrier((np.arange(256) % size).astype(kind.carrier), dtype).reshape(4, 64)
+    k = from_carrier((np.arange(64) * 3 % size).astype(kind.carrier), dtype).reshape(1, 64)
     nodes = [
         helper.make_node("Transpose", ["x"], ["t"]),
         helper.make_node("Reshape", ["t", "shape"], ["r"]),
@@ -139,10 +139,10 @@ def test_what_moves_elements_moves_codes(device: str, dtype: str) -> None:
     ]
     constants = {"shape": np.array([4, 64]), "pads": np.array([1, 0, 0, 2]), "k": k, "fill": k[0, 1]}
     found = ran(model(nodes, {"x": x}, {"y": x.dtype, "z": x.dtype}, constants), device, {"x": x})
-    want = np.pad(carried(x).T.reshape(4, 64), ((1, 0), (0, 2)), constant_values=carried(k)[0, 1])
+    want = np.pad(to_carrier(x).T.reshape(4, 64), ((1, 0), (0, 2)), constant_values=to_carrier(k)[0, 1])
     assert found["y"].dtype == found["z"].dtype == x.dtype
-    np.testing.assert_array_equal(carried(found["y"]), want)
-    np.testing.assert_array_equal(carried(found["z"]), carried(k))
+    np.testing.assert_array_equal(to_carrier(found["y"]), want)
+    np.testing.assert_array_equal(to_carrier(found["z"]), to_carrier(k))
 
 
 PAIRS = [
@@ -223,7 +223,7 @@ def test_quantised_floats(dtype: str, block: int) -> None:
     found = ran(proto, "toy", {"x": x})
     of, by = (np.repeat(s, block, 1)[:, :8] if block else s for s in (scale, half))
     want = numpy_helper.saturate_cast(x / of, np.dtype(dtype))
-    np.testing.assert_array_equal(carried(found["q"]) & 0x7F, carried(want) & 0x7F)
+    np.testing.assert_array_equal(to_carrier(found["q"]) & 0x7F, to_carrier(want) & 0x7F)
     np.testing.assert_array_equal(found["y"], (want.astype(np.float32) * by.astype(np.float32)).astype(np.float16))
 
 

@@ -227,7 +227,7 @@ def test_a_gpu_is_current_in_every_thread(monkeypatch: pytest.MonkeyPatch) -> No
             self.set.append(index)
 
     runtime = Runtime()
-    monkeypatch.setattr(hardware, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setattr(hardware, "import_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
     first, second = hardware.Unit(0), hardware.Unit(1)
 
     def work() -> list[int]:

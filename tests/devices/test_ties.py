@@ -17,8 +17,8 @@ from rammer.cli.main import cli
 from rammer.errors import Mismatch
 from rammer.frontend.read.reader import read_model
 from rammer.reference.outputs import run_onnxruntime
-from rammer.reference.rounding_ties import NEAR, Ties, coded, judged
-from rammer.report.output_errors import differences
+from rammer.reference.rounding_ties import NEAR, Ties, find_coded_tensors, judge_ties
+from rammer.report.output_errors import compare_outputs
 
 TOLERANCE = (1e-4, 1e-5)
 LAYERS, CHANNELS, SIDE = 4, 16, 12
@@ -74,7 +74,7 @@ def found(proto: onnx.ModelProto, feeds: dict[str, Any], device: str, fault: Cal
         exe.close()
         return outputs
 
-    ties = judged(proto, feeds, run(proto), run, TOLERANCE)
+    ties = judge_ties(proto, feeds, run(proto), run, TOLERANCE)
     assert ties is not None
     return ties
 
@@ -90,9 +90,9 @@ def test_codes_part_at_ties_and_nowhere_else(device: str, rng: np.random.Generat
     exe = rammer.compile(proto, device)
     outputs = exe.run(feeds)
     exe.close()
-    (plain,) = differences(outputs, run_onnxruntime(read_model(proto), feeds), *TOLERANCE)
+    (plain,) = compare_outputs(outputs, run_onnxruntime(read_model(proto), feeds), *TOLERANCE)
     ties = found(proto, feeds, device)
-    assert ties.good and ties.tensors == LAYERS + 1 == len(coded(proto)) and ties.farthest <= NEAR, str(ties)
+    assert ties.good and ties.tensors == LAYERS + 1 == len(find_coded_tensors(proto)) and ties.farthest <= NEAR, str(ties)
     assert ties.apart and not plain.good, "a network that does not show what it is for"
 
 
@@ -139,7 +139,7 @@ def test_the_command(tmp_path: Path, rng: np.random.Generator, monkeypatch: pyte
     assert said.exit_code == 0, said.output
     assert "MISMATCH" not in said.output and ("ok (but for ties)" not in said.output or "from a tie" in said.output)
     bad = Ties(5, 100, 0, 0.0, ("3 of 'q2' (QuantizeLinear), by 2, 0.3 codes from a tie",))
-    monkeypatch.setattr("rammer.cli.compare._ties", lambda *args: bad)
+    monkeypatch.setattr("rammer.cli.compare._explain_ties", lambda *args: bad)
     other = spoiled(proto, "w3", lambda w: np.roll(w, 1, 0))
     monkeypatch.setattr("rammer.reference.outputs.run_onnxruntime", lambda model, feeds: rammer.compile(other, "toy").run(feeds))
     said = CliRunner().invoke(cli, ["compare", str(file), "--device", "toy", "--range", "x:-9..9"])

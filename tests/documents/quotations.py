@@ -35,7 +35,7 @@ from rammer_testing.interface import GROUPS, MEMBERS, names_of
 from rammer_testing.nonempty import some
 from rammer_testing.walkthrough import model
 
-from rammer_cuda.launches import launches
+from rammer_cuda.launches import make_launches
 from rammer_ipu_sim.device import SimulatorBackend
 from rammer_ipu_sim.executor import LoadedProgram
 from rammer_rocm.kernels import OpenClKernels
@@ -154,7 +154,7 @@ def superstep_table() -> str:
 def launch_table() -> str:
     lines = [
         f"launch {i}: {len(launch.tasks)} blocks of {launch.operator}, after {list(launch.after)}"
-        for i, launch in enumerate(launches(program("ipu_sim")))
+        for i, launch in enumerate(make_launches(program("ipu_sim")))
     ]
     return fenced("\n".join(lines))
 

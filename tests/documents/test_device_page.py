@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rammer.codegen.dialects import C99
-from rammer.codegen.emit import emit
+from rammer.codegen.emit import emit_operator
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
@@ -65,16 +65,16 @@ def changed(operator: ROperator, binding: Binding) -> Iterator[tuple[ROperator, 
 def test_emit_reads_what_the_page_says_and_no_more() -> None:
     wide = 0
     for operator, binding in some(operators()[::3]):
-        function = emit(operator, binding, C99)
+        function = emit_operator(operator, binding, C99)
         for other, known in changed(operator, binding):
-            assert emit(other, known, C99) == function
+            assert emit_operator(other, known, C99) == function
         names = (*operator.inputs, *operator.outputs)
         assert function.arguments == tuple((n, n in operator.outputs) for n in names)
         stretched = {n: replace(s, strides=tuple(3 * k for k in s.strides)) for n, s in binding.storages.items()}
-        again = emit(operator, replace(binding, storages={**binding.storages, **{n: stretched[n] for n in names}}), C99)
+        again = emit_operator(operator, replace(binding, storages={**binding.storages, **{n: stretched[n] for n in names}}), C99)
         wide += again.name != function.name
         # Of tensors that it neither reads nor writes it knows nothing.
-        assert emit(operator, replace(binding, storages={n: binding.storages[n] for n in names}), C99) == function
+        assert emit_operator(operator, replace(binding, storages={n: binding.storages[n] for n in names}), C99) == function
     assert wide > 10
 
 
@@ -82,7 +82,7 @@ def test_scratch_is_as_the_page_says() -> None:
     """Tiles start at multiples of 64 bytes, within the bytes that are asked for, which are the footprint's or little more."""
     offsets = list[int]()
     for operator, binding in some(operators()):
-        function = emit(operator, binding, C99)
+        function = emit_operator(operator, binding, C99)
         found = [int(n) for n in re.findall(r"\(scratch \+ (\d+)\)", function.text)]
         assert all(n % 64 == 0 and n < function.scratch for n in found) and bool(found) == (function.scratch > 0)
         assert function.scratch <= task_cost(operator, binding.types, CPU).footprint + 64 * len(found)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from golden_text import digest
 
-from rammer_cuda.compile import compile_cubin, version
+from rammer_cuda.compile import compile_cubin, nvrtc_version
 
 #: Section types: initialised bytes (of code and constants), and room without bytes (of shared memory).
 _PROGBITS, _NOBITS = 1, 8
@@ -56,4 +56,4 @@ def compiler() -> str:
     """The version of NVRTC that decides the code, to the build: ``V13.0.88``."""
     code = compile_cubin('extern "C" __global__ void k() {}', "sm_80").code
     found = re.search(rb"V\d+\.\d+\.\d+", code)
-    return found[0].decode() if found else version()
+    return found[0].decode() if found else nvrtc_version()

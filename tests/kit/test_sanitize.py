@@ -17,7 +17,7 @@ pytest.importorskip("cuda.bindings")
 from sanitize import SHORT, entry_of, knows_barriers
 
 from rammer_cuda.backend import open_backend
-from rammer_cuda.persistent.fit_to_block import parted
+from rammer_cuda.persistent.fit_to_block import partition_program
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,6 @@ def test_short_forms_are_cut_as_whole_models_are() -> None:
     for key in some(SHORT):
         (segment,) = compiler.compile_model(read_model(entry_of(f"{key}:short").build(1)), {}).segments
         assert isinstance(segment, ProgramSegment)
-        shape = parted(segment.program, segment.constants, backend.gpu)
+        shape = partition_program(segment.program, segment.constants, backend.gpu)
         assert shape is not None
         assert shape.cut is not None

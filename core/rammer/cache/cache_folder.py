@@ -42,7 +42,7 @@ def why_untrusted(path: Path) -> str:
         return "it is not an ordinary file"
     if found.st_nlink > 1:
         return "it has another name, too"
-    return _shared(found) or (f"of its folder: {why}" if (why := why_shared(path.parent)) else "")
+    return _foreign_write_reason(found) or (f"of its folder: {why}" if (why := why_shared(path.parent)) else "")
 
 
 def make_private(folder: Path) -> None:
@@ -68,12 +68,12 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def why_shared(path: Path) -> str:
     """Return why others could have put something into a folder, or "" if they could not."""
     try:
-        return _shared(path.stat())
+        return _foreign_write_reason(path.stat())
     except OSError:
         return ""
 
 
-def _shared(found: os.stat_result) -> str:
+def _foreign_write_reason(found: os.stat_result) -> str:
     """Return why others could have written a file or a folder, or "" if they could not."""
     if not hasattr(os, "geteuid"):  # Windows keeps a user's folders private by inherited rules
         return ""

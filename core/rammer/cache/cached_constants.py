@@ -19,8 +19,8 @@ import numpy as np
 
 from rammer.cache.cache_folder import why_untrusted
 from rammer.cache.whole_files import is_trusted, write_cached
-from rammer.ir.constants.digest import digest, remembered
-from rammer.ir.constants.mapped_files import Mapped, dense_order, place_of, released
+from rammer.ir.constants.digest import digest_array, record_digest
+from rammer.ir.constants.mapped_files import Mapped, dense_order, place_of, release_pages
 from rammer.ir.constants.recipes import ArrayRecipe, JoinRecipe, Part, ScaledRecipe, as_array, recipe_of
 from rammer.ir.types import is_float
 from rammer.ir.untrusted_json import place_in
@@ -53,7 +53,7 @@ class ConstantCache:
         recipe = recipe_of(array)
         if recipe is not None:
             return self._made_of(recipe, sources)
-        made = digest(array)
+        made = digest_array(array)
         for file in sources:
             at, order = place_of(array, file), dense_order(array)
             if at is None or self.home is None:
@@ -65,7 +65,7 @@ class ConstantCache:
         path = self.folder / made
         if not is_trusted(path) or path.stat().st_size != array.nbytes:
             write_cached(path, lambda file: file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
-        released(array)
+        release_pages(array)
         return [CACHE, made, 0, made, list(range(array.ndim))]
 
     def _made_of(self, recipe: ArrayRecipe, sources: tuple[Mapped, ...]) -> Row:
@@ -87,14 +87,14 @@ class ConstantCache:
     def _part(self, row: Row, dtype: str, shape: tuple[int, ...], left: int) -> Part:
         kind = row[0] if isinstance(row, list) and len(row) == 5 else None
         if kind not in (JOINED, SCALED):
-            return self._one(row, dtype, shape)
+            return self._read_array(row, dtype, shape)
         if not left or not isinstance(row[3], str):
             raise ValueError("pieces of a kept constant are none")
         if kind == JOINED:
             return JoinRecipe(self._pieces(row, dtype, left), row[2], row[1], content=row[3])
         if not is_float(dtype):
             raise ValueError("factors of a kept constant that has none")
-        return ScaledRecipe(self._part(row[4], dtype, shape, left - 1), _factors(row[1], row[2]), content=row[3])
+        return ScaledRecipe(self._part(row[4], dtype, shape, left - 1), _read_factors(row[1], row[2]), content=row[3])
 
     def _pieces(self, row: Row, dtype: str, left: int) -> tuple[Part, ...]:
         _, new, axis, _, rows = row
@@ -110,7 +110,7 @@ class ConstantCache:
                 raise ValueError("a piece of a kept constant has an impossible shape")
         return tuple(pieces)
 
-    def _one(self, row: Row, dtype: str, shape: tuple[int, ...]) -> Array:
+    def _read_array(self, row: Row, dtype: str, shape: tuple[int, ...]) -> Array:
         if not isinstance(row, list) or len(row) != 5:
             raise ValueError("a kept constant is none")
         kind, name, at, made, order = row
@@ -129,24 +129,24 @@ class ConstantCache:
         count = math.prod(shape)
         if kind == CACHE:
             _check_cached(self.folder / name, count * np.dtype(dtype).itemsize)
-        file = self._mapped(path) if kind == CACHE else self.opened.get(name)
+        file = self._map_file(path) if kind == CACHE else self.opened.get(name)
         if file is None:
             raise ValueError(f"{name} is not a file of the model")
         if kind != CACHE:
             file.check()
         if kind == STRIDED:
-            return _strided(file, dtype, shape, at, order, made)
+            return _strided_view(file, dtype, shape, at, order, made)
         lying = np.frombuffer(file.data, dtype, count, at).reshape([shape[d] for d in order])
         array = lying.transpose([order.index(d) for d in range(len(shape))])
         if kind == MODEL:  # its content was told from others' as a whole
-            remembered(array, made)
-        elif digest(array) != made:
+            record_digest(array, made)
+        elif digest_array(array) != made:
             with suppress(OSError):
                 path.unlink()  # it is made again
             raise ValueError(f"cached constant {path} is damaged")
         return array
 
-    def _mapped(self, path: Path) -> Mapped:
+    def _map_file(self, path: Path) -> Mapped:
         if path not in self.files:
             self.files[path] = Mapped.of(path)
         return self.files[path]
@@ -159,7 +159,7 @@ def _check_cached(path: Path, size: int) -> None:
         raise ValueError(f"cached constant {path} is not used: {why}")
 
 
-def _factors(shape: Any, text: Any) -> Array:
+def _read_factors(shape: Any, text: Any) -> Array:
     """The factors of these extents in a row. ValueError where there are none."""
     if not _is_shape(shape) or not isinstance(text, str):
         raise ValueError("factors of a kept constant are none")
@@ -170,13 +170,13 @@ def _is_shape(found: Any) -> bool:
     return isinstance(found, list) and all(type(n) is int and n >= 0 for n in found)
 
 
-def _strided(file: Mapped, dtype: str, shape: tuple[int, ...], at: int, strides: list[int], made: str) -> Array:
+def _strided_view(file: Mapped, dtype: str, shape: tuple[int, ...], at: int, strides: list[int], made: str) -> Array:
     """A part of what a file of the model holds. ValueError where it leaves the file."""
     last = at + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + np.dtype(dtype).itemsize
     if last > len(file.data) or 0 in shape:
         raise ValueError("a kept constant leaves its file")
     array: Array = np.ndarray(shape, dtype, file.data, at, strides)
-    remembered(array, made)
+    record_digest(array, made)
     return array
 
 

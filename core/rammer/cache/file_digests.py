@@ -15,7 +15,7 @@ from rammer.cache.cache_folder import cache_folder
 from rammer.cache.parallel_io import in_threads
 from rammer.cache.whole_files import cache_text, cached_text
 from rammer.ir.constants.mapped_files import Content, Mapped, state_of
-from rammer.ir.untrusted_json import loads
+from rammer.ir.untrusted_json import load_json
 from rammer.version import __version__
 
 #: Bytes of a file that are hashed by one thread, and at a time. The digest of a file of more than one share is kept.
@@ -32,19 +32,19 @@ def content_digest(source: Mapped | bytes) -> str:
         return _of_bytes(source)
     try:
         if source.content is None:
-            source.content = _known(source) or _hashed_now(source)
+            source.content = _cached_digest(source) or _hashed_now(source)
         return source.content.digest
     except OSError:
         return ""  # reading it properly says what is wrong
 
 
-def _known(file: Mapped) -> Content | None:
+def _cached_digest(file: Mapped) -> Content | None:
     """Return the digest that was cached of a file in this state, or None."""
     if not _is_cached(file):
         return None
     text = cached_text(_cache_path(file))
     with suppress(ValueError, TypeError):
-        version, seen, made = loads(text) if text is not None else ("", None, None)
+        version, seen, made = load_json(text) if text is not None else ("", None, None)
         if version == __version__ and seen == list(file.state) and isinstance(made, str) and made:
             return Content(made, True, _hashed_now)
     return None
@@ -56,7 +56,7 @@ def _hashed_now(file: Mapped) -> Content:
     if file.file is None:
         return Content(_of_bytes(bytes(file.data)), True, _hashed_now)
     before = state_of(os.fstat(file.file.fileno()))
-    made = _whole(in_threads(lambda at: share_hash(file, at), range(0, before[2], SHARE)))
+    made = _combine_digests(in_threads(lambda at: share_hash(file, at), range(0, before[2], SHARE)))
     same = state_of(os.fstat(file.file.fileno())) == before
     settled = os.name == "posix" and same and began - max(before[3:]) >= SETTLED * 1e9
     if settled and before == file.state and _is_cached(file):
@@ -75,10 +75,10 @@ def _cache_path(file: Mapped) -> Path:
 
 def _of_bytes(data: bytes) -> str:
     view = memoryview(data)
-    return _whole([hashlib.sha256(view[at : at + SHARE]).digest() for at in range(0, len(view), SHARE)])
+    return _combine_digests([hashlib.sha256(view[at : at + SHARE]).digest() for at in range(0, len(view), SHARE)])
 
 
-def _whole(shares: list[bytes]) -> str:
+def _combine_digests(shares: list[bytes]) -> str:
     return hashlib.sha256(b"".join((__version__.encode(), *shares))).hexdigest() if shares else ""
 
 

@@ -17,11 +17,11 @@ Result = TypeVar("Result")
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """``work`` of every item, in order, by a few threads. The first exception is raised."""
-    with readers() as pool:
+    with reader_pool() as pool:
         return list(pool.map(work, items))
 
 
-def readers() -> ThreadPoolExecutor:
+def reader_pool() -> ThreadPoolExecutor:
     """A few threads."""
     return ThreadPoolExecutor(min(READERS, os.cpu_count() or 1))
 

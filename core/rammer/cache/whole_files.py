@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from rammer.cache.cache_folder import make_private, why_untrusted
-from rammer.errors import warn
+from rammer.errors import print_warning
 
 #: The end of the names of files that are being written; nobody reads them, and ``rammer cache clear`` removes what a killed
 #: process left.
@@ -28,7 +28,7 @@ def write_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     A symbolic link stays one, and a file keeps its permissions. A read-only file, a folder, a device and a pipe are refused.
     """
     target = output_target(path)
-    with _partial_file(target, fill, 0o666, _mode(target)) as partial:
+    with _partial_file(target, fill, 0o666, _file_mode(target)) as partial:
         partial.replace(target)
 
 
@@ -49,7 +49,7 @@ def write_folder(folder: Path, texts: Mapping[str, str]) -> None:
     targets = {output_target(folder / name): text.encode() for name, text in texts.items()}
     with contextlib.ExitStack() as stack:
         made = [
-            (stack.enter_context(_partial_file(t, lambda f, d=d: f.write(d), 0o666, _mode(t))), t)  # type: ignore[misc]
+            (stack.enter_context(_partial_file(t, lambda f, d=d: f.write(d), 0o666, _file_mode(t))), t)  # type: ignore[misc]
             for t, d in targets.items()
         ]
         for partial, target in made:
@@ -84,7 +84,7 @@ def write_cached(path: Path, fill: Callable[[BinaryIO], object]) -> None:
         partial.replace(path)
 
 
-def _mode(path: Path) -> int | None:
+def _file_mode(path: Path) -> int | None:
     return path.stat().st_mode & 0o777 if path.exists() else None
 
 
@@ -125,7 +125,7 @@ def _partial_folder(target: Path) -> Iterator[Path]:
 
 def cache_text(path: Path, text: str) -> None:
     """``text`` in a file of the cache, under a checksum. Best effort: a read-only cache only makes the next start slower."""
-    data = f"{_checksum(path, text)}\n{text}".encode()
+    data = f"{_text_checksum(path, text)}\n{text}".encode()
     with contextlib.suppress(OSError):
         write_cached(path, lambda file: file.write(data))
 
@@ -138,7 +138,7 @@ def cached_text(path: Path) -> str | None:
         return None
     with contextlib.suppress(ValueError):
         checksum, _, text = data.decode().partition("\n")
-        if checksum == _checksum(path, text):
+        if checksum == _text_checksum(path, text):
             return text
     warn_of_cached(path, "it is damaged")
     return None
@@ -166,9 +166,9 @@ def is_trusted(path: Path) -> bool:
 
 def warn_of_cached(path: Path, why: str) -> None:
     """Warn of a file of the cache that is not used."""
-    warn(f"cached file {path} is not used: {why}; it is made again")
+    print_warning(f"cached file {path} is not used: {why}; it is made again")
 
 
-def _checksum(path: Path, text: str) -> str:
+def _text_checksum(path: Path, text: str) -> str:
     """Of the name, too: a file under another's name is not what it says."""
     return hashlib.sha256(f"{path.name}\n{text}".encode()).hexdigest()[:16]

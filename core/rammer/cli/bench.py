@@ -10,22 +10,22 @@ from typing import Any
 
 import click
 
-from rammer.cli.common import collect_inputs, opened, progress
+from rammer.cli.common import collect_inputs, open_model, show_progress
 from rammer.cli.distributions import not_installed
 from rammer.cli.files import STDOUT, InputPath, OutputPath, note_source, write_text
 from rammer.cli.options import COUNT, SECONDS, Finite, InputChoice, compile_options, parse_shapes
-from rammer.cli.several import bench_spread, joining_options, named, spread_table
-from rammer.commands import gathered
+from rammer.cli.several import bench_spread, joining_options, parse_devices, spread_table
+from rammer.commands import gather_options
 from rammer.compiler.compile_options import DEFAULT, Request
 from rammer.distributed.runtime.distributed_session import Joining
-from rammer.distributed.transport.mpi_launch import launched, world
+from rammer.distributed.transport.mpi_launch import launched_processes, rank_and_size
 from rammer.errors import BadInput
 from rammer.report.bench import Effort, Row, Runner, bench_device, bench_peer
-from rammer.report.environment import environment
+from rammer.report.environment import describe_environment
 from rammer.report.operator_times import HEADERS as OPERATOR_HEADERS
-from rammer.report.operator_times import OperatorShare, shares, table_rows
+from rammer.report.operator_times import OperatorShare, operator_shares, table_rows
 from rammer.report.peers import load_peer, peer_names
-from rammer.report.text_table import duration, markdown, plain
+from rammer.report.text_table import format_duration, markdown_table, plain_table
 from rammer.runtime.host_bound import WHOLE
 
 HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "compile", "kernels", "on host", "ratio"]
@@ -69,7 +69,7 @@ class ModelParts:
     operators: list[OperatorShare]
 
     def __str__(self) -> str:
-        return f"{self.model} on {self.runner}\n\n{plain(table_rows(self.operators), OPERATOR_HEADERS)}"
+        return f"{self.model} on {self.runner}\n\n{plain_table(table_rows(self.operators), OPERATOR_HEADERS)}"
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class Measured:
 @click.option("--markdown", "markdown_file", type=OutputPath(), help="Write the table as Markdown.")
 @compile_options
 @joining_options
-@gathered("runners", Runners, "devices", "peers", "joining")
-@gathered("effort", Effort, "warmup", "iterations", "duration")
-@gathered("files", Files, "json_file", "markdown_file", "per_operator")
+@gather_options("runners", Runners, "devices", "peers", "joining")
+@gather_options("effort", Effort, "warmup", "iterations", "duration")
+@gather_options("files", Files, "json_file", "markdown_file", "per_operator")
 def command(
     models: tuple[Path, ...], runners: Runners, effort: Effort, files: Files, shapes: tuple[str, ...], request: Request
 ) -> None:
@@ -130,33 +130,35 @@ def command(
     on_device = set(runners.peers) != {"onnxruntime"}
     rows, parts, spreads = list[Row](), list[ModelParts](), list[dict[str, Any]]()
     wanted = Measured(effort, on_device, parts if files.per_operator else None)
-    for model, choice in zip(models, _choices(models, shapes), strict=True):
+    for model, choice in zip(models, _choose_inputs(models, shapes), strict=True):
         for device in runners.devices:
             asked = replace(request, precision=precision)
-            if names := named(device, runners.joining, request):
+            if names := parse_devices(device, runners.joining, request):
                 row = bench_spread(model, names, (asked, runners.joining), choice, effort.iterations)
                 spreads += [row] if row else []
                 continue
-            rows.append(_device(model, device, asked, choice, wanted))
-        rows += [_peer(model, peer, choice, effort, precision) for peer in runners.peers if not first_elsewhere()]
-    facts = environment() | {"precision": precision, "layout": layout}
+            rows.append(_time_device(model, device, asked, choice, wanted))
+        rows += [_time_peer(model, peer, choice, effort, precision) for peer in runners.peers if not first_elsewhere()]
+    facts = describe_environment() | {"precision": precision, "layout": layout}
     if first_elsewhere():
         return
-    shown = filter(None, [table(rows, plain), spread_table(spreads, plain) if spreads else "", *map(str, parts)])
+    shown = filter(
+        None, [format_table(rows, plain_table), spread_table(spreads, plain_table) if spreads else "", *map(str, parts)]
+    )
     click.echo("\n\n".join(shown), err=str(files.json_file) == STDOUT)
     if files.json_file is not None:
-        listed = _listed(facts, rows, parts) | ({"several": spreads} if spreads else {})
+        listed = _to_dict(facts, rows, parts) | ({"several": spreads} if spreads else {})
         write_text(files.json_file, json.dumps(listed, indent=2) + "\n")
     if files.markdown_file is not None:
-        write_text(files.markdown_file, document(rows, facts, spread_table(spreads, markdown) if spreads else ""))
+        write_text(files.markdown_file, format_document(rows, facts, spread_table(spreads, markdown_table) if spreads else ""))
 
 
 def first_elsewhere() -> bool:
     """Whether another process of a run in several has device 0, and so prints."""
-    return launched() > 1 and world()[0] > 0
+    return launched_processes() > 1 and rank_and_size()[0] > 0
 
 
-def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputChoice]:
+def _choose_inputs(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputChoice]:
     """Each model takes the --shape options that name its inputs; one that names no model's input is an error."""
     from rammer.device.loader import Registry
     from rammer.runtime.model_source import open_source
@@ -175,15 +177,15 @@ def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputCho
     return [InputChoice(shapes={n: s for n, s in given.items() if n in names}) for names in ports]
 
 
-def _listed(facts: dict[str, str], rows: list[Row], parts: list[ModelParts]) -> dict[str, Any]:
+def _to_dict(facts: dict[str, str], rows: list[Row], parts: list[ModelParts]) -> dict[str, Any]:
     whole = {"environment": facts, "rows": [asdict(r) for r in rows]}
     return {**whole, "operators": [asdict(p) for p in parts]} if parts else whole
 
 
-def _device(model: Path, device: str, request: Request, choice: InputChoice, wanted: Measured) -> Row:
+def _time_device(model: Path, device: str, request: Request, choice: InputChoice, wanted: Measured) -> Row:
     """Its row; the model's operators join ``wanted.parts``."""
-    with progress(f"{model.name} for {device}") as sink:
-        exe = opened(model, device, request, sink)
+    with show_progress(f"{model.name} for {device}") as sink:
+        exe = open_model(model, device, request, sink)
         inputs = exe.checked(collect_inputs(exe.head, choice, exe.lengths))
         special = exe.prepare(inputs)
     hardware = exe.backend.hardware.name
@@ -192,28 +194,28 @@ def _device(model: Path, device: str, request: Request, choice: InputChoice, wan
     on_device = wanted.on_device and special.compiled.ranged is None  # whose arrays have no fixed shapes: whole runs
     row = bench_device(runner, special, inputs, wanted.effort, simulated=simulated, on_device=on_device)
     if wanted.parts is not None:
-        wanted.parts.append(ModelParts(model.stem, device, shares(exe.backend, special, inputs)))
+        wanted.parts.append(ModelParts(model.stem, device, operator_shares(exe.backend, special, inputs)))
     exe.close()
     return row
 
 
-def _peer(model: Path, peer: str, choice: InputChoice, effort: Effort, precision: str) -> Row:
+def _time_peer(model: Path, peer: str, choice: InputChoice, effort: Effort, precision: str) -> Row:
     from rammer.device.loader import Registry
     from rammer.runtime.model_source import open_source
 
     source = open_source(model, Registry().operators)
     inputs = collect_inputs(source.head, choice)
-    hardware = f"{environment()['cpu']}, {environment()['cores']} cores"
+    hardware = f"{describe_environment()['cpu']}, {describe_environment()['cores']} cores"
     return bench_peer(Runner(model.stem, peer, hardware), load_peer(peer)(source.model, inputs, precision), effort)
 
 
-def _cells(rows: list[Row]) -> Iterator[list[Any]]:
+def _table_cells(rows: list[Row]) -> Iterator[list[Any]]:
     for r in rows:
         best = _best_peer(r, rows)
         mark = " (simulated)" if r.simulated else ""
         ratio = f"{best / r.median:.2f}x" if best is not None else ""
-        times = [f"{duration(t)}{mark}" for t in (r.median, r.p90, r.p99, r.first)]
-        yield [r.model, r.runner, r.hardware, *times, duration(r.compile), r.kernels or "", r.host_nodes, ratio]
+        times = [f"{format_duration(t)}{mark}" for t in (r.median, r.p90, r.p99, r.first)]
+        yield [r.model, r.runner, r.hardware, *times, format_duration(r.compile), r.kernels or "", r.host_nodes, ratio]
 
 
 def _best_peer(row: Row, rows: list[Row]) -> float | None:
@@ -225,21 +227,21 @@ def _best_peer(row: Row, rows: list[Row]) -> float | None:
     return min((r.median for r in peers if row.timed == WHOLE or r.timed != WHOLE), default=None)
 
 
-def table(rows: list[Row], form: Any) -> str:
+def format_table(rows: list[Row], form: Any) -> str:
     """Measured rows first, simulated ones apart: they are never ranked together."""
-    parts = [list(_cells(rows))]
+    parts = [list(_table_cells(rows))]
     measured = [c for c, r in zip(parts[0], rows, strict=True) if not r.simulated]
     simulated = [c for c, r in zip(parts[0], rows, strict=True) if r.simulated]
     return "\n\n".join(str(form(part, HEADERS)) for part in (measured, simulated) if part)
 
 
-def document(rows: list[Row], facts: dict[str, str], several: str = "") -> str:
+def format_document(rows: list[Row], facts: dict[str, str], several: str = "") -> str:
     """The Markdown result file: tables, that of models over ``several`` devices, too, then the environment."""
     lines = "\n".join(f"- {k}: {v}" for k, v in facts.items())
-    tables = [f"{table(rows, markdown)}\n\nMedians of {_timed(rows)}."] if rows else []
+    tables = [f"{format_table(rows, markdown_table)}\n\nMedians of {_describe_timing(rows)}."] if rows else []
     return "\n\n".join([*tables, *filter(None, [several]), f"## Environment\n\n{lines}\n"])
 
 
-def _timed(rows: list[Row]) -> str:
+def _describe_timing(rows: list[Row]) -> str:
     found = dict.fromkeys(r.timed for r in rows)
     return "whole runs, NumPy in and NumPy out" if list(found) == [WHOLE] else f"runs timed by: {'; '.join(found)}"

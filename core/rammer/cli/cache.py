@@ -10,7 +10,7 @@ import click
 from rammer.cache.cache_folder import cache_folder
 from rammer.cache.whole_files import PARTIAL
 from rammer.errors import BadInput
-from rammer.report.text_table import plain, size
+from rammer.report.text_table import format_size, plain_table
 from rammer.tuning.kernel_store import KernelStore
 
 #: What is kept in files of its own: shown name -> folders under the cache folder. Plugins keep compiled kernels, and whatever
@@ -39,11 +39,11 @@ def status() -> None:
     Example: rammer cache status
     """
     store, kernels = KernelStore.default(), cache_folder() / "kernels.sqlite"
-    rows = [["tuned kernels", str(store.count()), size(_bytes([kernels]))]]
+    rows = [["tuned kernels", str(store.count()), format_size(_total_bytes([kernels]))]]
     for kind, folder in FILES.items():
-        found = _cached(folder)[0]
-        rows.append([kind, str(len(found)), size(_bytes(found))])
-    click.echo(f"{cache_folder()}\n{plain(rows, ['kept', 'entries', 'size'])}")
+        found = _list_files(folder)[0]
+        rows.append([kind, str(len(found)), format_size(_total_bytes(found))])
+    click.echo(f"{cache_folder()}\n{plain_table(rows, ['kept', 'entries', 'size'])}")
 
 
 @command.command()
@@ -54,24 +54,24 @@ def clear() -> None:
     """
     removed = [f"{KernelStore.default().clear()} tuned kernels"]
     for kind, folder in FILES.items():
-        found, partial = _cached(folder)
+        found, partial = _list_files(folder)
         for path in (*found, *partial):
-            _remove(path)
+            _remove_path(path)
         removed.append(f"{len(found)} {kind}")
     click.echo("removed " + ", ".join(removed))
 
 
-def _cached(folder: str) -> tuple[list[Path], list[Path]]:
+def _list_files(folder: str) -> tuple[list[Path], list[Path]]:
     """Return what is in a folder of the cache, whatever it is, and files that were begun and not finished."""
     found = list(cache_folder().glob(f"{folder}/*"))
     return [p for p in found if p.suffix != PARTIAL], [p for p in found if p.suffix == PARTIAL]
 
 
-def _bytes(paths: list[Path]) -> int:
+def _total_bytes(paths: list[Path]) -> int:
     return sum(p.stat().st_size for p in paths if p.is_file())
 
 
-def _remove(path: Path) -> None:
+def _remove_path(path: Path) -> None:
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

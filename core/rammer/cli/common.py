@@ -15,7 +15,7 @@ from rich.console import Console
 from rammer.cli.files import note_source
 from rammer.cli.options import InputChoice
 from rammer.compiler.compile_options import Progress, Request
-from rammer.ir.formats import readable
+from rammer.ir.formats import to_readable
 from rammer.runtime.inputs import load_npy, load_npz, make_inputs
 from rammer.runtime.model_source import Head
 from rammer.runtime.shape_buckets import FIXED, Lengths
@@ -27,7 +27,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Progress]:
+def show_progress(what: str) -> Iterator[Progress]:
     """A live line on a terminal that says which step runs; silent where stderr is no terminal."""
     console = Console(stderr=True)
     if not sys.stderr.isatty():
@@ -37,7 +37,7 @@ def progress(what: str) -> Iterator[Progress]:
         yield lambda step, detail: status.update(f"compiling {what}: {step} {detail}")
 
 
-def opened(model: Path, device: str, request: Request, sink: Progress) -> Executable:
+def open_model(model: Path, device: str, request: Request, sink: Progress) -> Executable:
     """``open_executable``; program and device are closed when the command ends, however it does."""
     from rammer.runtime.session import open_executable
 
@@ -61,7 +61,7 @@ def describe_array(name: str, array: Array) -> list[str]:
     if not isinstance(array, np.ndarray):
         return [name, "nothing" if array is None else f"sequence of {len(array)}", "-", "-", "-"]
     kind = f"{array.dtype} {'x'.join(map(str, array.shape)) or 'scalar'}"
-    array = readable(array)
+    array = to_readable(array)
     if not array.size or array.dtype.kind not in "biuf":
         return [name, kind, "-", "-", "-"]
     floating = array.dtype.kind == "f"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from rammer.cli.common import collect_inputs, opened, progress
+from rammer.cli.common import collect_inputs, open_model, show_progress
 from rammer.cli.files import InputPath
 from rammer.cli.options import (
     InputChoice,
@@ -21,8 +21,8 @@ from rammer.cli.options import (
 )
 from rammer.compiler.compile_options import Request
 from rammer.errors import Mismatch
-from rammer.report.output_errors import HEADERS, Difference, differences, outlier_differences, perturbed, rows
-from rammer.report.text_table import plain
+from rammer.report.output_errors import HEADERS, Difference, compare_outputs, difference_rows, outlier_differences, perturb_inputs
+from rammer.report.text_table import plain_table
 from rammer.runtime.inputs import load_npz, with_outliers
 
 if TYPE_CHECKING:
@@ -61,32 +61,32 @@ def command(
 
     Example: rammer compare model.onnx --device rocm --device ipu_sim --against onnxruntime
     """
-    from rammer.frontend.lower.contrib.function import departures
+    from rammer.frontend.lower.contrib.function import list_departures
     from rammer.reference.outputs import expected_outputs
 
     table, bad, said = [], 0, list[str]()
     want = None
     for device in devices:
-        with progress(f"{model.name} for {device}") as sink:
-            exe = opened(model, device, request, sink)
+        with show_progress(f"{model.name} for {device}") as sink:
+            exe = open_model(model, device, request, sink)
             inputs = collect_inputs(exe.head, choice, exe.lengths)
             have = exe.run(inputs)  # first: it has limits where a reference would run for ever
             want = want or expected_outputs(exe.source.model, against, inputs)
-        found = differences(have, want, *tolerance.of(exe.options.precision))
+        found = compare_outputs(have, want, *tolerance.of(exe.options.precision))
         if against == "onnxruntime" and any(not d.good for d in found):
-            ties = _ties(exe, inputs, have, request, tolerance.of(exe.options.precision))
+            ties = _explain_ties(exe, inputs, have, request, tolerance.of(exe.options.precision))
             if ties is not None:
                 said.append(f"{device}: {ties}")
-                found = [replace(d, good=True, why="but for ties") if ties.good and _counted(d) else d for d in found]
+                found = [replace(d, good=True, why="but for ties") if ties.good and _is_comparable(d) else d for d in found]
             if any(not d.good for d in found):
-                said += (f"{device}: {line}; this one does not" for line in departures(exe.source.model.whole))
+                said += (f"{device}: {line}; this one does not" for line in list_departures(exe.source.model.whole))
         found += _with_outliers(exe, choice, against, inputs, tolerance)
         bad += sum(not d.good for d in found)
         hosted = sum(len(s.host_nodes) for s in exe.cache.values())
         name = f"{device} ({exe.backend.hardware.name})" + (f", {hosted} on host" if hosted else "")
-        table += [[name, *row] for row in rows(found)]
+        table += [[name, *row] for row in difference_rows(found)]
         exe.close()
-    click.echo(plain(table, ["device", *HEADERS]))
+    click.echo(plain_table(table, ["device", *HEADERS]))
     for line in said:
         click.echo(line)
     if bad:
@@ -108,20 +108,20 @@ def _with_outliers(
         or all(feeds[n] is inputs[n] for n in feeds)
     ):
         return []
-    want, moved = (expected_outputs(exe.source.model, against, f) for f in (feeds, perturbed(feeds, choice.seed)))
+    want, moved = (expected_outputs(exe.source.model, against, f) for f in (feeds, perturb_inputs(feeds, choice.seed)))
     return outlier_differences(exe.run(feeds), want, moved, *tolerance.of("float16"))
 
 
-def _counted(found: Difference) -> bool:
+def _is_comparable(found: Difference) -> bool:
     """Whether an output has the right shape, and numbers."""
     return not found.good and bool(np.isfinite(found.worst))
 
 
-def _ties(
+def _explain_ties(
     exe: Executable, inputs: Mapping[str, Any], have: Mapping[str, Any], request: Request, tolerance: tuple[float, float]
 ) -> Ties | None:
     """What ties of a quantised model's roundings explain."""
-    from rammer.reference.rounding_ties import judged
+    from rammer.reference.rounding_ties import judge_ties
     from rammer.runtime.session import open_executable
 
     def run(proto: Any) -> Mapping[str, Any]:
@@ -131,4 +131,4 @@ def _ties(
         finally:
             parts.close()
 
-    return judged(exe.source.model.whole, inputs, have, run, tolerance)
+    return judge_ties(exe.source.model.whole, inputs, have, run, tolerance)

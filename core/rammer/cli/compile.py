@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from rammer.cli.common import opened, progress
+from rammer.cli.common import open_model, show_progress
 from rammer.cli.files import InputPath, OutputPath, write_file
 from rammer.cli.options import compile_options, parse_shapes, target_option
 from rammer.compiler.compile_options import Request
 from rammer.ir.operator import RKernel
-from rammer.report.operator_times import grouped, stays
-from rammer.report.text_table import duration, plain, size
+from rammer.report.operator_times import grouped, summarise_float32
+from rammer.report.text_table import format_duration, format_size, plain_table
 
 
 @click.command()
@@ -28,32 +28,32 @@ def command(model: Path, device: str, output: Path | None, shapes: tuple[str, ..
     """
     from rammer.compiled.artifact import write_artifact
 
-    with progress(model.name) as sink:
-        exe = opened(model, device, request, sink)
+    with show_progress(model.name) as sink:
+        exe = open_model(model, device, request, sink)
         compiled = exe.compile_whole(parse_shapes(shapes))
         chosen = exe.resources(compiled)
         artifact = exe.artifact(compiled) if output is not None else None
-    click.echo(plain([_row(k) for k in chosen], HEADERS))
+    click.echo(plain_table([_kernel_row(k) for k in chosen], HEADERS))
     arena = max((p.arena_bytes for p in compiled.programs), default=0)
     tasks, hosted = sum(p.task_count for p in compiled.programs), len(compiled.host_nodes)
     where = exe.backend.hardware.name
-    click.echo(f"{where}: {len(chosen)} kernels, arena {size(arena)}, {tasks} tasks, {hosted} operators on the host")
+    click.echo(f"{where}: {len(chosen)} kernels, arena {format_size(arena)}, {tasks} tasks, {hosted} operators on the host")
     for line in grouped(compiled.host_nodes):
         click.echo(f"on host: {line}")
-    for line in stays(compiled.float32):
+    for line in summarise_float32(compiled.float32):
         click.echo(line)
-    click.echo("steps: " + ", ".join(f"{name} {duration(s)}" for name, s in compiled.seconds.items()))
+    click.echo("steps: " + ", ".join(f"{name} {format_duration(s)}" for name, s in compiled.seconds.items()))
     if compiled.rest is not None:
         click.echo(f"later: {compiled.rest}")
     if output is not None and artifact is not None:
         write_file(output, lambda file: write_artifact(file, artifact, verify=exe.source.check))
-        click.echo(f"wrote {output} ({size(output.stat().st_size)})")
+        click.echo(f"wrote {output} ({format_size(output.stat().st_size)})")
 
 
 HEADERS = ["operator", "tile", "family", "tasks", "threads", "registers", "scalar", "local", "spills", "predicted"]
 
 
-def _row(kernel: RKernel) -> list[str]:
+def _kernel_row(kernel: RKernel) -> list[str]:
     operator, r = kernel.operator, kernel.resources
     known = ["?" if v < 0 else str(v) for v in (r.registers, r.scalar_registers, r.spills)]
     return [
@@ -66,5 +66,5 @@ def _row(kernel: RKernel) -> list[str]:
         known[1],
         str(r.local_bytes),
         known[2],
-        duration(kernel.crowded),
+        format_duration(kernel.crowded),
     ]

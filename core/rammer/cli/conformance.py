@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
-from rammer.cli.common import progress
+from rammer.cli.common import show_progress
 from rammer.cli.distributions import require_kit
 from rammer.cli.files import STDOUT, OutputPath, write_text
 from rammer.cli.options import parse_options
 from rammer.errors import Mismatch
-from rammer.report.text_table import plain
+from rammer.report.text_table import plain_table
 
 
 @click.command()
@@ -36,11 +36,13 @@ def command(device: str, pattern: str, json_file: Path | None, processes: int | 
     from rammer_testing.suite.run import grouped, scores
     from rammer_testing.suite.score import FAILED, WRONG, tally, without_arithmetic
 
-    with progress(f"ONNX's tests on {device}") as sink:
+    with show_progress(f"ONNX's tests on {device}") as sink:
         found = scores(device, pattern, parse_options(options), processes or 0, lambda done, of: sink("tests", f"{done} of {of}"))
     counts, quiet = tally(found), str(json_file) == STDOUT
     rows = [[v, str(n), f"{100 * n / len(found):.1f}%"] for v, n in counts.items()]
-    click.echo(plain([*rows, ["all", str(len(found)), ""]], [f"onnx {onnx.__version__} on {device}", "tests", ""]), err=quiet)
+    click.echo(
+        plain_table([*rows, ["all", str(len(found)), ""]], [f"onnx {onnx.__version__} on {device}", "tests", ""]), err=quiet
+    )
     right, of = without_arithmetic(found)
     click.echo(f"float32 tests without control flow: {right} of {of} without a host operator of float arithmetic", err=quiet)
     hosted = Counter(h for s in found for h in s.hosted)

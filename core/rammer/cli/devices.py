@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from rammer.cli.reach import reach_table, reached, transport_table
+from rammer.cli.reach import measure_reach, reach_table, transport_table
 from rammer.device.loader import PLUGINS, DeviceStatus, Registry
 from rammer.device.plugin_output import stdout_to_stderr
 from rammer.distributed.transport import mpi_launch
-from rammer.report.text_table import plain, size
+from rammer.report.text_table import format_size, plain_table
 
 
 @click.command()
@@ -28,9 +28,9 @@ def command(as_json: bool, no_test: bool) -> None:
     registry = Registry()
     with stdout_to_stderr():  # of plugins that print while they are opened and run
         statuses = list(registry.statuses())
-        others = mpi_launch.launched() > 1 and mpi_launch.world()[0] > 0
-        rows = [] if others else [row for status in statuses for row in _rows(registry, status, not no_test)]
-        ways = [] if no_test else reached(registry, statuses)
+        others = mpi_launch.launched_processes() > 1 and mpi_launch.rank_and_size()[0] > 0
+        rows = [] if others else [row for status in statuses for row in _device_rows(registry, status, not no_test)]
+        ways = [] if no_test else measure_reach(registry, statuses)
     if others:
         return
     for row in rows:
@@ -39,7 +39,7 @@ def command(as_json: bool, no_test: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
     elif rows:
         table = [[r["device"], r["state"], r["name"], r["kind"], r["memory"], r["veus"], r["self_test"]] for r in rows]
-        click.echo(plain(table, ["device", "state", "hardware", "kind", "memory", "vEUs", "self-test"]))
+        click.echo(plain_table(table, ["device", "state", "hardware", "kind", "memory", "vEUs", "self-test"]))
         if ways:
             click.echo("\n" + reach_table(ways) + "\n\n" + transport_table(registry))
     else:
@@ -53,19 +53,19 @@ UNKNOWN: Mapping[str, Any] = {
 }
 
 
-def _rows(registry: Registry, status: DeviceStatus, test: bool) -> list[dict[str, Any]]:
+def _device_rows(registry: Registry, status: DeviceStatus, test: bool) -> list[dict[str, Any]]:
     if not status.hardware:
         return [{**UNKNOWN, "device": status.name, "state": status.state, "name": status.reason}]
     result = []
     for unit in status.hardware:
         spec = f"{status.name}:{unit.index}"
-        veus, verdict = _try(registry, spec) if test else ("-", "skipped")
-        said = {"device": spec, "state": status.state, "name": unit.name, "kind": unit.kind, "memory": size(unit.memory)}
+        veus, verdict = _run_self_test(registry, spec) if test else ("-", "skipped")
+        said = {"device": spec, "state": status.state, "name": unit.name, "kind": unit.kind, "memory": format_size(unit.memory)}
         result.append({**UNKNOWN, **said, "veus": veus, "self_test": verdict, "detail": dict(unit.detail)})
     return result
 
 
-def _try(registry: Registry, spec: str) -> tuple[str, str]:
+def _run_self_test(registry: Registry, spec: str) -> tuple[str, str]:
     """(vEUs, verdict) of compiling and running a small program; a failure is a verdict, not an error."""
     from rammer.runtime.self_test import self_test
 

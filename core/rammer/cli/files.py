@@ -122,7 +122,7 @@ class OutputFolder(click.Path):
 def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     """Write an output of the running command, whole or not at all. BadInput if that fails."""
     used_files().check(path)
-    with _told(path):
+    with _report_write_errors(path):
         write_whole(path, fill)
 
 
@@ -136,7 +136,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
     """Write files into ``folder``, all or none. BadInput if that fails."""
-    with _told(folder):
+    with _report_write_errors(folder):
         if folder.exists():
             for name in texts:
                 used_files().check(folder / name)
@@ -144,7 +144,7 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _report_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as problem:  # ValueError: a path with a zero byte in it
@@ -160,11 +160,11 @@ def _check_apart(output: Path, taken: Mapping[Path, str], shown: Path | None = N
     """BadInput if ``output`` is one of the files ``taken``, or in one of the folders."""
     target = Path(os.path.realpath(output))
     for path, what in taken.items():
-        if target.is_relative_to(os.path.realpath(path)) or _same(target, path):
+        if target.is_relative_to(os.path.realpath(path)) or _is_same_file(target, path):
             raise BadInput(f"cannot write {shown or output}: it is {what}", hint="give another file")
 
 
-def _same(one: Path, other: Path) -> bool:
+def _is_same_file(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
     except (OSError, ValueError):  # one of them does not exist

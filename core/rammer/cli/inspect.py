@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rammer.cli.common import collect_inputs, opened, progress
+from rammer.cli.common import collect_inputs, open_model, show_progress
 from rammer.cli.files import InputPath, OutputFolder, note_source, write_texts
 from rammer.cli.options import InputChoice, compile_options, parse_shapes, target_option
-from rammer.commands import gathered
+from rammer.commands import gather_options
 from rammer.compiler.compile_options import Progress, Request, check_precision
 from rammer.device.loader import Registry
 from rammer.distributed.report.distributed_text import describe_spread
@@ -21,8 +21,8 @@ from rammer.distributed.runtime.distributed_session import (
     kind_of,
     open_shapes,
     options_for,
-    placed,
-    several,
+    read_partition_file,
+    resolve_devices,
 )
 from rammer.distributed.transport.protocol import Site
 from rammer.distributed.transport.transport_registry import known_links
@@ -30,7 +30,7 @@ from rammer.errors import BadInput
 from rammer.report.stage_text import STAGES, dump_texts
 from rammer.runtime.input_checks import check_inputs
 from rammer.runtime.model_source import check_kept, open_source
-from rammer.runtime.shape_buckets import Lengths, scope
+from rammer.runtime.shape_buckets import Lengths, describe_scope
 from rammer.tuning.kernel_store import KernelStore
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Printed:
     help="Several devices: what the cut is good for.",
 )
 @click.option("--place", type=InputPath(), help="Several devices: a file that says who computes what.")
-@gathered("printed", Printed, "stage", "dump", "goal", "place")
+@gather_options("printed", Printed, "stage", "dump", "goal", "place")
 @compile_options
 @target_option("Compile for named hardware without running it, e.g. sm_90a.")
 def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...], request: Request) -> None:
@@ -77,17 +77,17 @@ def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...],
     Example: rammer inspect model.onnx --device ipu_sim --stage tile
     """
 
-    with progress(model.name) as sink:
-        if names := several(device, options=request.device_options):
-            click.echo(_spread(model, names, printed, (shapes, request), sink), nl=False)
+    with show_progress(model.name) as sink:
+        if names := resolve_devices(device, options=request.device_options):
+            click.echo(_inspect_distributed(model, names, printed, (shapes, request), sink), nl=False)
             return
-        exe = opened(model, device, request, sink)
+        exe = open_model(model, device, request, sink)
         compiled = exe.compile_only(given := parse_shapes(shapes))
         compiled = exe.with_needs(compiled) if printed.stage == "kernels" else compiled
     if compiled.ranged is not None:
         spans = exe.lengths.spans_of(exe.head.inputs, exe.lengths.greatest(exe.head.inputs, given))
         symbols = ", ".join(f"{tensor} is {dim}" for dim, tensor in compiled.ranged.lengths.items())
-        click.echo(f"# {symbols}: {scope(exe.lengths, spans)}")
+        click.echo(f"# {symbols}: {describe_scope(exe.lengths, spans)}")
     click.echo(STAGES[printed.stage](compiled, exe.backend.vdevice))
     if printed.dump is not None:
         write_texts(printed.dump, texts := dump_texts(compiled, exe.backend.vdevice))
@@ -95,14 +95,16 @@ def command(model: Path, device: str, printed: Printed, shapes: tuple[str, ...],
             click.echo(f"wrote {printed.dump / name}", err=True)
 
 
-def _spread(model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[tuple[str, ...], Request], sink: Progress) -> str:
+def _inspect_distributed(
+    model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[tuple[str, ...], Request], sink: Progress
+) -> str:
     """The text of a model over several devices: its cut and its program."""
     if printed.stage != "program" or printed.dump is not None:
         raise BadInput("of several devices only the program is printed", "--stage", "inspect the model on one of them")
     from rammer.distributed.partition.search import compile_open
 
     shapes, request = asked
-    place = placed(printed.place)
+    place = read_partition_file(printed.place)
     check_spread(model, request)
     registry = Registry()
     source = open_source(model, registry.operators)
@@ -111,7 +113,7 @@ def _spread(model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[
     lengths = Lengths.of(source.head.inputs, request.lengths)
     choice = InputChoice(shapes=parse_shapes(shapes))
     inputs = check_inputs(source.head.inputs, collect_inputs(source.head, choice, lengths))
-    made = {name: _compiler(registry, name, request, sink) for name in dict.fromkeys(names)}
+    made = {name: _make_compiler(registry, name, request, sink) for name in dict.fromkeys(names)}
     try:
         devices = [(name, made[name]) for name in names]
         at = open_shapes(source.head, lengths, inputs)
@@ -123,7 +125,7 @@ def _spread(model: Path, names: tuple[str, ...], printed: Printed, asked: tuple[
     return describe_spread(spread)
 
 
-def _compiler(registry: Registry, name: str, request: Request, sink: Progress) -> Compiler:
+def _make_compiler(registry: Registry, name: str, request: Request, sink: Progress) -> Compiler:
     from rammer.compiler.compiler import Compiler
 
     options = options_for(name, request.device_options)

@@ -10,8 +10,8 @@ import os
 import sys
 from typing import Any
 
-from rammer.child_processes import isolated
-from rammer.errors import DeviceFailure, RammerError, bounded, of_system, printable
+from rammer.child_processes import isolate_environment
+from rammer.errors import DeviceFailure, RammerError, bound_text, of_system, to_printable
 
 
 def __getattr__(name: str) -> Any:
@@ -24,11 +24,11 @@ def __getattr__(name: str) -> Any:
 
 def main() -> None:
     """Entry point. Exit codes: 0 good, 1 mismatch, 2 bad input, 3 device unavailable, 4 device failure."""
-    with isolated():
-        _run()
+    with isolate_environment():
+        _run_command()
 
 
-def _run() -> None:
+def _run_command() -> None:
     import click
 
     from rammer.cli.group import cli
@@ -40,13 +40,13 @@ def _run() -> None:
     except click.ClickException as problem:
         shown = io.StringIO()
         problem.show(shown)
-        sys.stderr.write(printable(bounded(shown.getvalue())))
+        sys.stderr.write(to_printable(bound_text(shown.getvalue())))
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         print("rammer: interrupted; nothing was written by halves", file=sys.stderr)
         sys.exit(130)
     except RammerError as problem:
-        sys.exit(_tell(problem))
+        sys.exit(_print_error(problem))
     except MemoryError as problem:
         print(
             f"rammer: error: out of memory on the host: {problem or 'no more can be allocated'}\n"
@@ -59,19 +59,19 @@ def _run() -> None:
         sys.exit(0)
     except Exception as problem:
         if (told := of_system(problem, "rammer")) is not None:
-            sys.exit(_tell(told))
+            sys.exit(_print_error(told))
         _print_traceback()
-        said = printable(bounded(str(problem)))
+        said = to_printable(bound_text(str(problem)))
         print(f"rammer: internal error: {said}\n  at: rammer or a plugin; the traceback says where", file=sys.stderr)
         sys.exit(DeviceFailure.exit_code)
 
 
-def _tell(problem: RammerError) -> int:
+def _print_error(problem: RammerError) -> int:
     """Print an expected error; its exit code."""
-    from rammer.debug import TRACEBACKS, level
+    from rammer.debug import TRACEBACKS, debug_level
 
     print(f"rammer: error: {problem}", file=sys.stderr)
-    if level() >= TRACEBACKS:
+    if debug_level() >= TRACEBACKS:
         _print_traceback()
     return problem.exit_code
 
@@ -79,7 +79,7 @@ def _tell(problem: RammerError) -> int:
 def _print_traceback() -> None:
     import traceback
 
-    sys.stderr.write(printable(bounded(traceback.format_exc())))
+    sys.stderr.write(to_printable(bound_text(traceback.format_exc())))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from rammer.cli.files import InputPath, used_files
-from rammer.commands import gathered
+from rammer.commands import gather_options
 from rammer.compiler.compile_options import BATCHING, LAYOUTS, PRECISIONS, Request
 from rammer.errors import BadInput
 from rammer.ir.untrusted_json import LARGEST
@@ -110,7 +110,7 @@ def compile_options(fn: F) -> F:
     @wraps(fn)
     def taking(options: tuple[str, ...], **given: Any) -> Any:
         asked = {n: given.pop(n) for n in ("policy", "tune", "precision", "layout", "batching", "require", "keep_float32")}
-        given["shapes"], lengths = _parted(given["shapes"])
+        given["shapes"], lengths = _split_shapes(given["shapes"])
         return fn(request=Request(**asked, device_options=parse_options(options), lengths=lengths), **given)
 
     made = cast(F, taking)
@@ -152,7 +152,7 @@ class Tolerance:
 
 def tolerance_options(fn: F) -> F:
     """--rtol and --atol, as ``tolerance``."""
-    fn = gathered("tolerance", Tolerance, "rtol", "atol")(fn)
+    fn = gather_options("tolerance", Tolerance, "rtol", "atol")(fn)
     relative, absolute = (", ".join(f"{t[i]:g} in {p}" for p, t in TOLERANCES.items()) for i in (0, 1))
     for option in (
         click.option("--atol", type=Finite(1e18), help=f"Absolute tolerance, element-wise. Default: {absolute}."),
@@ -202,7 +202,9 @@ def parse_inputs(
     npz: Path | None, single: tuple[str, ...], shapes: tuple[str, ...], ranges: tuple[str, ...], seed: int
 ) -> InputChoice:
     """Options as typed -> InputChoice. BadInput shows the form that was expected."""
-    return InputChoice(npz, dict(map(_file, single)), parse_shapes(shapes), dict(map(_range, ranges)), seed)
+    return InputChoice(
+        npz, dict(map(_parse_input_file, single)), parse_shapes(shapes), dict(map(_parse_input_range, ranges)), seed
+    )
 
 
 def parse_shapes(items: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
@@ -216,13 +218,13 @@ def parse_shapes(items: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     return result
 
 
-def _parted(items: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, tuple[int, int] | str]]:
+def _split_shapes(items: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, tuple[int, int] | str]]:
     """Shapes of inputs, and what is said of open dimensions."""
-    found = {item: _lengths(item) for item in items}
+    found = {item: _parse_length(item) for item in items}
     return tuple(i for i in items if found[i] is None), dict(f for f in found.values() if f is not None)
 
 
-def _lengths(item: str) -> tuple[str, tuple[int, int] | str] | None:
+def _parse_length(item: str) -> tuple[str, tuple[int, int] | str] | None:
     """``seq=1..512`` or ``total=past+1``; None for what is the shape of an input."""
     name, sign, said = item.partition("=")
     if not sign or ":" in item:
@@ -235,7 +237,7 @@ def _lengths(item: str) -> tuple[str, tuple[int, int] | str] | None:
     return name, said
 
 
-def _file(item: str) -> tuple[str, Path]:
+def _parse_input_file(item: str) -> tuple[str, Path]:
     name, sign, path = item.partition("=@")
     if not sign:
         raise BadInput(f"--input {item!r} is not NAME=@FILE.npy", hint="for example --input x=@image.npy")
@@ -243,7 +245,7 @@ def _file(item: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def _range(item: str) -> tuple[str, tuple[float, float]]:
+def _parse_input_range(item: str) -> tuple[str, tuple[float, float]]:
     name, colon, text = item.rpartition(":")
     low, dots, high = text.partition("..")
     try:

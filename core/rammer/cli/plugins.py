@@ -19,7 +19,7 @@ from rammer.cli.options import parse_options
 from rammer.device.hooks import Hooks
 from rammer.device.loader import Registry
 from rammer.errors import BadInput, Mismatch
-from rammer.report.text_table import plain
+from rammer.report.text_table import plain_table
 
 #: The device of the template, and its files.
 TOY = "toy"
@@ -53,7 +53,7 @@ def list_plugins() -> None:
     ]
     rows += [[s.name, registry.versions.get(s.name) or "-", s.state, s.reason] for s in registry.broken.values()]
     if rows:
-        click.echo(plain(sorted(rows), ["plugin", "version", "state", "fills"]))
+        click.echo(plain_table(sorted(rows), ["plugin", "version", "state", "fills"]))
     else:
         click.echo("no plugins are installed (rammer plugins new NAME writes one)")
 
@@ -68,7 +68,7 @@ def new(name: str, into: Path) -> None:
     """
     target = write_plugin(name, into, Registry())
     click.echo(
-        f"wrote {target}: {', '.join(named(f, name) for f in FILES)}\n"
+        f"wrote {target}: {', '.join(substitute_name(f, name) for f in FILES)}\n"
         f"next: pip install -e {quote(f'{target}[test]')} && pytest {quote(str(target))}"
     )
 
@@ -104,7 +104,7 @@ def test_device(device: str, checks: tuple[str, ...], as_json: bool, options: tu
 def write_plugin(name: str, into: Path, registry: Registry) -> Path:
     """The folder of a new plugin, written whole or not at all. BadInput for a name or a folder that will not do."""
     check_name(name, registry)
-    target = into / named(f"rammer-{TOY}", name)
+    target = into / substitute_name(f"rammer-{TOY}", name)
     try:
         if not into.is_dir():
             raise BadInput(f"cannot write {target}: {into} is no folder")
@@ -112,7 +112,7 @@ def write_plugin(name: str, into: Path, registry: Registry) -> Path:
             raise BadInput(f"cannot write {target}: it exists", hint="nothing is overwritten: give another name or --into FOLDER")
     except ValueError as problem:  # a path with a zero byte in it
         raise cannot_write(target, problem) from problem
-    write_texts(target, texts(name))
+    write_texts(target, template_texts(name))
     return target
 
 
@@ -131,13 +131,13 @@ def check_name(name: str, registry: Registry) -> None:
         raise BadInput(f"rammer-{name} is a distribution of rammer itself", hint="give another name")
 
 
-def texts(name: str) -> Mapping[str, str]:
+def template_texts(name: str) -> Mapping[str, str]:
     """The template's files, by path, with ``name`` in the place of the toy's."""
     folder = files("rammer").joinpath("plugin-template")
-    return {named(file, name): named(folder.joinpath(file).read_text(), name) for file in FILES}
+    return {substitute_name(file, name): substitute_name(folder.joinpath(file).read_text(), name) for file in FILES}
 
 
-def named(text: str, name: str) -> str:
+def substitute_name(text: str, name: str) -> str:
     """``text`` of the template for a device ``name``."""
     words = {"Toy": "".join(part.capitalize() for part in name.split("_")), "rammer-toy": f"rammer-{name.replace('_', '-')}"}
     return _PLACES.sub(lambda found: words.get(found.group(), name), text)

@@ -9,9 +9,9 @@ from rammer.device.loader import DeviceStatus, Registry
 from rammer.distributed.transport import mpi_launch
 from rammer.distributed.transport.measure_links import measured_links
 from rammer.distributed.transport.protocol import Party, Site
-from rammer.distributed.transport.transport_registry import choose, transports
+from rammer.distributed.transport.transport_registry import choose_transport, list_transports
 from rammer.errors import MissingDependency, RammerError
-from rammer.report.text_table import duration, plain
+from rammer.report.text_table import format_duration, plain_table
 
 #: Units that are measured with each other, at most.
 MOST: Final = 8
@@ -19,24 +19,24 @@ MOST: Final = 8
 PATIENCE: Final = 10.0
 
 
-def reached(registry: Registry, statuses: list[DeviceStatus]) -> list[dict[str, Any]]:
+def measure_reach(registry: Registry, statuses: list[DeviceStatus]) -> list[dict[str, Any]]:
     """Every two units of this process that work; under a launcher of MPI, every two processes."""
-    if mpi_launch.launched() > 1:
-        names = [f"process {n}" for n in range(mpi_launch.launched())]
-        return _measured(registry, [Site(name, "cpu", n, mpi_launch.apart()) for n, name in enumerate(names)])
+    if mpi_launch.launched_processes() > 1:
+        names = [f"process {n}" for n in range(mpi_launch.launched_processes())]
+        return _measure_links(registry, [Site(name, "cpu", n, mpi_launch.is_multi_host()) for n, name in enumerate(names)])
     units = [(f"{s.name}:{u.index}", u.kind) for s in statuses if s.state == "ok" for u in s.hardware][:MOST]
-    return [row for pair in combinations(units, 2) for row in _measured(registry, [Site(*unit) for unit in pair])]
+    return [row for pair in combinations(units, 2) for row in _measure_links(registry, [Site(*unit) for unit in pair])]
 
 
-def _measured(registry: Registry, sites: list[Site]) -> list[dict[str, Any]]:
+def _measure_links(registry: Registry, sites: list[Site]) -> list[dict[str, Any]]:
     """A row for each two of ``sites``; of those that nothing joins, or that do not answer, why."""
     names = [s.device for s in sites]
     try:
-        transport = choose(registry, sites)
+        transport = choose_transport(registry, sites)
         fabric = transport.open(Party(tuple(sites), PATIENCE))
         failed = True
         try:
-            links = measured_links(fabric, names, mpi_launch.starting(PATIENCE), f"measured by {transport.name}")
+            links = measured_links(fabric, names, mpi_launch.start_timeout(PATIENCE), f"measured by {transport.name}")
             failed = False
         finally:
             fabric.close(failed)
@@ -52,20 +52,20 @@ def _measured(registry: Registry, sites: list[Site]) -> list[dict[str, Any]]:
 def transport_table(registry: Registry) -> str:
     """All transports, what each joins, and what one lacks here."""
     lines = []
-    for transport in transports(registry):
+    for transport in list_transports(registry):
         try:
             transport.probe()
             state = "ok"
         except MissingDependency as problem:
             state = problem.reason
         lines.append([transport.name, state, transport.summary])
-    return plain(lines, ["transport", "state", "joins"])
+    return plain_table(lines, ["transport", "state", "joins"])
 
 
 def reach_table(rows: list[dict[str, Any]]) -> str:
     """For people."""
     lines = []
     for r in rows:
-        fast = (duration(r["latency"]), f"{r['bandwidth'] / 1e9:.3g} GB/s") if r["by"] else ("-", r["why"])
+        fast = (format_duration(r["latency"]), f"{r['bandwidth'] / 1e9:.3g} GB/s") if r["by"] else ("-", r["why"])
         lines.append([r["from"], r["to"], r["by"] or "-", *fast])
-    return plain(lines, ["from", "to", "by", "latency", "bandwidth"])
+    return plain_table(lines, ["from", "to", "by", "latency", "bandwidth"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rammer.cli.common import Array, collect_inputs, describe_array, opened, progress
+from rammer.cli.common import Array, collect_inputs, describe_array, open_model, show_progress
 from rammer.cli.files import STDOUT, InputPath, OutputPath, write_file, write_text
 from rammer.cli.options import (
     COUNT,
@@ -21,23 +21,32 @@ from rammer.cli.options import (
     input_options,
     tolerance_options,
 )
-from rammer.cli.several import joining_options, named, opened_spread, prepared, run_report, show_spread, timed_runs, trace_spread
-from rammer.commands import gathered
+from rammer.cli.several import (
+    joining_options,
+    opened_spread,
+    parse_devices,
+    prepare_runs,
+    run_report,
+    show_spread,
+    timed_runs,
+    trace_spread,
+)
+from rammer.commands import gather_options
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compile_options import Request
 from rammer.device.manifest import Tracer
 from rammer.distributed.runtime.distributed_session import Joining
-from rammer.errors import BadInput, Mismatch, printable
-from rammer.ir.names import shortened
-from rammer.report.measured_trace import measured_trace, summarise
-from rammer.report.operator_times import grouped, stays
-from rammer.report.output_errors import HEADERS, differences, rows
-from rammer.report.text_table import duration, plain
+from rammer.errors import BadInput, Mismatch, to_printable
+from rammer.ir.names import shorten_name
+from rammer.report.measured_trace import measured_trace, summarise_run
+from rammer.report.operator_times import grouped, summarise_float32
+from rammer.report.output_errors import HEADERS, compare_outputs, difference_rows
+from rammer.report.text_table import format_duration, plain_table
 from rammer.runtime.executable import Executable
 from rammer.runtime.inputs import load_npz, save_npz
 from rammer.runtime.loaded_model import LoadedModel, Timing
 from rammer.runtime.operator_check import is_asked
-from rammer.runtime.shape_buckets import told
+from rammer.runtime.shape_buckets import describe_lengths
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ class Wanted:
 @click.option("--json", "json_file", type=OutputPath(stdout=True), help="Write the report as JSON ('-': stdout).")
 @click.option("--check", is_flag=True, help="Run once before, and name an operator with an index out of range, NaN or infinity.")
 @joining_options
-@gathered("wanted", Wanted, *(f.name for f in fields(Wanted)))
+@gather_options("wanted", Wanted, *(f.name for f in fields(Wanted)))
 def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choice: InputChoice, request: Request) -> None:
     """Run MODEL (an ONNX file, or a file written by `rammer compile`).
 
@@ -94,37 +103,37 @@ def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choi
     """
 
     want = load_npz(wanted.expected) if wanted.expected else None
-    if names := named(device, wanted.joining, request):
+    if names := parse_devices(device, wanted.joining, request):
         if wanted.check:
             raise BadInput("several devices are not checked", "--check", "run the model on one of them")
         run_spread(model, names, wanted, (want, tolerance), choice, request)
         return
-    with progress(model.name) as sink:
-        exe = opened(model, device, request, sink)
+    with show_progress(model.name) as sink:
+        exe = open_model(model, device, request, sink)
         if wanted.trace_file is not None:
-            tracer(exe)  # refuse before anything is compiled or written
+            require_tracer(exe)  # refuse before anything is compiled or written
         inputs = exe.checked(collect_inputs(exe.head, choice, exe.lengths))
         if wanted.check or is_asked():
             exe.check_run(inputs)
         special = exe.prepare(inputs)
     outputs, timings = run_repeatedly(special, inputs, wanted.iterations)
     report = build_report(exe, special, outputs, timings)
-    show(report, quiet=wanted.quiet)
-    save(wanted.save_inputs, inputs)
-    save(wanted.save_outputs, outputs)
+    print_report(report, quiet=wanted.quiet)
+    save_arrays(wanted.save_inputs, inputs)
+    save_arrays(wanted.save_outputs, outputs)
     if wanted.trace_file is not None:
-        click.echo(trace(exe, special, inputs, wanted.trace_file), err=wanted.quiet)
-    finish(report, wanted, outputs, want, tolerance.of(exe.options.precision))
+        click.echo(write_trace(exe, special, inputs, wanted.trace_file), err=wanted.quiet)
+    finish_report(report, wanted, outputs, want, tolerance.of(exe.options.precision))
 
 
-def finish(
+def finish_report(
     report: dict[str, Any], wanted: Wanted, outputs: dict[str, Array], want: dict[str, Array] | None, close: tuple[float, float]
 ) -> None:
     """Compare with what is expected, and write the report. Mismatch where an output differs by more than is ``close``."""
-    found = differences(outputs, want, *close) if want is not None else []
+    found = compare_outputs(outputs, want, *close) if want is not None else []
     if found:
-        report["differences"] = [dict(zip(HEADERS, row, strict=True)) for row in rows(found)]
-        click.echo(plain(rows(found), HEADERS), err=wanted.quiet)
+        report["differences"] = [dict(zip(HEADERS, row, strict=True)) for row in difference_rows(found)]
+        click.echo(plain_table(difference_rows(found), HEADERS), err=wanted.quiet)
     write_json(wanted.json_file, report)
     if not all(d.good for d in found):
         raise Mismatch(f"{sum(not d.good for d in found)} of {len(found)} outputs differ from {wanted.expected}")
@@ -140,7 +149,7 @@ def run_spread(
 ) -> None:
     """The same over several devices; the process of device 0 prints, saves and compares."""
     found = opened_spread(model, names, request, wanted.joining)
-    runs, inputs = prepared(found, choice)
+    runs, inputs = prepare_runs(found, choice)
     outputs, times = timed_runs(found, runs, inputs, wanted.iterations)
     report = run_report(found, runs, outputs, times, wanted.iterations + (wanted.iterations > 1))
     traced = trace_spread(found, runs, inputs, wanted.iterations) if wanted.trace_file is not None else None
@@ -148,13 +157,13 @@ def run_spread(
     found.close()  # all together: what follows may take longer than others wait
     if first:
         show_spread(report, quiet=wanted.quiet)
-        save(wanted.save_inputs, inputs)
-        save(wanted.save_outputs, outputs)
+        save_arrays(wanted.save_inputs, inputs)
+        save_arrays(wanted.save_outputs, outputs)
         if wanted.trace_file is not None and traced is not None:
             write_text(wanted.trace_file, traced.chrome())
-            click.echo(printable(f"\n{traced}"), err=wanted.quiet)
+            click.echo(to_printable(f"\n{traced}"), err=wanted.quiet)
         want, tolerance = judged
-        finish(report, wanted, outputs, want, tolerance.of(request.chosen.precision))
+        finish_report(report, wanted, outputs, want, tolerance.of(request.chosen.precision))
 
 
 def run_repeatedly(special: LoadedModel, inputs: dict[str, Array], count: int) -> tuple[dict[str, Array], list[Timing]]:
@@ -187,7 +196,7 @@ def build_report(exe: Executable, special: LoadedModel, outputs: dict[str, Array
         "host_nodes": [f"{s.node} ({s.why})" for s in special.host_nodes],
         "host_types": grouped(special.host_nodes),
         "later": str(special.compiled.rest or ""),
-        "lengths": told(exe.lengths, ranged.spans, len(exe.cache)) if ranged is not None else "",
+        "lengths": describe_lengths(exe.lengths, ranged.spans, len(exe.cache)) if ranged is not None else "",
         "device_seconds": median(t.device for t in timings),
         "host_seconds": median(t.host for t in timings),
         "latency_seconds": median(t.total for t in timings),
@@ -199,40 +208,40 @@ def build_report(exe: Executable, special: LoadedModel, outputs: dict[str, Array
     }
 
 
-def show(report: dict[str, Any], quiet: bool = False) -> None:
+def print_report(report: dict[str, Any], quiet: bool = False) -> None:
     """Print a report for people (on stderr when stdout carries JSON)."""
     clock = "simulated" if report["simulated"] else "measured"
     lines = [
-        f"model     {shortened(report['model'])}",
+        f"model     {shorten_name(report['model'])}",
         f"device    {report['device']}: {report['hardware']}",
-        f"compile   {duration(report['compile_seconds'])} (policy {report['policy']}, {report['precision']}, "
-        f"{_layout(report)}{report['kernels']} launches, {report['tasks']} tasks)",
-        f"latency   {duration(report['device_seconds'])} on the device ({clock}); "
-        f"{duration(report['latency_seconds'])} wall time with host copies, median of {report['iterations']}",
-        f"on host   {len(report['host_nodes'])} operators{_share(report)}"
+        f"compile   {format_duration(report['compile_seconds'])} (policy {report['policy']}, {report['precision']}, "
+        f"{_describe_layout(report)}{report['kernels']} launches, {report['tasks']} tasks)",
+        f"latency   {format_duration(report['device_seconds'])} on the device ({clock}); "
+        f"{format_duration(report['latency_seconds'])} wall time with host copies, median of {report['iterations']}",
+        f"on host   {len(report['host_nodes'])} operators{_host_fraction(report)}"
         + "".join(f"\n          {n}" for n in report["host_types"]),
     ]
-    lines += [f"float32   {line}" for line in stays(report["float32"])]
+    lines += [f"float32   {line}" for line in summarise_float32(report["float32"])]
     lines += [f"{name:10}{report[name]}" for name in ("lengths", "later") if report[name]]
     lines += [f"note      {note}" for note in report["notes"]]
-    click.echo(printable("\n".join(lines)), err=quiet)
+    click.echo(to_printable("\n".join(lines)), err=quiet)
     table = [[o["name"], o["type"], o["min"], o["max"], o["nan"]] for o in report["outputs"]]
-    click.echo(plain(table, ["output", "type", "min", "max", "NaN"]), err=quiet)
+    click.echo(plain_table(table, ["output", "type", "min", "max", "NaN"]), err=quiet)
 
 
-def _share(report: dict[str, Any]) -> str:
+def _host_fraction(report: dict[str, Any]) -> str:
     """How much of the time operators on the host take, where there are some."""
     total = report["latency_seconds"]
     return f", {report['host_seconds'] / total:.0%} of the time" if report["host_nodes"] and total else ""
 
 
-def _layout(report: dict[str, Any]) -> str:
+def _describe_layout(report: dict[str, Any]) -> str:
     """What a layout other than the model's came to, also when it was chosen for a file that was compiled before."""
     count = report["channels_last"]
     return f"{count} buffers channels last, " if count or report["layout"] != "keep" else ""
 
 
-def tracer(exe: Executable) -> Tracer:
+def require_tracer(exe: Executable) -> Tracer:
     """The opened device as one that records task times; BadInput where it does not."""
     if not isinstance(exe.backend, Tracer):
         raise BadInput(
@@ -243,18 +252,18 @@ def tracer(exe: Executable) -> Tracer:
     return exe.backend
 
 
-def trace(exe: Executable, special: LoadedModel, inputs: dict[str, Array], path: Path) -> str:
+def write_trace(exe: Executable, special: LoadedModel, inputs: dict[str, Array], path: Path) -> str:
     """Write the measured trace of one more run; its summary. BadInput where the device records no task times."""
-    device = tracer(exe)
+    device = require_tracer(exe)
     programs: list[tuple[ProgramSegment, Mapping[str, Array]]] = []
     special.run(inputs, lambda segment, feeds: programs.append((segment, feeds)))
     found = [device.trace(s.program, s.constants, feeds) for s, feeds in programs]
     write_text(path, measured_trace([(r.program.name, r.spans) for r in found]))
     units = exe.backend.vdevice.veus
-    return "\n".join(str(summarise(r, units)) for r in found)
+    return "\n".join(str(summarise_run(r, units)) for r in found)
 
 
-def save(path: Path | None, arrays: dict[str, Array]) -> None:
+def save_arrays(path: Path | None, arrays: dict[str, Array]) -> None:
     """Write an .npz file where one is asked for."""
     if path is not None:
         write_file(path, lambda file: save_npz(file, arrays))

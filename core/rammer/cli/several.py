@@ -9,28 +9,28 @@ from typing import Any, TypeVar
 
 import click
 
-from rammer.cli.common import Array, collect_inputs, describe_array, progress
+from rammer.cli.common import Array, collect_inputs, describe_array, show_progress
 from rammer.cli.files import InputPath, note_source
 from rammer.cli.options import SECONDS, Finite, InputChoice
-from rammer.commands import gathered
+from rammer.commands import gather_options
 from rammer.compiler.compile_options import Request
 from rammer.distributed.report.distributed_text import SpreadTrace
 from rammer.distributed.runtime.distributed_run import SpreadRuns, Timed
-from rammer.distributed.runtime.distributed_session import Joining, SpreadModel, open_spread, several
+from rammer.distributed.runtime.distributed_session import Joining, SpreadModel, open_spread, resolve_devices
 from rammer.distributed.runtime.run_trace import traced_runs
 from rammer.distributed.transport.counters import Counters
 from rammer.distributed.transport.protocol import TIMEOUT
-from rammer.errors import BadInput, printable
-from rammer.ir.names import shortened
-from rammer.report.text_table import duration, plain, size
-from rammer.runtime.shape_buckets import told
+from rammer.errors import BadInput, to_printable
+from rammer.ir.names import shorten_name
+from rammer.report.text_table import format_duration, format_size, plain_table
+from rammer.runtime.shape_buckets import describe_lengths
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def joining_options(fn: F) -> F:
     """--transport, --timeout, --in-flight, --goal, --place and --state, as ``joining``."""
-    fn = gathered("joining", Joining, "transport", "timeout", "depth", "goal", "place", "states")(fn)
+    fn = gather_options("joining", Joining, "transport", "timeout", "depth", "goal", "place", "states")(fn)
     for option in (
         click.option(
             "--state",
@@ -70,9 +70,9 @@ def joining_options(fn: F) -> F:
     return fn
 
 
-def named(device: str, joining: Joining, request: Request) -> tuple[str, ...]:
+def parse_devices(device: str, joining: Joining, request: Request) -> tuple[str, ...]:
     """As ``several``. BadInput where one device is asked to keep states: what has one call for all runs does (``bind``)."""
-    names = several(device, joining.timeout, request.device_options)
+    names = resolve_devices(device, joining.timeout, request.device_options)
     if not names and joining.states:
         raise BadInput(
             f"--state {joining.states[0]} is for several devices",
@@ -84,16 +84,16 @@ def named(device: str, joining: Joining, request: Request) -> tuple[str, ...]:
 
 def opened_spread(model: Path, names: tuple[str, ...], request: Request, joining: Joining) -> SpreadModel:
     """Closed when the command ends, however it does."""
-    with progress(model.name) as sink:
+    with show_progress(model.name) as sink:
         found = open_spread(model, names, request, joining, sink)
     click.get_current_context().call_on_close(found.close)
     note_source(found.source)
     return found
 
 
-def prepared(found: SpreadModel, choice: InputChoice) -> tuple[SpreadRuns, dict[str, Array]]:
+def prepare_runs(found: SpreadModel, choice: InputChoice) -> tuple[SpreadRuns, dict[str, Array]]:
     """The joined devices, and a run's inputs."""
-    with progress(found.source.head.name) as found.progress:
+    with show_progress(found.source.head.name) as found.progress:
         inputs = found.checked(collect_inputs(found.source.head, choice, found.lengths))
         return found.prepare(inputs), inputs
 
@@ -114,7 +114,7 @@ def timed_runs(
     return outputs, times
 
 
-def stream(found: SpreadModel, runs: SpreadRuns, inputs: dict[str, Array], count: int) -> Timed:
+def stream_runs(found: SpreadModel, runs: SpreadRuns, inputs: dict[str, Array], count: int) -> Timed:
     """Runs in flight one behind the other."""
     feeds = found.feeds(inputs)
     runs.run_all([feeds] * min(count, 2 * runs.joined.depth))
@@ -139,7 +139,7 @@ def run_report(found: SpreadModel, runs: SpreadRuns, outputs: dict[str, Array], 
         "compile_seconds": found.compile_seconds,
         "steps": [len(part.steps) for part in spread.parts],
         "tasks": spread.whole.task_count,
-        "lengths": told(found.lengths, asked.ranged.spans, len(found.made)) if asked.ranged is not None else "",
+        "lengths": describe_lengths(found.lengths, asked.ranged.spans, len(found.made)) if asked.ranged is not None else "",
         "transfers": [{"transfer": str(t), "bytes": t.nbytes, "dynamic": t.late is not None} for t in spread.transfers],
         "predicted_latency_seconds": spread.predicted.latency,
         "predicted_interval_seconds": spread.predicted.interval,
@@ -161,25 +161,25 @@ def a_run(counters: Counters, count: int) -> dict[str, float]:
 def show_spread(report: dict[str, Any], quiet: bool) -> None:
     """Print a report for people (on stderr when stdout carries JSON)."""
     moved, late = sum(t["bytes"] for t in report["transfers"]), sum(t["dynamic"] for t in report["transfers"])
-    bound = f"{size(moved)} in all" if not late else f"at most {size(moved)} in all, {late} of a run's own shape"
-    lines = [f"model     {shortened(report['model'])}"]
+    bound = f"{format_size(moved)} in all" if not late else f"at most {format_size(moved)} in all, {late} of a run's own shape"
+    lines = [f"model     {shorten_name(report['model'])}"]
     lines += [
         f"device {n}  {name}, {steps} steps"
         for n, (name, steps) in enumerate(zip(report["devices"], report["steps"], strict=True))
     ]
     lines += [
         f"cut       {report['how']}; {len(report['transfers'])} transfers of {bound}, by {report['transport']}",
-        f"compile   {duration(report['compile_seconds'])} ({report['tasks']} tasks)",
-        f"latency   {duration(report['latency_seconds'])} wall time with host copies, median of {report['iterations']}",
-        f"predicted {duration(report['predicted_latency_seconds'])}, and {duration(report['predicted_interval_seconds'])} "
-        "between runs in flight",
+        f"compile   {format_duration(report['compile_seconds'])} ({report['tasks']} tasks)",
+        f"latency   {format_duration(report['latency_seconds'])} wall time with host copies, median of {report['iterations']}",
+        f"predicted {format_duration(report['predicted_latency_seconds'])}, and "
+        f"{format_duration(report['predicted_interval_seconds'])} between runs in flight",
     ]
     lines += [f"lengths   {report['lengths']}"] * bool(report["lengths"])
     lines += [f"note      {note}" for note in report["notes"]]
-    click.echo(printable("\n".join(lines)), err=quiet)
+    click.echo(to_printable("\n".join(lines)), err=quiet)
     table = [[o["name"], o["type"], o["min"], o["max"], o["nan"]] for o in report["outputs"]]
-    click.echo(plain(table, ["output", "type", "min", "max", "NaN"]), err=quiet)
-    click.echo("\n" + counted(report["counters"]), err=quiet)
+    click.echo(plain_table(table, ["output", "type", "min", "max", "NaN"]), err=quiet)
+    click.echo("\n" + format_counters(report["counters"]), err=quiet)
 
 
 def bench_spread(
@@ -187,9 +187,9 @@ def bench_spread(
 ) -> dict[str, Any] | None:
     """Latency of runs one by one, and seconds between the results of ``count`` runs in flight; where device 0 is."""
     found = opened_spread(model, names, *asked)
-    runs, inputs = prepared(found, choice)
+    runs, inputs = prepare_runs(found, choice)
     _, times = timed_runs(found, runs, inputs, count)
-    many = stream(found, runs, inputs, count)
+    many = stream_runs(found, runs, inputs, count)
     row = {
         "model": model.stem,
         "on": ", ".join(found.names),
@@ -210,13 +210,14 @@ def spread_table(rows: list[dict[str, Any]], form: Callable[..., str]) -> str:
     times = ("latency", "interval", "predicted_latency", "predicted_interval")
     heads = ["model", "on", "transport", "in flight", "latency", "between results", "predicted", "predicted between"]
     return form(
-        [[*(r[k] for k in ("model", "on", "transport", "in_flight")), *(duration(r[k]) for k in times)] for r in rows], heads
+        [[*(r[k] for k in ("model", "on", "transport", "in_flight")), *(format_duration(r[k]) for k in times)] for r in rows],
+        heads,
     )
 
 
-def counted(counters: list[dict[str, float]]) -> str:
+def format_counters(counters: list[dict[str, float]]) -> str:
     """A table of what transfers cost, a row a device, of one run."""
     names = [n for n in counters[0] if n != "waited"]
     heads = ["device, a run", *(n.replace("_", " ").replace("nbytes", "bytes") for n in names), "waited"]
-    rows = [[str(n), *(f"{c[k]:.10g}" for k in names), duration(c["waited"])] for n, c in enumerate(counters)]
-    return plain(rows, heads)
+    rows = [[str(n), *(f"{c[k]:.10g}" for k in names), format_duration(c["waited"])] for n, c in enumerate(counters)]
+    return plain_table(rows, heads)

@@ -69,11 +69,11 @@ def head_of(target: CTarget, name: str, pointers: Iterable[tuple[str, bool]]) ->
     parts = []
     for number, (kind, written) in enumerate(pointers):
         const = "" if written or not target.restrict else "const"
-        parts.append(f"{words(target.global_, const, kind)} *{words(target.restrict, f'p{number}')}")
-    parts += [f"{words(target.local, 'char')} *scratch", "int task"]
-    return f"{words(target.function, 'void')} {name}({', '.join(parts)})"
+        parts.append(f"{join_words(target.global_, const, kind)} *{join_words(target.restrict, f'p{number}')}")
+    parts += [f"{join_words(target.local, 'char')} *scratch", "int task"]
+    return f"{join_words(target.function, 'void')} {name}({', '.join(parts)})"
 
 
-def words(*parts: str) -> str:
+def join_words(*parts: str) -> str:
     """Those that are not empty, with spaces between them."""
     return " ".join(p for p in parts if p)

@@ -38,7 +38,7 @@ class Text:
         return "\n".join(self.lines) + "\n"
 
 
-def total(terms: Iterable[tuple[str, int]], constant: int = 0) -> str:
+def format_sum(terms: Iterable[tuple[str, int]], constant: int = 0) -> str:
     """``constant + sum(name * factor)``; terms without a name or factor vanish."""
     parts = [n if f == 1 else f"{n} * {f}" for n, f in terms if f and n and n != "0"]
     if constant or not parts:
@@ -46,7 +46,7 @@ def total(terms: Iterable[tuple[str, int]], constant: int = 0) -> str:
     return " + ".join(parts)
 
 
-def digits(value: str, extents: Sequence[int]) -> list[str]:
+def split_digits(value: str, extents: Sequence[int]) -> list[str]:
     """The mixed-radix digits of ``value``, outermost first; the first one is not reduced."""
     result, below = list[str](), 1
     for n, extent in reversed(list(enumerate(extents))):
@@ -56,7 +56,7 @@ def digits(value: str, extents: Sequence[int]) -> list[str]:
     return [f"({t})" for t in reversed(result)]
 
 
-def numbered(places: Iterable[tuple[str, int | str]]) -> str:
+def combine_digits(places: Iterable[tuple[str, int | str]]) -> str:
     """The number with these mixed-radix digits, each with its extent, outermost first; 0 where there are none."""
     text = ""
     for name, extent in places:
@@ -64,7 +64,7 @@ def numbered(places: Iterable[tuple[str, int | str]]) -> str:
     return text or "0"
 
 
-def weighted(steps: Mapping[str, int], names: Mapping[str, str]) -> list[tuple[str, int]]:
+def weighted_terms(steps: Mapping[str, int], names: Mapping[str, str]) -> list[tuple[str, int]]:
     """Terms of the axes that ``names`` spells; ``axis // d`` is spelled from its axis."""
     result = []
     for axis, step in steps.items():

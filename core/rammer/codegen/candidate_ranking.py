@@ -56,7 +56,7 @@ def leaders_first(queues: Sequence[Queue]) -> Iterator[Choice]:
     """What fits, by predicted seconds, but each family's best before every second best: tuning measures only the first few, and
     models of different families are less comparable than one family's. A family far behind has no such place."""
     later, seen, limit = list[Option](), set[str](), float("inf")
-    while (option := _best(queues, [], limit)) is not None:
+    while (option := _pop_best(queues, [], limit)) is not None:
         family = option.choice.operator.family
         if family in seen:
             later.append(option)
@@ -64,12 +64,12 @@ def leaders_first(queues: Sequence[Queue]) -> Iterator[Choice]:
             limit = min(limit, LEADING * option.choice.seconds + NEAR)
             seen.add(family)
             yield option.choice
-    while (option := _best(queues, later)) is not None:
+    while (option := _pop_best(queues, later)) is not None:
         if option.fits:
             yield option.choice
 
 
-def _best(queues: Sequence[Queue], later: list[Option], limit: float = float("inf")) -> Option | None:
+def _pop_best(queues: Sequence[Queue], later: list[Option], limit: float = float("inf")) -> Option | None:
     """Take the best predicted of ``later`` and the heads of ``queues``; None where it is beyond ``limit``."""
     heads = [(q, head) for q in queues if (head := q.head()) is not None]
     found = min(heads, key=lambda h: h[1].choice.seconds, default=None)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.stage_layout import Stage
-from rammer.codegen.stage_reads import StageBody, bodies, step
+from rammer.codegen.stage_reads import StageBody, collect_bodies, load_step
 from rammer.codegen.symbolic_bounds import AxisBound, fold
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
@@ -21,7 +21,7 @@ from rammer.ir.expr import Const, Expr, Load, integer
 
 def collapse_axes(unit: FunctionContext, stage: Stage, stores: Sequence[Place]) -> Stage:
     """``stage`` with its output axes joined where all loads and ``stores`` allow."""
-    parts = bodies(unit, stage.computes)
+    parts = collect_bodies(unit, stage.computes)
     for d in reversed(range(len(stage.box) - 1)):
         inner = stage.extents[d + 1]
         bound = stage.box[d + 1]
@@ -31,13 +31,13 @@ def collapse_axes(unit: FunctionContext, stage: Stage, stores: Sequence[Place]) 
         if not whole or inner < 1 or stage.extents[d] <= 1:
             continue
         if all(p.strides[d] == p.strides[d + 1] * inner for p in stores) and all(
-            _walks(unit, b, f"x{d}", f"x{d + 1}", inner) for b in parts
+            _can_merge(unit, b, f"x{d}", f"x{d + 1}", inner) for b in parts
         ):
-            stage = _joined(stage, d, inner)
+            stage = _merge_axes(stage, d, inner)
     return stage
 
 
-def _joined(stage: Stage, d: int, inner: int) -> Stage:
+def _merge_axes(stage: Stage, d: int, inner: int) -> Stage:
     outer = stage.box[d]
     low, high = (fold("mul", e, integer(inner)) for e in (outer.low, outer.high))
     box = (*stage.box[:d], AxisBound(integer(0), integer(1)), AxisBound(low, high, outer.solid), *stage.box[d + 2 :])
@@ -50,21 +50,21 @@ def _joined(stage: Stage, d: int, inner: int) -> Stage:
 
 def collapse_reduction(unit: FunctionContext, c: Compute) -> Compute:
     """``c`` with neighbouring reduction axes joined where its loads allow."""
-    parts = bodies(unit, (c,))
+    parts = collect_bodies(unit, (c,))
     for k in reversed(range(len(c.reduce) - 1)):
         a, b = c.reduce[k], c.reduce[k + 1]
         if unit.ends.keys() & {(c.name, a.name), (c.name, b.name)}:
             continue
-        if a.extent > 1 and all(_walks(unit, p, f"{c.name}.{a.name}", f"{c.name}.{b.name}", b.extent) for p in parts):
+        if a.extent > 1 and all(_can_merge(unit, p, f"{c.name}.{a.name}", f"{c.name}.{b.name}", b.extent) for p in parts):
             both = (Axis(a.name, 1), Axis(b.name, a.extent * b.extent))
             c = replace(c, reduce=(*c.reduce[:k], *both, *c.reduce[k + 2 :]))
     return c
 
 
-def _walks(unit: FunctionContext, part: StageBody, outer: str, inner: str, extent: int) -> bool:
+def _can_merge(unit: FunctionContext, part: StageBody, outer: str, inner: str, extent: int) -> bool:
     """Whether a body uses the two axes only in addresses, and there only as ``outer * extent + inner``."""
     pair = {outer, inner}
-    if _outside(part.body) & pair:
+    if _axes_outside_loads(part.body) & pair:
         return False
     for load in ex.loads(part.body):
         if not ex.axes_of(load) & pair:
@@ -75,15 +75,15 @@ def _walks(unit: FunctionContext, part: StageBody, outer: str, inner: str, exten
             return False
         if load.tensor in unit.inlined:
             continue
-        steps = step(unit, load, outer), step(unit, load, inner)
+        steps = load_step(unit, load, outer), load_step(unit, load, inner)
         if steps[0] is None or steps[1] is None or steps[0] != steps[1] * extent:
             return False
     return True
 
 
-def _outside(e: Expr) -> set[str]:
+def _axes_outside_loads(e: Expr) -> set[str]:
     """Axes used outside any load."""
     if isinstance(e, Load | Const):
         return set()
     kids = ex.children(e)
-    return {n for k in kids for n in _outside(k)} if kids else ex.axes_of(e)
+    return {n for k in kids for n in _axes_outside_loads(k)} if kids else ex.axes_of(e)

@@ -12,7 +12,7 @@ from rammer.codegen import operations as ops
 from rammer.codegen.c_target import CTarget
 from rammer.codegen.hoist_shared import Needs
 from rammer.codegen.operations import Val
-from rammer.codegen.symbolic_bounds import interval_within, linear, tidy
+from rammer.codegen.symbolic_bounds import canonicalise_sum, interval_within, to_linear_form
 from rammer.codegen.vector_text import CODES, STORED
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
@@ -100,8 +100,8 @@ class FunctionContext:
     def table(self, values: tuple[ex.Number, ...], dtype: str) -> str:
         """Name of the file-scope table with these values; float16 is a storage format, so a table has float32."""
         dtype = ops.compute_type(dtype)
-        spelling = ops.ctype(self.target, dtype)
-        body = ", ".join(ops.literal(self.target, v, dtype) for v in values)
+        spelling = ops.spell_type(self.target, dtype)
+        body = ", ".join(ops.spell_literal(self.target, v, dtype) for v in values)
         name = "rm_t" + hashlib.sha256(f"{spelling}:{body}".encode()).hexdigest()[:16]
         text = f"{self.target.constant} {spelling} {name}[{len(values)}] = {{{body}}};"
         # The guard lets functions that share a table stand in one translation unit.
@@ -134,14 +134,14 @@ class FunctionContext:
 
     def index(self, e: Expr) -> Val:
         """Integer arithmetic over axes, in 32 bits where all of it fits."""
-        e = tidy(e)
+        e = canonicalise_sum(e)
         small = self.fits(e)
         return Val(self._index(e, small), "int64", small, isinstance(e, Const | Ref))
 
     def _index(self, e: Expr, small: bool) -> str:
         target = self.target
         if isinstance(e, Const):
-            return ops.literal(target, e.value, "int32" if small else "int64")
+            return ops.spell_literal(target, e.value, "int32" if small else "int64")
         if isinstance(e, Ref):
             return e.axis if small else f"({target.types['int64']}){e.axis}"
         if isinstance(e, Table):
@@ -159,7 +159,7 @@ class FunctionContext:
 
     def _sum(self, e: Op, small: bool) -> str:
         """A sum of terms without inner parentheses."""
-        terms, constant = linear(e)
+        terms, constant = to_linear_form(e)
         if len(terms) == 1 and e.fn == "mul" and next(iter(terms)) == e:
             return f"({self._index(e.args[0], small)} * {self._index(e.args[1], small)})"
         text = ""

@@ -119,7 +119,9 @@ def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32", prol
         raise Unsuited("maps before the contraction")
     if operand_type(operands, binding) != dtype:
         raise Unsuited(f"operands are not {dtype}")
-    kinds = {binding.types[n].dtype for n in (*operator.inputs, *(c.name for c in operator.computes)) if not counts(n, binding)}
+    kinds = {
+        binding.types[n].dtype for n in (*operator.inputs, *(c.name for c in operator.computes)) if not is_length(n, binding)
+    }
     if main.dtype != "int32" if dtype == BYTE else not kinds <= {dtype, "float32"}:
         raise Unsuited(f"a mixture of {', '.join(sorted(kinds))}")
     check_followers(main, parts.after)
@@ -127,13 +129,13 @@ def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32", prol
     choices = list[Roles]()
     for first, second in ((0, 1), (1, 0)):
         changed = {first: "a", second: "b"}.get(parts.changed, "")
-        found = _roles(main, operands[first], operands[second], live)
+        found = _assign_roles(main, operands[first], operands[second], live)
         choices.append(replace(found, after=parts.after, prologue=parts.prologue, changed=changed))
-    last = _innermost(operator, binding, live) if dtype == BYTE else live[-1:]
-    return max(choices, key=lambda r: (bool(last) and last[0] in r.columns, _cells(main, r.columns)))
+    last = _innermost_axis(operator, binding, live) if dtype == BYTE else live[-1:]
+    return max(choices, key=lambda r: (bool(last) and last[0] in r.columns, _count_cells(main, r.columns)))
 
 
-def _innermost(operator: ROperator, binding: Binding, live: list[int]) -> list[int]:
+def _innermost_axis(operator: ROperator, binding: Binding, live: list[int]) -> list[int]:
     """Which of the axes ``live`` has its neighbours next to each other in the result."""
     storage = binding.storages.get(operator.outputs[-1])
     return sorted(live, key=lambda d: (abs(storage.strides[d]), -d))[:1] if storage else live[-1:]
@@ -145,11 +147,11 @@ def operand_type(operands: tuple[Load, Load], binding: Binding) -> str:
     return BYTE if a in BYTES and b in BYTES else a if a == b else ""
 
 
-def _cells(main: Compute, axes: tuple[int, ...]) -> int:
+def _count_cells(main: Compute, axes: tuple[int, ...]) -> int:
     return math.prod(main.axes[d].extent for d in axes)
 
 
-def _roles(main: Compute, a: Load, b: Load, live: list[int]) -> Roles:
+def _assign_roles(main: Compute, a: Load, b: Load, live: list[int]) -> Roles:
     rows, columns, groups = list[int](), list[int](), set[int]()
     for d in live:
         name = main.axes[d].name
@@ -158,13 +160,13 @@ def _roles(main: Compute, a: Load, b: Load, live: list[int]) -> Roles:
             rows.append(d)
         elif in_b and not in_a:
             columns.append(d)
-        elif in_a and in_b and (found := quotients(b, name)):
+        elif in_a and in_b and (found := quotient_divisors(b, name)):
             rows.append(d)
             groups |= found
     return Roles(main, a, b, tuple(rows), tuple(columns), frozenset(groups))
 
 
-def quotients(load: Load, axis: str) -> set[int]:
+def quotient_divisors(load: Load, axis: str) -> set[int]:
     """The divisors ``d`` where ``load`` uses ``axis`` only as ``axis // d``; empty otherwise."""
     found, bare = set[int](), 0
     for e in (e for index in load.indices for e in ex.walk(index)):
@@ -175,7 +177,7 @@ def quotients(load: Load, axis: str) -> set[int]:
     return found if not bare else set()
 
 
-def counts(tensor: str, binding: Binding) -> bool:
+def is_length(tensor: str, binding: Binding) -> bool:
     """Whether a tensor is one integer, such as a length."""
     return binding.types[tensor].dtype == "int64" and not binding.types[tensor].shape
 
@@ -219,7 +221,7 @@ def roles_of_axes(
     return tuple(rows), tuple(columns), tuple(others)
 
 
-def consecutive(steps: Mapping[str, int], axes: Sequence[Axis], tile: Mapping[str, int]) -> bool:
+def is_consecutive(steps: Mapping[str, int], axes: Sequence[Axis], tile: Mapping[str, int]) -> bool:
     """Whether the elements of a tile, counted along ``axes`` with the last one fastest, lie one behind the other: ``steps`` are
     those of their addresses, and all axes but the first one must be whole."""
     expected = 1
@@ -245,12 +247,12 @@ def with_quotients(load: Load, tile: Mapping[str, int]) -> Load:
     return Load(load.tensor, tuple(ex.transform(i, rule) for i in load.indices), load.fill)
 
 
-def address(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int]:
+def affine_address(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int]:
     """``(steps, constant)`` of a load's element address ``constant + sum(steps[axis] * axis)``; axes that do not
     matter are left out. Unsuited unless affine."""
     steps, constant = dict[str, int](), 0
     for index, stride in zip(load.indices, strides, strict=True):
-        form = ex.affine(index)
+        form = ex.affine_form(index)
         if form is None:
             raise Unsuited(f"{load} is not affine")
         constant += form[1] * stride
@@ -273,10 +275,10 @@ def operand_of(load: Load, main: Compute, binding: Binding) -> Operand:
         base, _, divisor = name.partition(QUOTIENT)
         if divisor:
             ranges[name] = (0, ranges[base][1] // int(divisor))
-    steps, constant = address(load, storage.strides)
+    steps, constant = affine_address(load, storage.strides)
     guards = list[PaddedAxis]()
     for index, extent in zip(load.indices, shape, strict=True):
-        form, reach = ex.affine(index), ex.interval(index, ranges)
+        form, reach = ex.affine_form(index), ex.interval(index, ranges)
         if form is None or reach is None:
             raise Unsuited(f"{load} is not affine")
         if load.fill is not None and (reach[0] < 0 or reach[1] >= extent):

@@ -16,7 +16,7 @@ from rammer.codegen import operations as ops
 from rammer.codegen.context import FunctionContext
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
-from rammer.codegen.stage_layout import ALIGNMENT, Layout, Stage, heads, scratch_of
+from rammer.codegen.stage_layout import ALIGNMENT, Layout, Stage, needed_reductions, scratch_of
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Ref
@@ -38,14 +38,14 @@ class SharedReduction:
     offset: int
 
 
-def shared(inlined: Mapping[str, Compute], stage: Stage, offset: int) -> tuple[SharedReduction, ...]:
+def find_shared_reductions(inlined: Mapping[str, Compute], stage: Stage, offset: int) -> tuple[SharedReduction, ...]:
     """The reductions of ``stage`` worth sharing, with scratch areas from ``offset``; () where threads
     have enough to do."""
     count = math.prod(stage.extents)
     if not 0 < count <= THREADS // 2:
         return ()
     point = tuple(Ref(f"x{d}") for d in range(len(stage.box)))
-    found = {(h.name, i): h for c in stage.computes for h, i in heads(inlined, c, point)}
+    found = {(h.name, i): h for c in stage.computes for h, i in needed_reductions(inlined, c, point)}
     result = []
     for (_, indices), c in found.items():
         most = min(THREADS // count, math.prod(r.extent for r in c.reduce) // _LEAST)
@@ -54,11 +54,11 @@ def shared(inlined: Mapping[str, Compute], stage: Stage, offset: int) -> tuple[S
         parts = 1 << (most.bit_length() - 1)
         offset = -(-offset // ALIGNMENT) * ALIGNMENT
         result.append(SharedReduction(c, indices, parts, offset))
-        offset += count * parts * width(c)
+        offset += count * parts * partial_bytes(c)
     return tuple(result)
 
 
-def width(c: Compute) -> int:
+def partial_bytes(c: Compute) -> int:
     """Bytes of one partial result."""
     return itemsize(ops.compute_type(c.dtype))
 
@@ -69,7 +69,7 @@ def scratch_with_partials(layout: Layout, inlined: Mapping[str, Compute]) -> int
     ends = [tiles]
     for stage in layout.stages:
         count = math.prod(stage.extents)
-        ends += [s.offset + count * s.parts * width(s.compute) for s in shared(inlined, stage, tiles)]
+        ends += [s.offset + count * s.parts * partial_bytes(s.compute) for s in find_shared_reductions(inlined, stage, tiles)]
     return max(ends)
 
 
@@ -89,7 +89,7 @@ class Group:
         """Pointers to the scratch areas."""
         target = self.unit.target
         for number, part in enumerate(self.parts):
-            kind = ops.ctype(target, ops.compute_type(part.compute.dtype))
+            kind = ops.spell_type(target, ops.compute_type(part.compute.dtype))
             spelling = f"{target.local} {kind}".strip()
             body.line(f"{spelling} *{self.pointer(number)} = ({spelling} *)(scratch + {part.offset});")
 
@@ -128,5 +128,5 @@ class Group:
             with level.nest(head) as inner:
                 inner.line(f"const int at = t / s * {part.parts} + t % s;")
                 other = Val(f"{g}[at + s]", ops.compute_type(part.compute.dtype))
-                inner.line(ops.combine(target, part.compute, f"{g}[at]", other))
+                inner.line(ops.combine_value(target, part.compute, f"{g}[at]", other))
             level.line(target.barrier)

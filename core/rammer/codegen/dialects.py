@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Final
 
 from rammer.codegen.c_target import CTarget
-from rammer.codegen.vector_text import GNU, WIDTHS, vectors
+from rammer.codegen.vector_text import GNU, WIDTHS, vector_definitions
 
-__all__ = ["C99", "STANDARD", "helpers", "one_thread"]
+__all__ = ["C99", "STANDARD", "helper_functions", "one_thread"]
 
 #: Suffix of helper functions by element type. Narrow integers compute in 32 bits.
 SUFFIX: dict[str, str] = {
@@ -55,7 +55,7 @@ _FLOAT = """
 """
 
 
-def helpers(qualifier: str, types: Mapping[str, str], overloaded: bool, double_guard: str = "") -> str:
+def helper_functions(qualifier: str, types: Mapping[str, str], overloaded: bool, double_guard: str = "") -> str:
     """The helper functions of a dialect; ``overloaded`` spells ``floor`` alike for float and double.
 
     ``double_guard`` is a preprocessor condition under which float64 exists.
@@ -125,8 +125,8 @@ C99 = CTarget(
     types={**STANDARD, "float16": "_Float16"},
     functions={"round:float16": "((float)(_Float16)({v}))", **_BITS},
     preamble="#include <math.h>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
-    + helpers("static inline", STANDARD, overloaded=False)
-    + vectors(GNU),
+    + helper_functions("static inline", STANDARD, overloaded=False)
+    + vector_definitions(GNU),
     vectors=WIDTHS,
     restrict="restrict",
 )

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rammer.codegen.c_target import CTarget
-from rammer.codegen.c_text import Text, digits, total
-from rammer.codegen.operations import literal, put
+from rammer.codegen.c_text import Text, format_sum, split_digits
+from rammer.codegen.operations import format_store, spell_literal
 from rammer.device.manifest import Binding
 from rammer.ir.extent import RowWindow, SkipTasks
 from rammer.ir.operator import ROperator
@@ -25,30 +25,32 @@ class EndText:
 
     def beginning(self, before: str = "") -> list[str]:
         """Statements that return where task ``task`` ends; ``before`` must precede every write and return."""
-        box, text = self._box(), Text()
+        box, text = self._task_box(), Text()
         for ending in self.operator.endings:
             low, high = box[ending.axis]
             if ending.beside is not None:
-                text.lines += self._beside(ending.beside, ending, box, before)
+                text.lines += self._exit_outside_window(ending.beside, ending, box, before)
                 continue
-            test = f"{high} <= {self._extent(ending)}" if ending.below else f"{low} >= {self._extent(ending)}"
+            test = f"{high} <= {self._extent_text(ending)}" if ending.below else f"{low} >= {self._extent_text(ending)}"
             with text.block(f"if ({test})"):
                 if before:
                     text.line(before)
-                self._fill(text, ending, box)
+                self._fill_outputs(text, ending, box)
                 text.line("return;")
         return text.lines
 
     def rest(self) -> list[str]:
         """Statements that write what lies beyond the lengths in a task that has computed what lies before them."""
-        whole, text = self._box(), Text()
+        whole, text = self._task_box(), Text()
         for ending in (e for e in self.operator.endings if not e.below):
             low, high = whole[ending.axis]
-            end = f"max((int){self._extent(ending)}, {low})"
-            self._fill(text, ending, {**whole, ending.axis: (end, high)})
+            end = f"max((int){self._extent_text(ending)}, {low})"
+            self._fill_outputs(text, ending, {**whole, ending.axis: (end, high)})
         return text.lines
 
-    def _beside(self, rows: RowWindow, ending: SkipTasks, box: Mapping[str, tuple[str, str]], before: str) -> list[str]:
+    def _exit_outside_window(
+        self, rows: RowWindow, ending: SkipTasks, box: Mapping[str, tuple[str, str]], before: str
+    ) -> list[str]:
         """Statements that return where the task's place is none of ``rows``; of more places than one none."""
         tiles = {a.name: t for a, t in zip(self.operator.anchor.axes, self.operator.tile, strict=True)}
         if tiles[ending.axis] != 1 or tiles[rows.by] != 1:
@@ -64,20 +66,20 @@ class EndText:
                 text.line("return;")
         return text.lines
 
-    def _extent(self, ending: SkipTasks) -> str:
+    def _extent_text(self, ending: SkipTasks) -> str:
         terms = [(f"{self.lengths[n]}[0]", f) for n, f in ending.extent.terms]
-        return f"({total(terms, ending.extent.offset)})"
+        return f"({format_sum(terms, ending.extent.offset)})"
 
-    def _box(self) -> dict[str, tuple[str, str]]:
+    def _task_box(self) -> dict[str, tuple[str, str]]:
         """By axis, where the task numbered ``task`` begins and ends."""
         o, box = self.operator, dict[str, tuple[str, str]]()
-        for axis, place, tile, count in zip(o.anchor.axes, digits("task", o.grid), o.tile, o.grid, strict=True):
+        for axis, place, tile, count in zip(o.anchor.axes, split_digits("task", o.grid), o.tile, o.grid, strict=True):
             low = f"{place} * {tile}" if count > 1 else "0"
             high = f"{low} + {tile}" if axis.extent % tile == 0 else f"min({low} + {tile}, {axis.extent})"
             box[axis.name] = low, high if count > 1 else str(axis.extent)
         return box
 
-    def _fill(self, text: Text, ending: SkipTasks, box: Mapping[str, tuple[str, str]]) -> None:
+    def _fill_outputs(self, text: Text, ending: SkipTasks, box: Mapping[str, tuple[str, str]]) -> None:
         """Write what lies beyond an ending to a box of every output that has something there, spread over the threads."""
         target, last = self.target, len(box) - 1
         for tensor, fill in zip(self.operator.outputs, ending.fills, strict=True):
@@ -87,6 +89,6 @@ class EndText:
             for d, (low, high) in enumerate(box.values()):
                 first, step = (f"{low} + {target.thread}", target.threads) if d == last and not target.single else (low, "1")
                 text.line(f"for (int e{d} = {first}; e{d} < {high}; e{d} += {step}) {{")
-            at = total([(f"({target.types['int64']})e{d}", s) for d, s in enumerate(storage.strides)])
-            text.line(put(target, self.pointers[tensor], at, dtype, literal(target, fill, dtype)))
+            at = format_sum([(f"({target.types['int64']})e{d}", s) for d, s in enumerate(storage.strides)])
+            text.line(format_store(target, self.pointers[tensor], at, dtype, spell_literal(target, fill, dtype)))
             text.all(["}"] * len(box))

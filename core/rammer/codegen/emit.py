@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, replace
 
 from rammer.codegen import operations as ops
-from rammer.codegen.c_target import CFunction, CTarget, head_of, words
-from rammer.codegen.c_text import total
+from rammer.codegen.c_target import CFunction, CTarget, head_of, join_words
+from rammer.codegen.c_text import format_sum
 from rammer.codegen.collapse_axes import collapse_reduction
 from rammer.codegen.context import FunctionContext, Place
-from rammer.codegen.cooperate import scratch_with_partials, shared
+from rammer.codegen.cooperate import find_shared_reductions, scratch_with_partials
 from rammer.codegen.nests import Nest, Target, Test
 from rammer.codegen.scalar import Block
 from rammer.codegen.stage_layout import Layout, Stage, scratch_of
@@ -21,10 +21,10 @@ from rammer.ir.expr import Ref, integer
 from rammer.ir.operator import ROperator
 from rammer.ir.types import row_major
 
-__all__ = ["emit", "scratch_bytes"]
+__all__ = ["emit_operator", "scratch_bytes"]
 
 
-def emit(operator: ROperator, binding: Binding, target: CTarget, within: bool = False) -> CFunction:
+def emit_operator(operator: ROperator, binding: Binding, target: CTarget, within: bool = False) -> CFunction:
     """One C function that computes any task of ``operator``; of a program for a range only what lies ``within`` the lengths.
 
     Raises DeviceFailure where the dialect lacks an element type, ValueError where the operator is
@@ -54,15 +54,17 @@ class _Emitter:
         self.stages = self.layout.stages
         tiles = scratch_of(self.stages)
         self.scratch = tiles if self.target.single else scratch_with_partials(self.layout, self.layout.inlined)
-        self.shared = {s.root.name: () if self.target.single else shared(self.layout.inlined, s, tiles) for s in self.stages}
-        ends = self._ends()
+        self.shared = {
+            s.root.name: () if self.target.single else find_shared_reductions(self.layout.inlined, s, tiles) for s in self.stages
+        }
+        ends = self._reduction_bounds()
         inputs = tuple((name, False) for name in self.operator.inputs)
         self.arguments = inputs + tuple((name, True) for name in self.operator.outputs)
         asked = dict.fromkeys(n for extent, _ in self.layout.lengths for n, _ in extent.terms)
         self.arguments += tuple((name, False) for name in asked if (name, False) not in inputs)
-        self.globals = {name: self._global(k, name) for k, (name, _) in enumerate(self.arguments)}
+        self.globals = {name: self._make_global_place(k, name) for k, (name, _) in enumerate(self.arguments)}
         staged = [s for s in self.stages if s.offset >= 0]
-        self.tiles = {s.root.name: _tile(k, s) for k, s in enumerate(staged)}
+        self.tiles = {s.root.name: _make_tile_place(k, s) for k, s in enumerate(staged)}
         self.unit = FunctionContext(
             self.target,
             self.binding.types,
@@ -75,12 +77,12 @@ class _Emitter:
         for c in self.layout.inlined.values():
             self.unit.inlined[c.name] = collapse_reduction(self.unit, c)
 
-    def _ends(self) -> dict[tuple[str, str], str]:
+    def _reduction_bounds(self) -> dict[tuple[str, str], str]:
         """The variables at which reductions stop."""
         found = ((c, r, self.layout.stop(c, r)) for c in self.operator.computes for r in c.reduce)
         return {(c.name, r.name): end.axis for c, r, end in found if isinstance(end, Ref)}
 
-    def _global(self, number: int, name: str) -> Place:
+    def _make_global_place(self, number: int, name: str) -> Place:
         if name not in self.binding.storages:
             raise ValueError(f"operator {self.operator.name}: {name} has no storage")
         kind = self.binding.types[name]
@@ -90,30 +92,30 @@ class _Emitter:
     def function(self) -> CFunction:
         """The finished function."""
         body = Block(self.unit)
-        self._origins(body)
+        self._emit_origins(body)
         self._tile_pointers(body)
         for stage in self.stages:
-            self._stage(body, stage)
+            self._emit_stage(body, stage)
             if self.target.barrier and self.scratch:
                 # After the last stage too: the group's next task reuses the scratch memory.
                 body.line(self.target.barrier)
-        text = "".join(self.unit.tables.values()) + self._head("@NAME@") + " {\n"
+        text = "".join(self.unit.tables.values()) + self._function_head("@NAME@") + " {\n"
         text += "".join(f"  {line}\n" for line in body.lines) + "}\n"
         name = "rm_" + hash_of(text)
         stops = self.within and any(not e.below for e in self.operator.endings)
         return CFunction(name, text.replace("@NAME@", name), self.arguments, self.scratch, stops)
 
-    def _head(self, name: str) -> str:
-        kinds = (ops.ctype(self.target, self.binding.types[tensor].dtype) for tensor, _ in self.arguments)
+    def _function_head(self, name: str) -> str:
+        kinds = (ops.spell_type(self.target, self.binding.types[tensor].dtype) for tensor, _ in self.arguments)
         return head_of(self.target, name, zip(kinds, (written for _, written in self.arguments), strict=True))
 
-    def _origins(self, body: Block) -> None:
+    def _emit_origins(self, body: Block) -> None:
         """Decode the task index (row-major over the grid) and bound the boxes of the staged tiles."""
         for (extent, bound), name in self.layout.lengths.items():
             terms = [(f"{self.globals[n].pointer}[0]", f) for n, f in extent.terms]
-            low, high = (ops.literal(self.target, n, "int64") for n in (1, bound))
+            low, high = (ops.spell_literal(self.target, n, "int64") for n in (1, bound))
             kind = self.target.types["int32"]
-            body.line(f"const {kind} {name} = ({kind})rm_min_i64(rm_max_i64({total(terms, extent.offset)}, {low}), {high});")
+            body.line(f"const {kind} {name} = ({kind})rm_min_i64(rm_max_i64({format_sum(terms, extent.offset)}, {low}), {high});")
         grid, last = self.operator.grid, True
         step = math.prod(grid)
         for k, (tile, count) in enumerate(zip(self.operator.tile, grid, strict=True)):
@@ -129,10 +131,10 @@ class _Emitter:
 
     def _tile_pointers(self, body: Block) -> None:
         for number, stage in enumerate(s for s in self.stages if s.offset >= 0):
-            pointer = f"{words(self.target.local, ops.ctype(self.target, stage.root.dtype))} *"
+            pointer = f"{join_words(self.target.local, ops.spell_type(self.target, stage.root.dtype))} *"
             body.line(f"{pointer}s{number} = ({pointer})(scratch + {stage.offset});")
 
-    def _stage(self, body: Block, stage: Stage) -> None:
+    def _emit_stage(self, body: Block, stage: Stage) -> None:
         computes = tuple(collapse_reduction(self.unit, c) for c in stage.computes)
         targets = []
         for c in computes:
@@ -151,6 +153,6 @@ class _Emitter:
         return tuple(tests)
 
 
-def _tile(number: int, stage: Stage) -> Place:
+def _make_tile_place(number: int, stage: Stage) -> Place:
     low = tuple(b.low for b in stage.box)
     return Place(f"s{number}", stage.root.dtype, row_major(stage.extents), low, stage.extents)

@@ -13,11 +13,11 @@ from typing import Final, Generic, TypeVar
 from rammer.codegen.candidate_ranking import Queue, leaders_first
 from rammer.codegen.kernel_family import Choice, KernelFamily
 from rammer.codegen.task_parameters import Argument, TaskCode, Unsuited
-from rammer.codegen.writer import KernelWriter, refusal
+from rammer.codegen.writer import KernelWriter, make_refusal
 from rammer.device.lazy_sequence import LazySequence
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
-from rammer.ir.at_length import shorter
+from rammer.ir.at_length import shrink_to_parts
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
 
 Unit = TypeVar("Unit")
@@ -77,14 +77,14 @@ class FamilyBackend(Generic[Unit, Code, Own]):
                 found = LazySequence(islice(self.choices(operator, binding, family), family.most))
                 if found:
                     return LazySequence(c.operator for c in found)
-        return LazySequence(self._ranked(operator, binding))
+        return LazySequence(self._rank_candidates(operator, binding))
 
-    def _ranked(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
+    def _rank_candidates(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
         """``candidates`` of the families that go before no others, one by one: a kernel is written to see whether it fits."""
         plain = [f for f in self.usable if f.first is None and not f.product and not f.last]
         groups = [(self._limits.products, [f for f in self.usable if f.product]), *((f.most, [f]) for f in plain)]
         possible, found = partial(self.fits, binding=binding), False
-        queues = [Queue(self._predicted(operator, binding, families), possible, most) for most, families in groups]
+        queues = [Queue(self._merge_choices(operator, binding, families), possible, most) for most, families in groups]
         for choice in leaders_first(queues):
             found = True
             yield choice.operator
@@ -95,13 +95,13 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         if not found:
             yield from filter(possible, self.otherwise(operator, binding))
 
-    def _predicted(
+    def _merge_choices(
         self, operator: ROperator, binding: Binding, families: Iterable[KernelFamily[Unit, Code, Own]]
     ) -> Iterator[Choice]:
         """Every choice of some families, best predicted first; for some there may be no kernel."""
-        return heapq.merge(*(self._of(f, operator, binding) for f in families), key=lambda c: c.seconds)
+        return heapq.merge(*(self._family_choices(f, operator, binding) for f in families), key=lambda c: c.seconds)
 
-    def _of(self, family: KernelFamily[Unit, Code, Own], operator: ROperator, binding: Binding) -> Sequence[Choice]:
+    def _family_choices(self, family: KernelFamily[Unit, Code, Own], operator: ROperator, binding: Binding) -> Sequence[Choice]:
         """A family's choices, best predicted first. Those of the operator that was asked about last are kept: its fastest kernels
         and its leanest are found among the same, and working out what all take is most of a search."""
         known = self._asked
@@ -113,7 +113,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
 
     def choices(self, operator: ROperator, binding: Binding, *families: KernelFamily[Unit, Code, Own]) -> Iterator[Choice]:
         """Every choice of some families that can be written and that fits, best predicted first."""
-        return (c for c in self._predicted(operator, binding, families) if self.fits(c.operator, binding))
+        return (c for c in self._merge_choices(operator, binding, families) if self.fits(c.operator, binding))
 
     def offered(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
         """Every choice of every family, whatever its prediction; nothing is kept from those that go before others."""
@@ -131,14 +131,14 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         if self.kinds.get(operator.family) not in families:
             return None
         found, most = list[Choice](), inf
-        for choice in self._predicted(replace(operator, tile=(), family="", config=()), binding, families):
+        for choice in self._merge_choices(replace(operator, tile=(), family="", config=()), binding, families):
             most = min(most, SLOWER * choice.seconds)
             if choice.seconds > most:
                 break
             found.append(choice)
-        return next((c.operator for c in sorted(found, key=self._busy) if self.fits(c.operator, binding)), None)
+        return next((c.operator for c in sorted(found, key=self._total_task_seconds) if self.fits(c.operator, binding)), None)
 
-    def _busy(self, choice: Choice) -> float:
+    def _total_task_seconds(self, choice: Choice) -> float:
         """Seconds of vEUs that all tasks take together, by what the choice is expected to take in rounds of all vEUs."""
         shares = choice.operator.task_count * self.kinds[choice.operator.family].spread(choice.operator)
         return choice.seconds / -(-shares // self.veus) * shares
@@ -163,23 +163,23 @@ class FamilyBackend(Generic[Unit, Code, Own]):
 
     def recast(self, operator: ROperator, binding: Binding, within: float) -> ROperator:
         """As ``rammer.device.capabilities.Cased``; of the operator's own family where that goes before others or is the last."""
-        own, family = self._mean(operator, binding), self.kinds[operator.family]
+        own, family = self._mean_seconds(operator, binding), self.kinds[operator.family]
         families = [f for f in self.usable if f.first is None and not f.last]
         found = [family] if family not in families else families
         if not operator.family or family not in self.usable:
             return operator
         allowed = self.arrangements(operator, binding)
         for choice in self.choices(replace(operator, tile=(), family="", config=()), binding, *found):
-            if self._mean(choice.operator, binding) >= own * (1 - within):
+            if self._mean_seconds(choice.operator, binding) >= own * (1 - within):
                 return operator
             if self.arrangements(choice.operator, binding) <= allowed:
                 return choice.operator
         return operator
 
-    def _mean(self, operator: ROperator, binding: Binding) -> float:
+    def _mean_seconds(self, operator: ROperator, binding: Binding) -> float:
         """Predicted seconds of a tiled operator in the mean of its lengths."""
         family, times = self.kinds[operator.family], list[float]()
-        for short in shorter(operator, binding.parts):
+        for short in shrink_to_parts(operator, binding.parts):
             try:
                 times.append(family.seconds(short, binding, self.unit))
             except Unsuited:  # as it is at the bound alone
@@ -200,17 +200,19 @@ class FamilyBackend(Generic[Unit, Code, Own]):
             family = self.kinds.get(operator.family) or self.kinds[""]
             alone, crowded = family.round(operator, binding, self.unit, self.veus)
         except Unsuited as problem:
-            raise refusal(operator, problem) from problem
-        least = self._least(operator, binding) if family.last else 0.0
+            raise make_refusal(operator, problem) from problem
+        least = self._least_task_seconds(operator, binding) if family.last else 0.0
         spread = family.spread(operator)
-        return RKernel(operator, lambda: self._written(operator, binding), max(alone, least), max(crowded, least), spread=spread)
+        return RKernel(
+            operator, lambda: self._write_kernel(operator, binding), max(alone, least), max(crowded, least), spread=spread
+        )
 
-    def _least(self, operator: ROperator, binding: Binding) -> float:
+    def _least_task_seconds(self, operator: ROperator, binding: Binding) -> float:
         """Seconds of a task such that all of them are no less work than the best choice of the families that are not last."""
         untiled = replace(operator, tile=(), family="", config=())
         seconds = self.best(untiled, binding, [f for f in self.usable if not f.last])
         return seconds * self.veus / operator.task_count if isfinite(seconds) and operator.task_count else 0.0
 
-    def _written(self, operator: ROperator, binding: Binding) -> Written:
+    def _write_kernel(self, operator: ROperator, binding: Binding) -> Written:
         made = self._writer.written(operator, binding)
         return Written(made.text, self._needs(made))

@@ -52,7 +52,7 @@ def sides_of(
     unless affine."""
     counts = {**tile, **window}
     for index, stride, extent in zip(load.indices, strides, shape, strict=True):
-        form = ex.affine(index)
+        form = ex.affine_form(index)
         if form is None:
             raise Unsuited(f"{load} is not affine")
         steps, constant = form

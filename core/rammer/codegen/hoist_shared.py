@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from rammer.codegen.symbolic_bounds import tidy
+from rammer.codegen.symbolic_bounds import canonicalise_sum
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Load, Op
@@ -42,17 +42,17 @@ class Needs:
         producer is no reduction and read inside its bounds at places that are sums of axes, what that one needs."""
         found = self.known.get(e)
         if found is None:
-            found = self.known[e] = self._found(e)
+            found = self.known[e] = self._collect_needs(e)
         return found
 
-    def _found(self, e: Expr) -> Needed:
+    def _collect_needs(self, e: Expr) -> Needed:
         if isinstance(e, Op) and e.fn == "where":
             test, one, other = e.args
             return self.of(test) | {load: None for load in self.of(one) if load in self.of(other)}
         if not isinstance(e, Load) or e.tensor not in self.inlined:
             return self._all(ex.children(e))
-        load, c = Load(e.tensor, tuple(tidy(i) for i in e.indices), e.fill), self.inlined[e.tensor]
-        if c.reduce or e.fill is not None or any(ex.affine(i) is None for i in load.indices):
+        load, c = Load(e.tensor, tuple(canonicalise_sum(i) for i in e.indices), e.fill), self.inlined[e.tensor]
+        if c.reduce or e.fill is not None or any(ex.affine_form(i) is None for i in load.indices):
             return {load: None}
         axes = dict(zip((a.name for a in c.axes), load.indices, strict=True))
         return {load: None} | self.of(ex.substitute(c.body, axes))

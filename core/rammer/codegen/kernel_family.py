@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from rammer.codegen.task_parameters import TaskCode, Unsuited
 from rammer.device.manifest import Binding
-from rammer.ir.at_length import shorter
+from rammer.ir.at_length import shrink_to_parts
 from rammer.ir.operator import ROperator
 
 #: How a device describes itself, its kernels, and what its own executors know of some families.
@@ -117,27 +117,27 @@ class Forms(Generic[Form, Launched, Code]):
 
     def family(self, name: str, configs: Mapping[str, range]) -> KernelFamily[Launched, Code, Any]:
         """The family of these forms."""
-        return KernelFamily(name, configs, self._candidates, self._seconds, self._kernel)
+        return KernelFamily(name, configs, self._order_tilings, self._predict_seconds, self._write_kernel)
 
-    def _candidates(self, operator: ROperator, binding: Binding, unit: Launched) -> Sequence[Choice]:
+    def _order_tilings(self, operator: ROperator, binding: Binding, unit: Launched) -> Sequence[Choice]:
         try:
             form = self.recognise(operator, binding)
         except Unsuited:
             return []
-        return self.order(Choice(self._ranged(f, binding, unit) + unit.launch, f.operator) for f in self.tilings(form, unit))
+        return self.order(Choice(self._mean_price(f, binding, unit) + unit.launch, f.operator) for f in self.tilings(form, unit))
 
-    def _ranged(self, form: Form, binding: Binding, unit: Launched) -> float:
+    def _mean_price(self, form: Form, binding: Binding, unit: Launched) -> float:
         """The price of a tiled form; of an operator of a program for a range the mean over lengths."""
         own, found = self.price(form, binding, unit), list[float]()
-        for short in shorter(form.operator, binding.parts, self.inside) if form.operator.lengths else ():
+        for short in shrink_to_parts(form.operator, binding.parts, self.inside) if form.operator.lengths else ():
             try:
                 found.append(self.price(self.recognise(short, binding), binding, unit))
             except Unsuited:  # as the form is at the bound alone
                 found.append(own)
         return sum(found) / len(found) if found else own
 
-    def _seconds(self, operator: ROperator, binding: Binding, unit: Launched) -> float:
+    def _predict_seconds(self, operator: ROperator, binding: Binding, unit: Launched) -> float:
         return self.price(self.recognise(operator, binding), binding, unit)
 
-    def _kernel(self, operator: ROperator, binding: Binding) -> Code:
+    def _write_kernel(self, operator: ROperator, binding: Binding) -> Code:
         return self.write(self.recognise(operator, binding), binding)

@@ -21,7 +21,7 @@ from rammer.codegen.context import INT32, Place
 from rammer.codegen.operations import Val
 from rammer.codegen.partial_sums import block_sizes
 from rammer.codegen.scalar import Block, Reducing, Sum
-from rammer.codegen.symbolic_bounds import tidy
+from rammer.codegen.symbolic_bounds import canonicalise_sum
 from rammer.codegen.vector_text import CODES, MATH, STORED
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
@@ -63,10 +63,10 @@ class LaneBlock(Block):
             kinds=self.kinds,
         )
 
-    def _varies(self, e: Expr) -> bool:
+    def _is_lane_dependent(self, e: Expr) -> bool:
         return self.lane in ex.axes_of(e)
 
-    def _kind(self, e: Expr) -> str:
+    def _vector_kind(self, e: Expr) -> str:
         if e not in self.kinds:
             kind = ops.compute_type(ex.dtype_of(e, self.unit.dtypes))
             self.kinds[e] = "int32" if kind in CODES and kind in self.unit.lanes else kind
@@ -82,23 +82,23 @@ class LaneBlock(Block):
 
     def value(self, e: Expr) -> Val:
         """The value of an expression: a vector if it depends on the lane, else a scalar."""
-        if not self._varies(e):
+        if not self._is_lane_dependent(e):
             return super().value(e)
-        kind = self._kind(e)
+        kind = self._vector_kind(e)
         if kind == "int32" and "int32" in self.unit.lanes:
-            return self._number(e)
+            return self._emit_integer(e)
         if kind not in ("float32", "bool"):
             return self._each(Cast("float32", e))
         if isinstance(e, Load) and kind == "float32":
             return self.load(e)
-        if isinstance(e, Cast) and kind == self._kind(e.arg) == "float32":
-            return ops.rounded(self.unit.target, self.value(e.arg)) if e.dtype == "float16" else self.value(e.arg)
-        if isinstance(e, Cast) and (kind, self._kind(e.arg)) == ("float32", "int32") and "int32" in self.unit.lanes:
+        if isinstance(e, Cast) and kind == self._vector_kind(e.arg) == "float32":
+            return ops.round_to_half(self.unit.target, self.value(e.arg)) if e.dtype == "float16" else self.value(e.arg)
+        if isinstance(e, Cast) and (kind, self._vector_kind(e.arg)) == ("float32", "int32") and "int32" in self.unit.lanes:
             value = Val(f"rm_float{self.width}({self.vector(e.arg)})", "float32", lanes=self.width)
-            return ops.rounded(self.unit.target, value) if e.dtype == "float16" else value
-        if not isinstance(e, Op) or any(self._kind(a) not in ("float32", "bool") for a in _typed(e)):
+            return ops.round_to_half(self.unit.target, value) if e.dtype == "float16" else value
+        if not isinstance(e, Op) or any(self._vector_kind(a) not in ("float32", "bool") for a in _typed_arguments(e)):
             return self._each(e)
-        return self._operation(e)
+        return self._emit_operation(e)
 
     def vector(self, e: Expr) -> str:
         """A vector, copying a scalar to every lane."""
@@ -110,31 +110,31 @@ class LaneBlock(Block):
             return value.text
         return f"rm_{_SPREAD.get(value.dtype, 'isplat')}{self.width}({value.text})"
 
-    def _number(self, e: Expr) -> Val:
+    def _emit_integer(self, e: Expr) -> Val:
         """A whole number: a vector of 32 bits each."""
         w = self.width
         if isinstance(e, Load):
             return self.load(e)
-        if isinstance(e, Cast) and e.dtype in CODES and self._kind(e.arg) in ("int32", "float32"):
+        if isinstance(e, Cast) and e.dtype in CODES and self._vector_kind(e.arg) in ("int32", "float32"):
             text = self.vector(e.arg)
-            text = f"rm_int{w}({text})" if self._kind(e.arg) == "float32" else text
+            text = f"rm_int{w}({text})" if self._vector_kind(e.arg) == "float32" else text
             return Val(_CUT.get(e.dtype, "{}").format(text), "int32", lanes=w)
-        if isinstance(e, Op) and e.fn in _WHOLE and all(self._kind(a) == "int32" for a in _typed(e)):
-            left, right = (self.let(Val(self.vector(_literal(a, "int32")), "int32", lanes=w)).text for a in e.args)
+        if isinstance(e, Op) and e.fn in _WHOLE and all(self._vector_kind(a) == "int32" for a in _typed_arguments(e)):
+            left, right = (self.let(Val(self.vector(_cast_literal(a, "int32")), "int32", lanes=w)).text for a in e.args)
             return Val(_WHOLE[e.fn].format(left, right, w=w), "int32", lanes=w)
         return self._each(e)
 
-    def _operation(self, e: Op) -> Val:
+    def _emit_operation(self, e: Op) -> Val:
         w, fn = self.width, e.fn
-        args = [_literal(a, self._kind(e)) if fn not in _COMPARE else _literal(a, "float32") for a in e.args]
+        args = [_cast_literal(a, self._vector_kind(e)) if fn not in _COMPARE else _cast_literal(a, "float32") for a in e.args]
         if fn == "where":
-            if self._kind(e) != "float32":
+            if self._vector_kind(e) != "float32":
                 return self._each(e)
             mask, (yes, no) = self.vector(e.args[0]), (self.value(a) for a in args[1:])
             text = f"rm_vsel{w}({mask}, {self.spread(yes)}, {self.spread(no)})"
             return Val(text, "float32", lanes=w, half=yes.half and no.half)
         logical = fn in _LOGIC or fn == "not_"
-        if logical != (self._kind(e.args[0]) == "bool"):
+        if logical != (self._vector_kind(e.args[0]) == "bool"):
             return self._each(e)
         if logical:
             texts = [self.vector(a) for a in e.args]
@@ -159,7 +159,7 @@ class LaneBlock(Block):
 
     def _each(self, e: Expr) -> Val:
         """``e`` lane by lane, through a small array."""
-        kind = self._kind(e)
+        kind = self._vector_kind(e)
         mask = kind == "bool"
         name, lane, k = self.unit.fresh("t"), self.unit.fresh("y"), self.unit.fresh("k")
         self.line(f"{self.unit.target.types['int32' if kind in ('bool', 'int32') else 'float32']} {name}[{self.width}];")
@@ -187,37 +187,43 @@ class LaneBlock(Block):
         inner = Block(self.unit, self)
         inner.line(f"const {kind} {lane} = {self.lane} + {k};")
         address = inner.address(place, tuple(ex.substitute(i, {self.lane: Ref(lane)}) for i in e.indices))
-        inner.line(f"{name}[{k}] = {self._row(place, address, 1)};")
+        inner.line(f"{name}[{k}] = {self._row_load_text(place, address, 1)};")
         self.line(f"rm_f{w} {name}[{w}];")
         self.lines += [f"for (int {k} = 0; {k} < {w}; ++{k}) {{", *(f"  {t}" for t in inner.lines), "}"]
         self.line(f"rm_turn{w}({name});")
         half = place.dtype == "float16"
         for j in range(w):
-            indices = (ex.substitute(i, {near: ex.add(near, j)}) for i in e.indices)
-            self.memo[Load(e.tensor, tuple(tidy(i) for i in indices))] = Val(
+            indices = (ex.substitute(i, {near: ex.make_add(near, j)}) for i in e.indices)
+            self.memo[Load(e.tensor, tuple(canonicalise_sum(i) for i in indices))] = Val(
                 f"{name}[{j}]", "float32", atom=True, lanes=w, half=half
             )
 
     def unrounded(self, e: Load) -> Val:
         """A load: one vector where the lanes are one or two elements apart."""
-        if not self._varies(e):
+        if not self._is_lane_dependent(e):
             return super().unrounded(e)
-        e = Load(e.tensor, tuple(tidy(i) for i in e.indices), e.fill)
+        e = Load(e.tensor, tuple(canonicalise_sum(i) for i in e.indices), e.fill)
         seen = self.known(e)
         if seen is not None:
             return seen
         producer = self.unit.inlined.get(e.tensor)
-        found = self._each(e) if not self.sums(e) else self._stored(e) if producer is None else self._produced(e, producer)
+        found = (
+            self._each(e)
+            if not self.sums(e)
+            else self._load_stored(e)
+            if producer is None
+            else self._inline_producer(e, producer)
+        )
         value = self.memo[e] = self.let(found)
         return value
 
     def sums(self, e: Load) -> bool:
         """Whether what ``e`` reads is computed in vectors, of a type that they have; else it is lane by lane."""
-        straight = all(not self._varies(i) or self._rises(i) for i in e.indices)
-        return not self._varies(e) or (straight and self.unit.dtypes[e.tensor] in self.unit.lanes)
+        straight = all(not self._is_lane_dependent(i) or self._is_increasing(i) for i in e.indices)
+        return not self._is_lane_dependent(e) or (straight and self.unit.dtypes[e.tensor] in self.unit.lanes)
 
-    def _rises(self, index: Expr) -> bool:
-        form = ex.affine(index)
+    def _is_increasing(self, index: Expr) -> bool:
+        form = ex.affine_form(index)
         return form is not None and form[0].get(self.lane, 0) > 0
 
     def guard(self, e: Load) -> str:
@@ -225,7 +231,7 @@ class LaneBlock(Block):
         if e.fill is None:
             return ""
         pairs = zip(e.indices, self.unit.shapes[e.tensor], strict=True)
-        tests = [self.inside(i, n) for i, n in pairs if not self._varies(i)]
+        tests = [self.inside(i, n) for i, n in pairs if not self._is_lane_dependent(i)]
         return " && ".join(t for t in tests if t)
 
     def _lane_tests(self, e: Load) -> list[tuple[Expr, int]]:
@@ -233,28 +239,30 @@ class LaneBlock(Block):
         if e.fill is None or not self.padded:
             return []
         pairs = zip(e.indices, self.unit.shapes[e.tensor], strict=True)
-        return [(i, n) for i, n in pairs if self._varies(i) and any(self.leaves(i, n))]
+        return [(i, n) for i, n in pairs if self._is_lane_dependent(i) and any(self.leaves(i, n))]
 
-    def _stored(self, e: Load) -> Val:
+    def _load_stored(self, e: Load) -> Val:
         place, guard = self.unit.places[e.tensor], self.guard(e)
         step = self.stride(e.tensor, e.indices)
         if step not in (1, 2):
             return self._each(e)
         tests = self._lane_tests(e)
         if tests:
-            return self._masked(e, guard, step, tests)
-        text = self._row(place, self.address(place, e.indices, None if guard else self.unit.shapes[e.tensor]), step)
+            return self._load_masked(e, guard, step, tests)
+        text = self._row_load_text(place, self.address(place, e.indices, None if guard else self.unit.shapes[e.tensor]), step)
         half = place.dtype == "float16" and ops.is_half(e.fill or 0)
-        return Val(f"({guard} ? {text} : {self._fill(e)})" if guard else text, self._kind(e), lanes=self.width, half=half)
+        return Val(
+            f"({guard} ? {text} : {self._fill_text(e)})" if guard else text, self._vector_kind(e), lanes=self.width, half=half
+        )
 
-    def _row(self, place: Place, address: str, step: int) -> str:
+    def _row_load_text(self, place: Place, address: str, step: int) -> str:
         return f"rm_{self.unit.lanes[place.dtype]}{'load' if step == 1 else 'even'}{self.width}({place.pointer} + {address})"
 
-    def _fill(self, e: Load) -> str:
-        kind = self._kind(e)
-        return f"rm_{_SPREAD.get(kind, 'isplat')}{self.width}({ops.literal(self.unit.target, e.fill or 0, kind)})"
+    def _fill_text(self, e: Load) -> str:
+        kind = self._vector_kind(e)
+        return f"rm_{_SPREAD.get(kind, 'isplat')}{self.width}({ops.spell_literal(self.unit.target, e.fill or 0, kind)})"
 
-    def _masked(self, e: Load, guard: str, step: int, tests: list[tuple[Expr, int]]) -> Val:
+    def _load_masked(self, e: Load, guard: str, step: int, tests: list[tuple[Expr, int]]) -> Val:
         """A row that may reach into padding: read whole where the tensor's memory allows, then masked."""
         place, w = self.unit.places[e.tensor], self.width
         reach = place.reach
@@ -262,20 +270,20 @@ class LaneBlock(Block):
             return self._each(e)
         masks = []
         for index, extent in tests:
-            lane_step = (ex.affine(index) or ({}, 0))[0].get(self.lane, 0)
+            lane_step = (ex.affine_form(index) or ({}, 0))[0].get(self.lane, 0)
             masks.append(f"rm_within{w}({self.unit.index(index).text}, {lane_step}, {extent})")
-        mask, fill, kind = " & ".join(masks), self._fill(e), self._kind(e)
+        mask, fill, kind = " & ".join(masks), self._fill_text(e), self._vector_kind(e)
         half = place.dtype == "float16" and ops.is_half(e.fill or 0)
         letter, select = ("f", "vsel") if kind == "float32" else ("i", "isel")
         if self.whole:
-            text = f"rm_{select}{w}({mask}, {self._row(place, self.address(place, e.indices), step)}, {fill})"
+            text = f"rm_{select}{w}({mask}, {self._row_load_text(place, self.address(place, e.indices), step)}, {fill})"
             return Val(f"({guard} ? {text} : {fill})" if guard else text, kind, lanes=w, half=half)
         name = self.unit.fresh("v")
         self.line(f"rm_{letter}{w} {name} = {fill};")
         with self.nest(f"if ({guard})" if guard else "") as inner:
             at = inner.let(Val(self.address(place, e.indices), "int64", small=reach <= INT32 // 2)).text
             with inner.nest(f"if ({at} >= 0 && {at} + {(w - 1) * step} < {reach})") as inside:
-                inside.line(f"{name} = rm_{select}{w}({mask}, {self._row(place, at, step)}, {name});")
+                inside.line(f"{name} = rm_{select}{w}({mask}, {self._row_load_text(place, at, step)}, {name});")
             with inner.nest("else") as lanes:
                 lanes.line(f"{name} = {lanes._each(e).text};")
         return Val(name, kind, atom=True, lanes=w, half=half)
@@ -283,27 +291,27 @@ class LaneBlock(Block):
     def stride(self, tensor: str, indices: tuple[Expr, ...]) -> int:
         """Elements between the addresses of two neighbouring lanes."""
         place = self.unit.places[tensor]
-        forms = [ex.affine(i) for i in indices]
+        forms = [ex.affine_form(i) for i in indices]
         return sum(s * f[0].get(self.lane, 0) for s, f in zip(place.strides, forms, strict=True) if f is not None)
 
-    def _produced(self, e: Load, producer: Compute) -> Val:
+    def _inline_producer(self, e: Load, producer: Compute) -> Val:
         guard = self.guard(e)
         if self._lane_tests(e):
             return self._each(e)
         if not guard:
             return self.inline(producer, e.indices)
-        name, kind = self.unit.fresh("v"), self._kind(e)
-        self.line(f"rm_{'f' if kind == 'float32' else 'i'}{self.width} {name} = {self._fill(e)};")
+        name, kind = self.unit.fresh("v"), self._vector_kind(e)
+        self.line(f"rm_{'f' if kind == 'float32' else 'i'}{self.width} {name} = {self._fill_text(e)};")
         with self.nest(f"if ({guard})") as inner:
             inner.line(f"{name} = {inner.spread(inner.inline(producer, e.indices))};")
         return Val(name, kind, atom=True, lanes=self.width)
 
     def store(self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[Expr, str]]) -> None:
         """Write a row: one vector where the lanes are neighbours in memory, else lane by lane."""
-        shared = " && ".join(f"{self.unit.index(x).text} {test}" for x, test in tests if not self._varies(x))
-        single = " && ".join(f"{self.unit.index(x).text} + k {test}" for x, test in tests if self._varies(x))
+        shared = " && ".join(f"{self.unit.index(x).text} {test}" for x, test in tests if not self._is_lane_dependent(x))
+        single = " && ".join(f"{self.unit.index(x).text} + k {test}" for x, test in tests if self._is_lane_dependent(x))
         prefix, address = f"if ({shared}) " if shared else "", self.address(place, point)
-        step = next(s for s, x in zip(place.strides, point, strict=True) if self._varies(x))
+        step = next(s for s, x in zip(place.strides, point, strict=True) if self._is_lane_dependent(x))
         if step == 1 and not single:
             store = f"rm_{self.unit.lanes[place.dtype]}store{self.width}"
             self.line(f"{prefix}{store}({place.pointer} + {address}, {self.spread(value)});")
@@ -312,14 +320,14 @@ class LaneBlock(Block):
         floats = place.dtype in STORED
         self.line(f"{'float' if floats else self.unit.target.types['int32']} {name}[{self.width}];")
         self.line(f"rm_{'v' if floats else 'i'}store{self.width}({name}, {self.spread(value)});")
-        body = ops.put(self.unit.target, place.pointer, f"{address} + k * {step}", place.dtype, f"{name}[k]")
+        body = ops.format_store(self.unit.target, place.pointer, f"{address} + k * {step}", place.dtype, f"{name}[k]")
         self.line(f"{prefix}for (int k = 0; k < {self.width}; ++k) {f'if ({single}) ' if single else ''}{body}")
 
     # --- producers computed in place ----------------------------------------------------------
 
     def inline(self, producer: Compute, indices: tuple[Expr, ...]) -> Val:
         """The row of ``producer`` at ``indices``."""
-        if not any(self._varies(i) for i in indices):
+        if not any(self._is_lane_dependent(i) for i in indices):
             return super().inline(producer, indices)
         axes = dict(zip((a.name for a in producer.axes), (self.bound_index(i) for i in indices), strict=True))
         if producer.reduce:
@@ -328,11 +336,11 @@ class LaneBlock(Block):
 
     def accumulator(self, c: Compute, axes: Mapping[str, Expr]) -> Val:
         """A vector accumulator where ``c`` at ``axes`` depends on the lane."""
-        if not any(self._varies(i) for i in axes.values()):
+        if not any(self._is_lane_dependent(i) for i in axes.values()):
             return super().accumulator(c, axes)
         total, floats = self.unit.fresh("a"), c.dtype in STORED
         kind, splat = ("rm_f", "splat") if floats else ("rm_i", "isplat")
-        self.line(f"{kind}{self.width} {total} = rm_{splat}{self.width}({ops.start(self.unit.target, c)});")
+        self.line(f"{kind}{self.width} {total} = rm_{splat}{self.width}({ops.initial_value(self.unit.target, c)});")
         self.unit.wide[total] = self.width
         return Val(total, "float32" if floats else "int32", atom=True, lanes=self.width)
 
@@ -340,9 +348,9 @@ class LaneBlock(Block):
         """The factors as vectors, where the accumulator is one."""
         if total not in self.unit.wide:
             return super().factors(c, total, product)
-        if any(self._kind(e) != "float32" for e in (product, *_typed(product))):
+        if any(self._vector_kind(e) != "float32" for e in (product, *_typed_arguments(product))):
             return []
-        return [self.vector(_literal(a, "float32")) for a in product.args]
+        return [self.vector(_cast_literal(a, "float32")) for a in product.args]
 
     def combine(self, c: Compute, total: str, value: Val) -> str:
         """Statement that combines a row into the accumulator."""
@@ -378,28 +386,28 @@ class ColumnBlock(Block):
         self.unit.ranges[lane] = (0, extent - 1)
         vectors, ends = list[Reducing](), list[tuple[Compute, str, str]]()
         for c, sums in items:
-            wide = [self._vector(c, width) for _ in sums]
+            wide = [self._declare_accumulator(c, width) for _ in sums]
             vectors.append(self.along(c, [(w, axes) for w, (_, axes) in zip(wide, sums, strict=True)], names))
             ends += [(c, w, total) for w, (total, _) in zip(wide, sums, strict=True)]
         remain = extent % width or not stops[at].isdigit()
         both = [*vectors, *(self.along(c, sums, names) for c, sums in items if remain)]
-        self._columns(rest, (lane, stops[at], width), both)
+        self._emit_column_loops(rest, (lane, stops[at], width), both)
         for c, name, total in ends:
             folded = Val(f"rm_fold_{c.combiner}{width}({name})", "float32")
             self.line(self.combine(c, total, folded))
 
-    def _vector(self, c: Compute, width: int) -> str:
+    def _declare_accumulator(self, c: Compute, width: int) -> str:
         """Declare a vector accumulator; its name."""
         name = self.unit.fresh("a")
-        self.line(f"rm_f{width} {name} = rm_splat{width}({ops.start(self.unit.target, c)});")
+        self.line(f"rm_f{width} {name} = rm_splat{width}({ops.initial_value(self.unit.target, c)});")
         self.unit.wide[name] = width
         return name
 
     def partial(self, c: Compute, of: Sum) -> str:
         """Declare an accumulator of a part of a sum: a vector where the sum is one."""
-        return self._vector(c, self.unit.wide[of[0]]) if of[0] in self.unit.wide else super().partial(c, of)
+        return self._declare_accumulator(c, self.unit.wide[of[0]]) if of[0] in self.unit.wide else super().partial(c, of)
 
-    def _columns(self, rest: list[tuple[str, int, str]], along: tuple[str, str, int], both: Sequence[Reducing]) -> None:
+    def _emit_column_loops(self, rest: list[tuple[str, int, str]], along: tuple[str, str, int], both: Sequence[Reducing]) -> None:
         """Loops over the other axes, vectors ``along`` a variable to its end, then its remainder: ``both`` kinds of sums."""
         lane, last, width = along
         if rest:
@@ -409,7 +417,7 @@ class ColumnBlock(Block):
             def loop(scope: Block, items: Sequence[Reducing], first: str, end: str) -> None:
                 with scope.nest(scope.loop(name, first, end, extent)) as inner:
                     assert isinstance(inner, ColumnBlock)
-                    inner._columns(rest[1:], along, items)
+                    inner._emit_column_loops(rest[1:], along, items)
 
             inside = math.prod(n for _, n, _ in rest[1:]) * -(-(self.unit.ranges[lane][1] + 1) // width)
             self.in_blocks(both, (extent, "0", stop), block_sizes(extent, inside), loop)
@@ -430,10 +438,10 @@ class ColumnBlock(Block):
                 tail.walk([(c, sums) for c, sums in both if sums[0][0] not in wide], [])
 
 
-def _typed(e: Op) -> list[Expr]:
+def _typed_arguments(e: Op) -> list[Expr]:
     """Arguments whose type matters: literals follow the others."""
     return [a for a in e.args if not isinstance(a, Const)]
 
 
-def _literal(e: Expr, dtype: str) -> Expr:
+def _cast_literal(e: Expr, dtype: str) -> Expr:
     return Const(e.value, dtype) if isinstance(e, Const) else e

@@ -46,14 +46,14 @@ def compute_type(dtype: str) -> str:
     return "float32" if dtype == "float16" else dtype
 
 
-def ctype(target: CTarget, dtype: str) -> str:
+def spell_type(target: CTarget, dtype: str) -> str:
     """Spelling of an element type. Raises DeviceFailure where the dialect has none."""
     if dtype not in target.types:
         raise DeviceFailure(f"the {target.name} dialect has no element type {dtype}", hint="cast the tensor to float32")
     return target.types[dtype]
 
 
-def literal(target: CTarget, value: Number, dtype: str) -> str:
+def spell_literal(target: CTarget, value: Number, dtype: str) -> str:
     """A literal of ``dtype``."""
     if is_float(dtype):
         return _float_literal(target, float(value), dtype)
@@ -72,7 +72,7 @@ def literal(target: CTarget, value: Number, dtype: str) -> str:
 
 def _float_literal(target: CTarget, value: float, dtype: str) -> str:
     wide = dtype == "float64"
-    prefix = f"({ctype(target, 'float64')})" if wide else ""
+    prefix = f"({spell_type(target, 'float64')})" if wide else ""
     with np.errstate(over="ignore"):
         narrow = value if wide else float(np.float32(value))
     if math.isnan(narrow):
@@ -86,7 +86,7 @@ def _float_literal(target: CTarget, value: float, dtype: str) -> str:
     return f"({text})" if text.startswith("-") else text
 
 
-def convert(target: CTarget, value: Val, dtype: str) -> Val:
+def convert_value(target: CTarget, value: Val, dtype: str) -> Val:
     """``value`` as ``dtype``, by C's conversion (towards zero from float to integer)."""
     if value.dtype == dtype and not value.small:
         return value
@@ -98,13 +98,13 @@ def convert(target: CTarget, value: Val, dtype: str) -> Val:
     narrow = dtype in ("int8", "uint8", "int16", "uint16", "uint32") and is_float(value.dtype)
     # Converting a negative float to an unsigned type is undefined; by way of int64 it wraps, as in NumPy.
     if dtype == "uint64" and is_float(value.dtype):
-        wrapped, plain = f"({ctype(target, kind)})({ctype(target, 'int64')})", f"({ctype(target, kind)})"
+        wrapped, plain = f"({spell_type(target, kind)})({spell_type(target, 'int64')})", f"({spell_type(target, kind)})"
         return Val(f"(({value.text}) < 0 ? {wrapped}({value.text}) : {plain}({value.text}))", dtype)
-    through = f"({ctype(target, 'int64')})" if narrow else ""
+    through = f"({spell_type(target, 'int64')})" if narrow else ""
     return Val(
-        f"(({ctype(target, kind)}){through}{value.text})"
+        f"(({spell_type(target, kind)}){through}{value.text})"
         if value.atom or value.text.startswith("(")
-        else f"(({ctype(target, kind)}){through}({value.text}))",
+        else f"(({spell_type(target, kind)}){through}({value.text}))",
         dtype,
     )
 
@@ -115,7 +115,7 @@ def is_half(value: Number) -> bool:
         return isinstance(value, bool) or bool(np.float64(np.float16(value)) == np.float64(value))
 
 
-def rounded(target: CTarget, value: Val) -> Val:
+def round_to_half(target: CTarget, value: Val) -> Val:
     """Return ``value`` as float16 has it: rounded to nearest, ties to even, and infinite beyond its range."""
     if value.half:
         return value
@@ -128,7 +128,7 @@ def keeps_half(fn: str, args: Sequence[Val]) -> bool:
     return fn in ("max", "min", "neg", "abs") and all(a.half for a in args)
 
 
-def function(target: CTarget, fn: str, dtype: str) -> str:
+def spell_function(target: CTarget, fn: str, dtype: str) -> str:
     """Spelling of a mathematical function for a floating type."""
     if fn in target.functions:
         return target.functions[fn]
@@ -136,7 +136,7 @@ def function(target: CTarget, fn: str, dtype: str) -> str:
     return name if dtype == "float64" else f"{name}f"
 
 
-def apply(target: CTarget, fn: str, args: Sequence[Val]) -> Val:
+def apply_function(target: CTarget, fn: str, args: Sequence[Val]) -> Val:
     """``fn`` of arguments in their common type."""
     dtype, small = args[0].dtype, all(a.small for a in args)
     texts = [a.text for a in args]
@@ -148,20 +148,20 @@ def apply(target: CTarget, fn: str, args: Sequence[Val]) -> Val:
         template = target.functions.get(fn)
         if template is None:
             raise DeviceFailure(f"the {target.name} dialect does not say how to read the bits of a number ({fn})")
-        text = template.format(v=convert(target, args[0], _BITS[fn]).text)
+        text = template.format(v=convert_value(target, args[0], _BITS[fn]).text)
         return Val(text, fn.removeprefix("as_"))
     if small:
-        texts = [convert(target, a, dtype).text for a in args]
+        texts = [convert_value(target, a, dtype).text for a in args]
     kind = compute_type(dtype)
     if is_float(kind):
-        result = _float(target, fn, kind, texts, args)
+        result = _apply_float(target, fn, kind, texts, args)
         return Val(result, "bool" if fn in ("isnan", "isinf") else dtype, half=keeps_half(fn, args))
     if fn in ("isnan", "isinf"):
         return Val("0", "bool", atom=True)
-    return Val(_integer(target, fn, kind, texts), dtype)
+    return Val(_apply_integer(target, fn, kind, texts), dtype)
 
 
-def _float(target: CTarget, fn: str, kind: str, texts: list[str], args: Sequence[Val]) -> str:
+def _apply_float(target: CTarget, fn: str, kind: str, texts: list[str], args: Sequence[Val]) -> str:
     if fn in INFIX:
         return f"({texts[0]} {INFIX[fn]} {texts[1]})"
     if fn == "div" and (kind != "float32" or fn not in target.functions):
@@ -171,22 +171,22 @@ def _float(target: CTarget, fn: str, kind: str, texts: list[str], args: Sequence
     if fn == "isnan":
         return f"({texts[0]} != {texts[0]})"
     if fn == "isinf":
-        return f"({function(target, 'abs', kind)}({texts[0]}) == RM_INF)"
+        return f"({spell_function(target, 'abs', kind)}({texts[0]}) == RM_INF)"
     if fn in ("max", "min", "sign", "mod", "floordiv"):
         return f"rm_{fn}_{SUFFIX[kind]}({', '.join(texts)})"
-    return f"{function(target, fn, kind)}({', '.join(texts)})"
+    return f"{spell_function(target, fn, kind)}({', '.join(texts)})"
 
 
-def _integer(target: CTarget, fn: str, kind: str, texts: list[str]) -> str:
+def _apply_integer(target: CTarget, fn: str, kind: str, texts: list[str]) -> str:
     """Integer arithmetic that wraps as NumPy's does: by way of unsigned, as signed overflow is undefined."""
-    spelling = ctype(target, kind)
+    spelling = spell_type(target, kind)
     wide = kind if kind in SUFFIX else "int32"
     if fn in _ROUNDING or (fn == "abs" and kind.startswith("u")):
         return texts[0]
     if fn in ("and_", "or_", "xor"):
         return f"({texts[0]} {INFIX[fn]} {texts[1]})"
     if fn in ("add", "sub", "mul", "neg"):
-        unsigned = ctype(target, wide if wide.startswith("u") else f"u{wide}")
+        unsigned = spell_type(target, wide if wide.startswith("u") else f"u{wide}")
         lifted = [f"({unsigned}){t}" for t in texts]
         body = f"0 - {lifted[0]}" if fn == "neg" else f" {INFIX[fn]} ".join(lifted)
         return f"(({spelling})({body}))"
@@ -200,32 +200,32 @@ def _integer(target: CTarget, fn: str, kind: str, texts: list[str]) -> str:
     raise DeviceFailure(f"{fn} is not defined for {kind}", hint="cast the tensor to float32")
 
 
-def fetch(target: CTarget, pointer: str, address: str, dtype: str) -> str:
+def format_load(target: CTarget, pointer: str, address: str, dtype: str) -> str:
     """Text that reads ``pointer[address]``."""
     template = target.functions.get(f"load:{dtype}")
     return template.format(p=pointer, i=address) if template else f"{pointer}[{address}]"
 
 
-def put(target: CTarget, pointer: str, address: str, dtype: str, text: str) -> str:
+def format_store(target: CTarget, pointer: str, address: str, dtype: str, text: str) -> str:
     """Statement that writes ``pointer[address]``."""
     template = target.functions.get(f"store:{dtype}")
     return f"{template.format(p=pointer, i=address, v=text)};" if template else f"{pointer}[{address}] = {text};"
 
 
-def start(target: CTarget, c: Compute) -> str:
+def initial_value(target: CTarget, c: Compute) -> str:
     """Literal that a reduction starts from."""
     if c.combiner in ("max", "min") and not is_float(c.dtype):
         if c.dtype == "bool":
             return "0" if c.combiner == "max" else "1"
         info = np.iinfo(c.dtype)
-        return literal(target, int(info.min if c.combiner == "max" else info.max), c.dtype)
-    return literal(target, {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}[c.combiner or "sum"], c.dtype)
+        return spell_literal(target, int(info.min if c.combiner == "max" else info.max), c.dtype)
+    return spell_literal(target, {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}[c.combiner or "sum"], c.dtype)
 
 
-def combine(target: CTarget, c: Compute, total: str, value: Val) -> str:
+def combine_value(target: CTarget, c: Compute, total: str, value: Val) -> str:
     """Statement that combines ``value`` into the accumulator ``total``."""
-    text = convert(target, value, c.dtype).text
+    text = convert_value(target, value, c.dtype).text
     if is_float(c.dtype) and c.combiner in ("sum", "prod"):
         return f"{total} {'+' if c.combiner == 'sum' else '*'}= {text};"
     fn = {"sum": "add", "prod": "mul"}.get(c.combiner or "sum", c.combiner or "sum")
-    return f"{total} = {apply(target, fn, [Val(total, c.dtype, atom=True), Val(text, c.dtype)]).text};"
+    return f"{total} = {apply_function(target, fn, [Val(total, c.dtype, atom=True), Val(text, c.dtype)]).text};"

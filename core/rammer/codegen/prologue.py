@@ -37,7 +37,7 @@ class Prologue:
     def dimensions(self) -> tuple[int, ...]:
         """Dimensions of ``source`` whose positions the maps use."""
         inside = {self.source, *(c.name for c in self.maps)}
-        return tuple(d for d in range(len(self.load.indices)) if any(_uses(c, d, inside) for c in self.maps))
+        return tuple(d for d in range(len(self.load.indices)) if any(_is_axis_dependent(c, d, inside) for c in self.maps))
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ def parts_of(operator: ROperator, binding: Binding) -> Parts:
     names = {c.name for c in before}
     if len(last) != 1 or names & {operands[1 - last[0]].tensor, *operator.outputs, *(t for c in after for t in c.reads)}:
         raise Unsuited(f"{before[-1].name} is no operand of {main.name} alone")
-    found = _prologue(before, main, operands[last[0]], binding)
+    found = _find_prologue(before, main, operands[last[0]], binding)
     first, second = operands
     return Parts(main, (found.read, second) if last[0] == 0 else (first, found.read), after, found, last[0])
 
 
-def _prologue(maps: tuple[Compute, ...], main: Compute, load: Load, binding: Binding) -> Prologue:
+def _find_prologue(maps: tuple[Compute, ...], main: Compute, load: Load, binding: Binding) -> Prologue:
     """The prologue that ``main`` reads by ``load``. Unsuited where it is none."""
     inside = {c.name for c in maps}
     outside = dict.fromkeys(t for c in maps for t in c.reads if t not in inside)
@@ -87,12 +87,12 @@ def _prologue(maps: tuple[Compute, ...], main: Compute, load: Load, binding: Bin
     found = Prologue(maps, sources[0], load, tuple(t for t in outside if t != sources[0]))
     over = {r.name for r in main.reduce}
     for d in found.dimensions:
-        if ex.affine(load.indices[d]) is None or not ex.axes_of(load.indices[d]) <= over:
+        if ex.affine_form(load.indices[d]) is None or not ex.axes_of(load.indices[d]) <= over:
             raise Unsuited(f"the maps before {main.name} depend on more than its reduction")
     return found
 
 
-def _uses(c: Compute, d: int, inside: set[str]) -> bool:
+def _is_axis_dependent(c: Compute, d: int, inside: set[str]) -> bool:
     """Whether the value of ``c`` depends on its position along axis ``d`` otherwise than by what it reads in place."""
 
     def rule(e: Expr) -> Expr | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from rammer.codegen.stage_layout import heads
+from rammer.codegen.stage_layout import needed_reductions
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, computed_at
 from rammer.ir.expr import Expr, Load, Ref, integer
@@ -48,24 +48,24 @@ class RowForm:
 
     def whole(self, output: str) -> bool:
         """Whether a result has one value for every element, not one a row."""
-        return any(d is not None for d in self._axes(output)[1])
+        return any(d is not None for d in self._output_axes(output)[1])
 
     def reduced(self, c: Compute, rows: tuple[Expr, ...], elements: tuple[Expr, ...]) -> dict[str, Expr]:
         """The axes of the reduction ``c`` at a row and an element of it."""
-        return _placed(c.axes, rows) | _placed(c.reduce, elements)
+        return _map_live_axes(c.axes, rows) | _map_live_axes(c.reduce, elements)
 
     def point(self, output: str, rows: tuple[Expr, ...], elements: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """A result's point at a row and an element of it."""
         result: list[Expr] = []
-        for r, e in zip(*self._axes(output), strict=True):
+        for r, e in zip(*self._output_axes(output), strict=True):
             result.append(rows[r] if r is not None else elements[e] if e is not None else integer(0))
         return tuple(result)
 
-    def _axes(self, output: str) -> RowAxes:
+    def _output_axes(self, output: str) -> RowAxes:
         return self.others.get(output, (self.row_of, self.element_of))
 
 
-def _placed(axes: tuple[Axis, ...], values: tuple[Expr, ...]) -> dict[str, Expr]:
+def _map_live_axes(axes: tuple[Axis, ...], values: tuple[Expr, ...]) -> dict[str, Expr]:
     live = iter(values)
     return {a.name: next(live) if a.extent > 1 else integer(0) for a in axes}
 
@@ -77,8 +77,11 @@ def row_form(operator: ROperator) -> RowForm | None:
     if not reductions or any(0 in (*c.shape, *(r.extent for r in c.reduce)) for c in operator.computes):
         return None
     lead = reductions[-1]
-    rows, elements = _live(lead.axes), _live(lead.reduce)
-    same = all(_extents(c.axes) == _extents(lead.axes) and _extents(c.reduce) == _extents(lead.reduce) for c in reductions)
+    rows, elements = _live_axes(lead.axes), _live_axes(lead.reduce)
+    same = all(
+        _live_extents(c.axes) == _live_extents(lead.axes) and _live_extents(c.reduce) == _live_extents(lead.reduce)
+        for c in reductions
+    )
     row_of = _row_places(operator, lead)
     if not same or not elements or row_of is None:
         return None
@@ -105,7 +108,7 @@ def map_form(operator: ROperator, strides: Mapping[str, tuple[int, ...]], most: 
         element_of = tuple(inner.index(d) if d in inner else None for d in range(len(anchor.axes)))
         axes = anchor.axes
         form = RowForm(operator, tuple(axes[d] for d in rows), tuple(axes[d] for d in inner), row_of, element_of, ())
-        if len(inner) == 1 or (form.length <= most and joinable(form, strides)):
+        if len(inner) == 1 or (form.length <= most and can_join_axes(form, strides)):
             return form
     return None
 
@@ -132,7 +135,7 @@ def _row_places(operator: ROperator, lead: Compute) -> Places | None:
     if anchor is lead:
         indices: tuple[Expr, ...] = tuple(Ref(a.name) for a in anchor.axes)
     else:
-        found = heads({c.name: c for c in operator.computes}, anchor, tuple(Ref(a.name) for a in anchor.axes))
+        found = needed_reductions({c.name: c for c in operator.computes}, anchor, tuple(Ref(a.name) for a in anchor.axes))
         places = {i for c, i in found if c is lead}
         if len(places) != 1:
             return None
@@ -143,23 +146,23 @@ def _row_places(operator: ROperator, lead: Compute) -> Places | None:
     return tuple(live.index(Ref(a.name)) if a.extent > 1 and Ref(a.name) in live else None for a in anchor.axes)
 
 
-def _live(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+def _live_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return tuple(a for a in axes if a.extent > 1)
 
 
-def _extents(axes: tuple[Axis, ...]) -> list[int]:
-    return [a.extent for a in _live(axes)]
+def _live_extents(axes: tuple[Axis, ...]) -> list[int]:
+    return [a.extent for a in _live_axes(axes)]
 
 
-def joinable(form: RowForm, strides: Mapping[str, tuple[int, ...]]) -> bool:
+def can_join_axes(form: RowForm, strides: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether every access walks the element axes as one long axis: the first ones at 0, the last over all elements.
 
     ``strides`` are those of the stored tensors, in elements.
     """
-    found = accesses(form)
+    found = collect_accesses(form)
     names = {e.axis for e in found.elements}
     extents = [a.extent for a in form.elements]
-    return not found.outside & names and all(_walks(ld, strides, found.elements, extents) for ld in found.loads)
+    return not found.outside & names and all(_has_uniform_steps(ld, strides, found.elements, extents) for ld in found.loads)
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ class Accesses:
     outside: frozenset[str]
 
 
-def accesses(form: RowForm) -> Accesses:
+def collect_accesses(form: RowForm) -> Accesses:
     """Every access of an operator in row form, reductions that it has already computed left out."""
     rows = tuple(Ref(f"row{k}__") for k in range(len(form.rows)))
     elements = tuple(Ref(f"element{k}__") for k in range(len(form.elements)))
@@ -181,13 +184,13 @@ def accesses(form: RowForm) -> Accesses:
     inlined = {c.name: c for c in form.operator.computes if not c.reduce}
     bodies = [ex.substitute(c.body, form.reduced(c, rows, elements)) for c in form.reductions]
     bodies += [result for result in results if result.tensor in inlined]
-    loads, outside = _reads(bodies, inlined)
+    loads, outside = _collect_reads(bodies, inlined)
     computed = {c.name for c in form.reductions}
     found = [ld for ld in loads if ld.tensor not in computed] + results
     return Accesses(rows, elements, tuple(dict.fromkeys(found)), frozenset(outside))
 
 
-def _reads(bodies: Iterable[Expr], inlined: Mapping[str, Compute]) -> tuple[list[Load], set[str]]:
+def _collect_reads(bodies: Iterable[Expr], inlined: Mapping[str, Compute]) -> tuple[list[Load], set[str]]:
     """Loads of what is in memory, and the axes used outside any load, when every unpadded load of a producer in ``inlined`` is
     what the producer computes there. No such expression is built, since one that reads a producer twice, which does so, too,
     doubles with each of them; and indices are left as they are."""
@@ -211,32 +214,32 @@ def _reads(bodies: Iterable[Expr], inlined: Mapping[str, Compute]) -> tuple[list
     return list(found), outside
 
 
-def step(load: Load, strides: tuple[int, ...], axis: Ref) -> int | None:
+def address_step(load: Load, strides: tuple[int, ...], axis: Ref) -> int | None:
     """Elements between the addresses of ``load`` at neighbouring values of ``axis``; None where that is not fixed."""
-    forms = [ex.affine(i) for i in load.indices]
+    forms = [ex.affine_form(i) for i in load.indices]
     if any(f is None and axis.axis in ex.axes_of(i) for f, i in zip(forms, load.indices, strict=True)):
         return None
     return sum(s * f[0].get(axis.axis, 0) for s, f in zip(strides, forms, strict=True) if f is not None)
 
 
-def expanded(e: Expr, inlined: Mapping[str, Compute]) -> Expr:
+def inline_producers(e: Expr, inlined: Mapping[str, Compute]) -> Expr:
     """``e`` with every unpadded load of a producer in ``inlined`` replaced by what the producer computes there."""
 
     def rule(n: Expr) -> Expr | None:
         if isinstance(n, Load) and n.fill is None and n.tensor in inlined:
             c = inlined[n.tensor]
-            indices = (expanded(i, inlined) for i in n.indices)
-            return expanded(computed_at(c, indices), inlined)
+            indices = (inline_producers(i, inlined) for i in n.indices)
+            return inline_producers(computed_at(c, indices), inlined)
         return None
 
     return ex.transform(e, rule)
 
 
-def _walks(load: Load, strides: Mapping[str, tuple[int, ...]], elements: tuple[Ref, ...], extents: list[int]) -> bool:
+def _has_uniform_steps(load: Load, strides: Mapping[str, tuple[int, ...]], elements: tuple[Ref, ...], extents: list[int]) -> bool:
     if not ex.axes_of(load) & {e.axis for e in elements}:
         return True
     if load.fill is not None or load.tensor not in strides:
         return False
-    steps = [step(load, strides[load.tensor], e) for e in elements]
+    steps = [address_step(load, strides[load.tensor], e) for e in elements]
     fixed = [s for s in steps if s is not None]
     return len(fixed) == len(steps) and all(a == b * n for a, b, n in zip(fixed, fixed[1:], extents[1:], strict=False))

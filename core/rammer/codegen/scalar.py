@@ -16,7 +16,7 @@ from rammer.codegen import operations as ops
 from rammer.codegen.context import INT32, FunctionContext, Place
 from rammer.codegen.operations import Val
 from rammer.codegen.partial_sums import block_sizes
-from rammer.codegen.symbolic_bounds import tidy
+from rammer.codegen.symbolic_bounds import canonicalise_sum
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table, integer
@@ -64,7 +64,7 @@ class Block:
         if value.atom:
             return value
         name = self.unit.fresh("v")
-        self.line(f"const {ops.ctype(self.unit.target, value.cdtype)} {name} = {value.text};")
+        self.line(f"const {ops.spell_type(self.unit.target, value.cdtype)} {name} = {value.text};")
         return Val(name, value.dtype, value.small, True, half=value.half)
 
     def known(self, e: Expr) -> Val | None:
@@ -81,29 +81,31 @@ class Block:
     def value(self, e: Expr) -> Val:
         """The C value of an expression whose axes are variables in scope."""
         if isinstance(e, Const):
-            return Val(ops.literal(self.unit.target, e.value, e.dtype), e.dtype, atom=True, half=ops.is_half(e.value))
+            return Val(ops.spell_literal(self.unit.target, e.value, e.dtype), e.dtype, atom=True, half=ops.is_half(e.value))
         if self.unit.is_index(e):
             return self.unit.index(e)
         if isinstance(e, Load):
             return self.load(e)
         if isinstance(e, Cast):
-            value = ops.convert(self.unit.target, self.value(e.arg), e.dtype)
-            return ops.rounded(self.unit.target, value) if e.dtype == "float16" else value
+            value = ops.convert_value(self.unit.target, self.value(e.arg), e.dtype)
+            return ops.round_to_half(self.unit.target, value) if e.dtype == "float16" else value
         if isinstance(e, Table):
             return Val(f"{self.unit.table(e.values, e.dtype)}[{self.value(e.index).text}]", e.dtype, atom=True)
         if isinstance(e, Op) and e.fn == "where":
-            return self._where(e)
+            return self._emit_where(e)
         if isinstance(e, Op):
-            return ops.apply(self.unit.target, e.fn, self._arguments(e.args))
+            return ops.apply_function(self.unit.target, e.fn, self._promote_arguments(e.args))
         raise TypeError(f"not a scalar expression: {e!r}")
 
-    def _arguments(self, args: tuple[Expr, ...]) -> list[Val]:
+    def _promote_arguments(self, args: tuple[Expr, ...]) -> list[Val]:
         """Arguments in their common type: that of the first one that is no literal."""
         values = [None if isinstance(a, Const) else self.value(a) for a in args]
         first = next((v for v in values if v is not None), None)
         if first is None:
             kind = next(a.dtype for a in args if isinstance(a, Const))
-            return [Val(ops.literal(self.unit.target, a.value, kind), kind, atom=True) for a in args if isinstance(a, Const)]
+            return [
+                Val(ops.spell_literal(self.unit.target, a.value, kind), kind, atom=True) for a in args if isinstance(a, Const)
+            ]
         small = all(v.small for v in values if v is not None) and all(
             abs(int(a.value)) <= INT32 for a in args if isinstance(a, Const) and not isinstance(a.value, float)
         )
@@ -111,13 +113,13 @@ class Block:
         result = []
         for a, v in zip(args, values, strict=True):
             if isinstance(a, Const):
-                text = ops.literal(target, a.value, "int32" if small else kind)
+                text = ops.spell_literal(target, a.value, "int32" if small else kind)
                 result.append(Val(text, kind, small, True, half=ops.is_half(a.value)))
             elif v is not None:
-                result.append(v if small and v.dtype == kind else ops.convert(target, v, kind))
+                result.append(v if small and v.dtype == kind else ops.convert_value(target, v, kind))
         return result
 
-    def _where(self, e: Op) -> Val:
+    def _emit_where(self, e: Op) -> Val:
         """``c ? a : b``; what both need first. Branches that need statements become an if, so that only one is computed."""
         test = self.value(e.args[0])
         for load in self.unit.needs.both(*e.args[1:]):
@@ -128,16 +130,16 @@ class Block:
         kind = (open_ or typed)[0].dtype
         target = self.unit.target
         parts = [
-            Val(ops.literal(target, a.value, kind), kind, atom=True, half=ops.is_half(a.value))
+            Val(ops.spell_literal(target, a.value, kind), kind, atom=True, half=ops.is_half(a.value))
             if isinstance(a, Const)
-            else ops.convert(target, v, kind)
+            else ops.convert_value(target, v, kind)
             for v, a in zip(typed, e.args[1:], strict=True)
         ]
         half = all(p.half for p in parts)
         if not arms[0].lines and not arms[1].lines:
             return Val(f"({test.text} ? {parts[0].text} : {parts[1].text})", kind, half=half)
         name = self.unit.fresh("v")
-        self.line(f"{ops.ctype(target, ops.compute_type(kind))} {name};")
+        self.line(f"{ops.spell_type(target, ops.compute_type(kind))} {name};")
         for head, arm, part in zip((f"if ({test.text})", "else"), arms, parts, strict=True):
             self.lines += [
                 f"{head} {{",
@@ -155,14 +157,14 @@ class Block:
 
     def load(self, e: Load) -> Val:
         """A load: of a stored tensor, or of a producer computed in place, whose result is rounded as it would be stored."""
-        e = Load(e.tensor, tuple(tidy(i) for i in e.indices), e.fill)
+        e = Load(e.tensor, tuple(canonicalise_sum(i) for i in e.indices), e.fill)
         value = self.unrounded(e)
         if value.half or self.unit.dtypes[e.tensor] != "float16":
             return value
         key = Cast("float16", e)
         found = self.known(key)
         if found is None:
-            found = self.memo[key] = self.let(ops.rounded(self.unit.target, value))
+            found = self.memo[key] = self.let(ops.round_to_half(self.unit.target, value))
         return found
 
     def unrounded(self, e: Load) -> Val:
@@ -174,22 +176,22 @@ class Block:
         producer = self.unit.inlined.get(e.tensor)
         if producer is None:
             text, dtype = self.element(e.tensor, e.indices, clamp=not guard), self.unit.places[e.tensor].dtype
-            fill = ops.literal(self.unit.target, e.fill, dtype) if e.fill is not None else ""
+            fill = ops.spell_literal(self.unit.target, e.fill, dtype) if e.fill is not None else ""
             value = Val(
                 f"({guard} ? {text} : {fill})" if guard else text, dtype, half=dtype == "float16" and ops.is_half(e.fill or 0)
             )
         elif not guard:
             value = self.inline(producer, e.indices)
         else:
-            value = self._guarded(e, producer, guard)
+            value = self._inline_guarded(e, producer, guard)
         value = self.let(value)
         self.memo[e] = value
         return value
 
-    def _guarded(self, e: Load, producer: Compute, guard: str) -> Val:
+    def _inline_guarded(self, e: Load, producer: Compute, guard: str) -> Val:
         name, target = self.unit.fresh("v"), self.unit.target
-        fill = ops.literal(target, e.fill if e.fill is not None else 0, producer.dtype)
-        self.line(f"{ops.ctype(target, ops.compute_type(producer.dtype))} {name} = {fill};")
+        fill = ops.spell_literal(target, e.fill if e.fill is not None else 0, producer.dtype)
+        self.line(f"{ops.spell_type(target, ops.compute_type(producer.dtype))} {name} = {fill};")
         with self.nest(f"if ({guard})") as inner:
             value = inner.inline(producer, e.indices)
             inner.line(f"{name} = {value.text};")
@@ -215,7 +217,7 @@ class Block:
         value = self.value(index)
         if low and high and value.small:
             # One comparison does for both ends.
-            return f"({self.unit.target.types['uint32']}){_paren(value)} < {extent}u"
+            return f"({self.unit.target.types['uint32']}){_add_parentheses(value)} < {extent}u"
         tests = ([f"{value.text} >= 0"] if low else []) + ([f"{value.text} < {extent}"] if high else [])
         return " && ".join(tests)
 
@@ -223,7 +225,7 @@ class Block:
         """The text that reads one element of a stored tensor."""
         place = self.unit.places[tensor]
         shape = self.unit.shapes[tensor] if clamp else None
-        return ops.fetch(self.unit.target, place.pointer, self.address(place, indices, shape), place.dtype)
+        return ops.format_load(self.unit.target, place.pointer, self.address(place, indices, shape), place.dtype)
 
     def address(self, place: Place, indices: tuple[Expr, ...], clamp: tuple[int, ...] | None = None) -> str:
         """Element address. With ``clamp`` (the tensor's shape) data-dependent indices are clamped: a bad one
@@ -234,12 +236,12 @@ class Block:
             if stride == 0:
                 continue
             if self.unit.is_index(i) or isinstance(i, Const):
-                total = ex.add(total, ex.mul(Op("sub", (i, origin)), stride))
+                total = ex.make_add(total, ex.make_mul(Op("sub", (i, origin)), stride))
                 continue
-            text = ops.convert(self.unit.target, self.value(i), "int64").text
+            text = ops.convert_value(self.unit.target, self.value(i), "int64").text
             if clamp is not None:
                 text = f"rm_min_i64(rm_max_i64({text}, 0), {max(clamp[d] - 1, 0)})"
-            total = ex.add(total, ex.mul(ex.mul(origin, -1), stride))
+            total = ex.make_add(total, ex.make_mul(ex.make_mul(origin, -1), stride))
             extra.append(f"{text} * {stride}" if stride != 1 else text)
         whole = self.unit.index(total)
         if extra and whole.text != "0":
@@ -248,8 +250,8 @@ class Block:
 
     def store(self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[Expr, str]]) -> None:
         """Write ``value`` at ``point`` if all ``tests`` (axis, condition on it) hold."""
-        text = ops.convert(self.unit.target, value, place.dtype).text
-        statement = ops.put(self.unit.target, place.pointer, self.address(place, point), place.dtype, text)
+        text = ops.convert_value(self.unit.target, value, place.dtype).text
+        statement = ops.format_store(self.unit.target, place.pointer, self.address(place, point), place.dtype, text)
         condition = " && ".join(f"{self.unit.index(x).text} {test}" for x, test in tests)
         self.line(f"if ({condition}) {statement}" if tests else statement)
 
@@ -260,12 +262,12 @@ class Block:
         axes = dict(zip((a.name for a in producer.axes), (self.bound_index(i) for i in indices), strict=True))
         if producer.reduce:
             return self.reduction(producer, axes)
-        value = ops.convert(self.unit.target, self.value(ex.substitute(producer.body, axes)), producer.dtype)
+        value = ops.convert_value(self.unit.target, self.value(ex.substitute(producer.body, axes)), producer.dtype)
         return self.let(value)
 
     def bound_index(self, index: Expr) -> Expr:
         """Indices that are no sums of axes get a name, since the producer's body repeats them."""
-        if ex.affine(index) is not None:
+        if ex.affine_form(index) is not None:
             return index
         name = self.unit.fresh("i")
         reach = ex.interval(index, self.unit.ranges)
@@ -291,12 +293,12 @@ class Block:
             totals += [(c, p, t) for p, t in zip(points, values, strict=True)]
         self.accumulate(items)
         for c, point, total in totals:
-            self.memo[Load(c.name, tuple(tidy(i) for i in point))] = total
+            self.memo[Load(c.name, tuple(canonicalise_sum(i) for i in point))] = total
 
     def accumulator(self, c: Compute, axes: Mapping[str, Expr]) -> Val:
         """Declare an accumulator for ``c`` at ``axes``."""
         target, total = self.unit.target, self.unit.fresh("a")
-        self.line(f"{ops.ctype(target, ops.compute_type(c.dtype))} {total} = {ops.start(target, c)};")
+        self.line(f"{ops.spell_type(target, ops.compute_type(c.dtype))} {total} = {ops.initial_value(target, c)};")
         return Val(total, c.dtype, atom=True)
 
     def accumulate(self, items: Sequence[Reducing]) -> None:
@@ -321,7 +323,7 @@ class Block:
         name, extent, end = over[0]
         if items[0][0].name in self.unit.unrolled:
             for k in range(extent):
-                self.walk([(c, [(t, _fixed(axes, name, k)) for t, axes in sums]) for c, sums in items], over[1:])
+                self.walk([(c, [(t, _fix_axis(axes, name, k)) for t, axes in sums]) for c, sums in items], over[1:])
             return
         self.unit.ranges[name] = (0, max(extent - 1, 0))
         if extent == 1:
@@ -348,12 +350,12 @@ class Block:
             inner: Writes the innermost loop in a scope, for some accumulators, from one place to before another.
         """
         extent, low, high = along
-        if not sizes or not any(_sums(c) for c, _ in items):
+        if not sizes or not any(_is_float_sum(c) for c, _ in items):
             inner(self, items, low, high)
             return
         first, size = self.unit.fresh("r"), sizes[0] * step
         with self.nest(self.loop(first, low, high, extent, size)) as outer:
-            parts = [(c, [(outer.partial(c, s) if _sums(c) else s[0], s) for s in sums]) for c, sums in items]
+            parts = [(c, [(outer.partial(c, s) if _is_float_sum(c) else s[0], s) for s in sums]) for c, sums in items]
             least = "rm_min_i32" if extent <= INT32 else "rm_min_i64"
             whole = extent % size == 0 and low == "0" and high.isdigit()
             end = outer.let(Val(f"{first} + {size}" if whole else f"{least}({first} + {size}, {high})", "int64", extent <= INT32))
@@ -369,7 +371,7 @@ class Block:
         """Statement that combines the value of ``body`` into the accumulator: a product and its addition are one operation where
         the dialect has it."""
         fused = self.unit.target.functions.get("fma")
-        product = body if fused and _sums(c) and isinstance(body, Op) and body.fn == "mul" else None
+        product = body if fused and _is_float_sum(c) and isinstance(body, Op) and body.fn == "mul" else None
         if product is not None and (factors := self.factors(c, total, product)):
             return f"{total} = {fused}({', '.join(factors)}, {total});"
         return self.combine(c, total, self.value(body))
@@ -378,20 +380,20 @@ class Block:
         """The factors of a product in the type of the accumulator; [] where theirs is another one."""
         if ops.compute_type(ex.dtype_of(product, self.unit.dtypes)) != ops.compute_type(c.dtype):
             return []
-        return [v.text for v in self._arguments(product.args)]
+        return [v.text for v in self._promote_arguments(product.args)]
 
     def combine(self, c: Compute, total: str, value: Val) -> str:
         """Statement that combines one value into the accumulator."""
-        return ops.combine(self.unit.target, c, total, value)
+        return ops.combine_value(self.unit.target, c, total, value)
 
 
-def _sums(c: Compute) -> bool:
+def _is_float_sum(c: Compute) -> bool:
     return c.combiner == "sum" and is_float(c.dtype)
 
 
-def _fixed(axes: Mapping[str, Expr], name: str, value: int) -> dict[str, Expr]:
-    return {a: tidy(ex.substitute(e, {name: integer(value)})) for a, e in axes.items()}
+def _fix_axis(axes: Mapping[str, Expr], name: str, value: int) -> dict[str, Expr]:
+    return {a: canonicalise_sum(ex.substitute(e, {name: integer(value)})) for a, e in axes.items()}
 
 
-def _paren(value: Val) -> str:
+def _add_parentheses(value: Val) -> str:
     return value.text if value.atom or value.text.startswith("(") else f"({value.text})"

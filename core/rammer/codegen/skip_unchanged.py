@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rammer.codegen.c_text import Text, digits, total
+from rammer.codegen.c_text import Text, format_sum, split_digits
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Const, Expr, Load, Op, Ref, axes_of, loads
@@ -35,14 +35,14 @@ class RestTest:
         """Statements that set ``on`` where the test holds anywhere in task ``task``; ``pointers`` are those of ``tensors``."""
         text, open_loops = Text(), 0
         text.line("int on = 0;")
-        places = digits("task", operator.grid)
+        places = split_digits("task", operator.grid)
         for axis, place, tile, count in zip(operator.anchor.axes, places, operator.tile, operator.grid, strict=True):
             if axis.name in axes_of(self.test):
                 low = f"{place} * {tile}" if count > 1 else "0"
                 name, high = f"e_{axis.name}", f"min({low} + {tile}, {axis.extent})"
                 text.line(f"for (int {name} = {low}; {name} < {high}; ++{name}) {{")
                 open_loops += 1
-        text.line(f"on |= {_text(self.test, binding, pointers)};")
+        text.line(f"on |= {_test_text(self.test, binding, pointers)};")
         text.all(["}"] * open_loops)
         return text.lines
 
@@ -51,35 +51,35 @@ def rest_of(operator: ROperator) -> RestTest | None:
     """When an operator with a reduction rests; None where it always computes."""
     made = {c.name: c for c in operator.computes}
     written = [made[o] for o in operator.outputs]
-    if operator.endings or all(c.combiner is None for c in operator.computes) or not all(map(_chosen, written)):
+    if operator.endings or all(c.combiner is None for c in operator.computes) or not all(map(_is_select, written)):
         return None
-    tests = {_test(c) for c in written}
+    tests = {_select_condition(c) for c in written}
     axes = {tuple((a.name, a.extent) for a in c.axes) for c in written}
-    test = _test(written[0])
-    if len(tests) != 1 or len(axes) != 1 or not _simple(test, made):
+    test = _select_condition(written[0])
+    if len(tests) != 1 or len(axes) != 1 or not _is_simple_test(test, made):
         return None
-    others = {c.name: replace(c, body=_other(c), used=None) for c in written}
+    others = {c.name: replace(c, body=_else_value(c), used=None) for c in written}
     if any(r in made for c in others.values() for r in c.reads):
         return None
     computes = tuple(others[c.name] for c in operator.computes if c.name in others)
     return RestTest(test, replace(operator, computes=computes, connections=(), family="", config=(), stops=()))
 
 
-def _chosen(c: Compute) -> bool:
+def _is_select(c: Compute) -> bool:
     return c.combiner is None and isinstance(c.body, Op) and c.body.fn == "where"
 
 
-def _test(c: Compute) -> Expr:
+def _select_condition(c: Compute) -> Expr:
     assert isinstance(c.body, Op)
     return c.body.args[0]
 
 
-def _other(c: Compute) -> Expr:
+def _else_value(c: Compute) -> Expr:
     assert isinstance(c.body, Op)
     return c.body.args[2]
 
 
-def _simple(test: Expr, inside: Mapping[str, Compute]) -> bool:
+def _is_simple_test(test: Expr, inside: Mapping[str, Compute]) -> bool:
     """Whether a test is a truth value of outside, or compares numbers of outside."""
     parts: Sequence[Expr] = test.args if isinstance(test, Op) and test.fn in COMPARED else (test,)
     read = [p for p in parts if isinstance(p, Load)]
@@ -88,9 +88,9 @@ def _simple(test: Expr, inside: Mapping[str, Compute]) -> bool:
     return all(p.fill is None and p.tensor not in inside and all(isinstance(i, Ref | Const) for i in p.indices) for p in read)
 
 
-def _text(e: Expr, binding: Binding, pointers: Mapping[str, str]) -> str:
+def _test_text(e: Expr, binding: Binding, pointers: Mapping[str, str]) -> str:
     if isinstance(e, Op):
-        left, right = (_text(a, binding, pointers) for a in e.args)
+        left, right = (_test_text(a, binding, pointers) for a in e.args)
         return f"({left} {COMPARED[e.fn]} {right})"
     if isinstance(e, Const):
         return str(e.value)
@@ -98,4 +98,4 @@ def _text(e: Expr, binding: Binding, pointers: Mapping[str, str]) -> str:
     steps = binding.storages[e.tensor].strides
     places = zip(e.indices, steps, strict=True)
     terms = [(f"e_{i.axis}" if isinstance(i, Ref) else str(i.value) if isinstance(i, Const) else "", s) for i, s in places]
-    return f"{pointers[e.tensor]}[{total(terms)}]"
+    return f"{pointers[e.tensor]}[{format_sum(terms)}]"

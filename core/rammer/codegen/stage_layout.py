@@ -15,7 +15,17 @@ from functools import cached_property
 
 import numpy as np
 
-from rammer.codegen.symbolic_bounds import AxisBound, Numbers, Span, clipped, fold, joined, numbers, span, tidy
+from rammer.codegen.symbolic_bounds import (
+    AxisBound,
+    Numbers,
+    Span,
+    canonicalise_sum,
+    clip_bounds,
+    evaluate_index,
+    fold,
+    index_span,
+    join_boxes,
+)
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Interval, Ref, integer
@@ -65,9 +75,9 @@ class Layout:
     rereads: bool = False
 
     def __post_init__(self) -> None:
-        _check(self.operator)
+        _check_operator(self.operator)
         self.stops = {(s.compute, s.axis): s.extent for s in self.operator.stops}
-        self.tile = self._tile()
+        self.tile = self._tile_box()
 
     @cached_property
     def computes(self) -> dict[str, Compute]:
@@ -96,7 +106,7 @@ class Layout:
         extent = self.stops.get((c.name, axis.name))
         return None if extent is None or axis.extent < 2 else self.length(extent, axis.extent)
 
-    def _tile(self) -> tuple[AxisBound, ...]:
+    def _tile_box(self) -> tuple[AxisBound, ...]:
         result = []
         ends = {e.axis: e.extent for e in self.operator.endings if not e.below} if self.within else {}
         for k, (axis, tile, count) in enumerate(
@@ -108,7 +118,7 @@ class Layout:
                 result.append(AxisBound(integer(0), last))
                 continue
             self.ranges[f"o{k}"] = (0, (count - 1) * tile)
-            end = tidy(ex.add(f"o{k}", tile))
+            end = canonicalise_sum(ex.make_add(f"o{k}", tile))
             if axis.extent % tile or last != integer(axis.extent):
                 self.variables[f"e{k}"] = fold("min", end, last)
                 self.ranges[f"e{k}"] = (1, axis.extent)
@@ -127,25 +137,25 @@ class Layout:
         last = last_stages(self.operator, self.staged)
         boxes: dict[str, tuple[AxisBound, ...]] = {n: self.own(n) for n in self.staged if n in self.operator.outputs}
         for c in (c for group in last for c in group):
-            self._collect(c, self.own(c.name), boxes, set())
+            self._collect_boxes(c, self.own(c.name), boxes, set())
         for number, name in reversed(list(enumerate(self.staged))):
             if name not in boxes:
                 raise ValueError(f"operator {self.operator.name}: nothing reads {name}")
-            boxes[name] = self._named(number, self.computes[name], boxes[name])
-            self._collect(self.computes[name], boxes[name], boxes, set())
+            boxes[name] = self._name_bounds(number, self.computes[name], boxes[name])
+            self._collect_boxes(self.computes[name], boxes[name], boxes, set())
         boxes |= {group[-1].name: self.own(group[-1].name) for group in last}
-        extents, groups = self._extents(boxes), [*((self.computes[n],) for n in self.staged), *last]
+        extents, groups = self._largest_extents(boxes), [*((self.computes[n],) for n in self.staged), *last]
         stages = [Stage(group, boxes[group[-1].name], extents[group[-1].name]) for group in groups]
         own = {n for n in self.staged if self.rereads and n in self.operator.outputs and boxes[n] == self.own(n)}
-        return _placed(stages, [self._reads(group) - own for group in groups])
+        return _assign_scratch(stages, [self._staged_reads(group) - own for group in groups])
 
-    def _named(self, number: int, c: Compute, box: tuple[AxisBound, ...]) -> tuple[AxisBound, ...]:
+    def _name_bounds(self, number: int, c: Compute, box: tuple[AxisBound, ...]) -> tuple[AxisBound, ...]:
         """Give the bounds of a box names, unless they are literals or names already."""
         result = []
         for d, (b, axis) in enumerate(zip(box, c.axes, strict=True)):
             ends = []
             for letter, e in (("l", b.low), ("h", b.high)):
-                if not (ex.affine(e) is not None and len(ex.axes_of(e)) <= 1):
+                if not (ex.affine_form(e) is not None and len(ex.axes_of(e)) <= 1):
                     name = f"{letter}{number}_{d}"
                     self.variables[name] = e
                     self.ranges[name] = (0, axis.extent)
@@ -154,7 +164,7 @@ class Layout:
             result.append(AxisBound(ends[0], ends[1], b.solid))
         return tuple(result)
 
-    def _collect(
+    def _collect_boxes(
         self,
         c: Compute,
         box: tuple[AxisBound, ...],
@@ -172,18 +182,18 @@ class Layout:
             if load.tensor not in self.computes:
                 continue
             shape = self.types[load.tensor].shape
-            read = tuple(clipped(span(i, axes), n, self.ranges) for i, n in zip(load.indices, shape, strict=True))
+            read = tuple(clip_bounds(index_span(i, axes), n, self.ranges) for i, n in zip(load.indices, shape, strict=True))
             if load.tensor in self.inlined:
-                self._collect(self.inlined[load.tensor], read, boxes, seen)
+                self._collect_boxes(self.inlined[load.tensor], read, boxes, seen)
             else:
                 known = boxes.get(load.tensor)
-                boxes[load.tensor] = read if known is None else joined(known, read)
+                boxes[load.tensor] = read if known is None else join_boxes(known, read)
 
-    def _reads(self, computes: Sequence[Compute]) -> set[str]:
+    def _staged_reads(self, computes: Sequence[Compute]) -> set[str]:
         """The staged tensors that a stage reads, directly or through inlined producers."""
         return {name for name in read_through(self.inlined, computes) if name in self.computes and name not in self.inlined}
 
-    def _extents(self, boxes: Mapping[str, Sequence[AxisBound]]) -> dict[str, tuple[int, ...]]:
+    def _largest_extents(self, boxes: Mapping[str, Sequence[AxisBound]]) -> dict[str, tuple[int, ...]]:
         """Largest extents of each box over all tasks, by evaluating its bounds for every tile origin."""
         values: dict[str, Numbers] = {name: np.array(self.ranges[name][1]) for name in self.lengths.values()}
         rank = len(self.operator.tile)
@@ -192,14 +202,14 @@ class Layout:
             shape[k] = count
             values[f"o{k}"] = (np.arange(count, dtype=np.int64) * tile).reshape(shape)
         for name, e in self.variables.items():
-            values[name] = numbers(e, values)
+            values[name] = evaluate_index(e, values)
         return {
-            name: tuple(int((numbers(b.high, values) - numbers(b.low, values)).max(initial=0)) for b in box)
+            name: tuple(int((evaluate_index(b.high, values) - evaluate_index(b.low, values)).max(initial=0)) for b in box)
             for name, box in boxes.items()
         }
 
 
-def _check(operator: ROperator) -> None:
+def _check_operator(operator: ROperator) -> None:
     if operator.anchor.axes and not operator.tile:
         raise ValueError(f"operator {operator.name} has no tile")
     known = {(c.producer, c.consumer): c.layer for c in operator.connections}
@@ -219,7 +229,7 @@ def last_stages(operator: ROperator, staged: Collection[str]) -> list[tuple[Comp
     return [tuple(group) for group in groups.values()]
 
 
-def _placed(stages: Sequence[Stage], reads: Sequence[set[str]]) -> tuple[Stage, ...]:
+def _assign_scratch(stages: Sequence[Stage], reads: Sequence[set[str]]) -> tuple[Stage, ...]:
     """Give every staged tile a scratch offset: first fit among the tiles alive at the same time."""
     count = len(stages)
     result: list[Stage] = []
@@ -258,14 +268,16 @@ def read_through(inlined: Mapping[str, Compute], computes: Iterable[Compute]) ->
     return found
 
 
-def heads(inlined: Mapping[str, Compute], c: Compute, point: tuple[Expr, ...]) -> list[tuple[Compute, tuple[Expr, ...]]]:
+def needed_reductions(
+    inlined: Mapping[str, Compute], c: Compute, point: tuple[Expr, ...]
+) -> list[tuple[Compute, tuple[Expr, ...]]]:
     """The reductions that ``c`` at ``point`` needs first, in order: itself, or those it reads in place."""
     found: dict[tuple[str, tuple[Expr, ...]], Compute] = {}
-    _heads(inlined, c, point, found, set())
+    _collect_reductions(inlined, c, point, found, set())
     return [(head, indices) for (_, indices), head in found.items()]
 
 
-def _heads(
+def _collect_reductions(
     inlined: Mapping[str, Compute],
     c: Compute,
     point: tuple[Expr, ...],
@@ -280,6 +292,6 @@ def _heads(
         return
     axes = dict(zip((a.name for a in c.axes), point, strict=True))
     for load in ex.loads(ex.substitute(c.body, axes)):
-        plain = load.fill is None and all(ex.affine(i) is not None for i in load.indices)
+        plain = load.fill is None and all(ex.affine_form(i) is not None for i in load.indices)
         if load.tensor in inlined and plain:
-            _heads(inlined, inlined[load.tensor], tuple(tidy(i) for i in load.indices), found, seen)
+            _collect_reductions(inlined, inlined[load.tensor], tuple(canonicalise_sum(i) for i in load.indices), found, seen)

@@ -40,23 +40,23 @@ class StageBody:
     ranges: Mapping[str, Interval]
 
 
-def bodies(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[StageBody]:
+def collect_bodies(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[StageBody]:
     """Every body that an element of a stage evaluates. Output axes are ``x0, x1, ...``; reduction axes
     ``compute.axis``."""
     seen: set[tuple[str, tuple[Expr, ...]]] = set()
-    return [b for c in computes for b in _bodies(unit, c, _point(c), ("", 1), unit.ranges, seen)]
+    return [b for c in computes for b in _visit_bodies(unit, c, _output_point(c), ("", 1), unit.ranges, seen)]
 
 
-def reads(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[StageLoad]:
+def collect_loads(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[StageLoad]:
     """Every load of an element of a stage."""
-    return [StageLoad(load, b.reducer, b.weight, b.ranges) for b in bodies(unit, computes) for load in ex.loads(b.body)]
+    return [StageLoad(load, b.reducer, b.weight, b.ranges) for b in collect_bodies(unit, computes) for load in ex.loads(b.body)]
 
 
-def _point(c: Compute) -> tuple[Expr, ...]:
+def _output_point(c: Compute) -> tuple[Expr, ...]:
     return tuple(Ref(f"x{d}") for d in range(len(c.axes)))
 
 
-def _bodies(
+def _visit_bodies(
     unit: FunctionContext,
     c: Compute,
     point: tuple[Expr, ...],
@@ -77,12 +77,12 @@ def _bodies(
     for load in ex.loads(body):
         producer = unit.inlined.get(load.tensor)
         if producer is not None:
-            yield from _bodies(unit, producer, load.indices, (reducer, weight), inner, seen)
+            yield from _visit_bodies(unit, producer, load.indices, (reducer, weight), inner, seen)
 
 
-def step(unit: FunctionContext, load: Load, axis: str) -> int | None:
+def load_step(unit: FunctionContext, load: Load, axis: str) -> int | None:
     """Elements between a stored tensor's addresses at neighbouring values of ``axis``; None if not fixed."""
-    return rowform.step(load, unit.places[load.tensor].strides, Ref(axis))
+    return rowform.address_step(load, unit.places[load.tensor].strides, Ref(axis))
 
 
 def access_cost(unit: FunctionContext, load: Load, lane: str, width: int) -> float:
@@ -91,7 +91,7 @@ def access_cost(unit: FunctionContext, load: Load, lane: str, width: int) -> flo
         return 0.0
     if unit.dtypes[load.tensor] not in unit.lanes:
         return 2.0 * width
-    return vector_cost(step(unit, load, lane), width)
+    return vector_cost(load_step(unit, load, lane), width)
 
 
 def vector_cost(apart: int | None, width: int) -> float:

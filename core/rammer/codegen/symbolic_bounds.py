@@ -72,28 +72,30 @@ def fold(fn: str, a: Expr, b: Expr) -> Expr:
         return a if a == b else Op(fn, (a, b))
     if fn == "floordiv" and b == integer(1):
         return a
-    return tidy(Op(fn, (a, b)))
+    return canonicalise_sum(Op(fn, (a, b)))
 
 
-def linear(e: Expr) -> tuple[dict[Expr, int], int]:
+def to_linear_form(e: Expr) -> tuple[dict[Expr, int], int]:
     """``e`` as a sum of terms with integer factors and a constant; whatever is no sum is one term."""
     if isinstance(e, Const) and e.dtype == "int64":
         return {}, int(e.value)
     if isinstance(e, Op) and e.fn in ("add", "sub", "neg", "mul"):
-        parts = [linear(a) for a in e.args]
+        parts = [to_linear_form(a) for a in e.args]
         if e.fn == "neg":
-            return _plus({}, 0, parts[0], -1)
+            return _add_scaled({}, 0, parts[0], -1)
         if e.fn in ("add", "sub"):
-            return _plus(*parts[0], parts[1], 1 if e.fn == "add" else -1)
+            return _add_scaled(*parts[0], parts[1], 1 if e.fn == "add" else -1)
         for this, other in (parts, parts[::-1]):
             if not this[0]:
-                return _plus({}, 0, other, this[1])
+                return _add_scaled({}, 0, other, this[1])
     whole = isinstance(e, Table) or (isinstance(e, Op) and e.fn in ("floordiv", "mod", "min", "max"))
     # Loads and what surrounds them may hold floats, where reordering would change the result.
-    return {ex.rebuild(e, tuple(tidy(k) for k in ex.children(e))) if whole else e: 1}, 0
+    return {ex.rebuild_expr(e, tuple(canonicalise_sum(k) for k in ex.children(e))) if whole else e: 1}, 0
 
 
-def _plus(terms: dict[Expr, int], constant: int, other: tuple[dict[Expr, int], int], factor: int) -> tuple[dict[Expr, int], int]:
+def _add_scaled(
+    terms: dict[Expr, int], constant: int, other: tuple[dict[Expr, int], int], factor: int
+) -> tuple[dict[Expr, int], int]:
     constant += factor * other[1]
     if not other[0]:
         return terms, constant
@@ -103,57 +105,57 @@ def _plus(terms: dict[Expr, int], constant: int, other: tuple[dict[Expr, int], i
     return {t: c for t, c in total.items() if c}, constant
 
 
-def tidy(e: Expr) -> Expr:
+def canonicalise_sum(e: Expr) -> Expr:
     """An integer expression as a sum of terms, the constant last."""
-    return e if isinstance(e, ex.ATOMS) else _tidied(e)
+    return e if isinstance(e, ex.ATOMS) else _cached_sum(e)
 
 
 @lru_cache(1 << 14)  # kernels of one operator ask a thousand times for the same addresses
-def _tidied(e: Expr) -> Expr:
-    terms, constant = linear(e)
+def _cached_sum(e: Expr) -> Expr:
+    terms, constant = to_linear_form(e)
     if terms == {e: 1}:
         return e
     total: Expr | None = None
     for term in sorted(terms, key=str):
         factor = terms[term]
         if total is None:
-            total = ex.mul(term, factor)
+            total = ex.make_mul(term, factor)
         elif factor < 0:
-            total = Op("sub", (total, ex.mul(term, -factor)))
+            total = Op("sub", (total, ex.make_mul(term, -factor)))
         else:
-            total = Op("add", (total, ex.mul(term, factor)))
+            total = Op("add", (total, ex.make_mul(term, factor)))
     if total is None:
         return integer(constant)
     if constant < 0:
         return Op("sub", (total, integer(-constant)))
-    return ex.add(total, constant)
+    return ex.make_add(total, constant)
 
 
-def span(e: Expr, axes: Mapping[str, Span]) -> Span | None:
+def index_span(e: Expr, axes: Mapping[str, Span]) -> Span | None:
     """Symbolic bounds of an integer expression while axes range over ``axes``; None if data-dependent.
 
     Never wider than ``rammer.ir.expr.interval`` on the same box, so a task reads no more than tile
     propagation said it would.
     """
-    form = ex.affine(e)
+    form = ex.affine_form(e)
     if form is not None:
-        return _affine(form, axes)
+        return _affine_span(form, axes)
     if isinstance(e, Cast):
-        return span(e.arg, axes)
+        return index_span(e.arg, axes)
     if isinstance(e, Table):
-        return _table(e, axes)
+        return _table_span(e, axes)
     if not isinstance(e, Op):
         return None
-    parts = [span(a, axes) for a in (e.args[1:] if e.fn == "where" else e.args)]
+    parts = [index_span(a, axes) for a in (e.args[1:] if e.fn == "where" else e.args)]
     known = [p for p in parts if p is not None]
     if len(known) < len(parts):
         return None
     if e.fn == "neg":
         return fold("sub", integer(0), known[0][1]), fold("sub", integer(0), known[0][0])
-    return _combine(e.fn, known[0], known[1]) if len(known) == 2 else None
+    return _combine_spans(e.fn, known[0], known[1]) if len(known) == 2 else None
 
 
-def _affine(form: tuple[dict[str, int], int], axes: Mapping[str, Span]) -> Span:
+def _affine_span(form: tuple[dict[str, int], int], axes: Mapping[str, Span]) -> Span:
     low: Expr = integer(form[1])
     high: Expr = integer(form[1])
     for name, c in form[0].items():
@@ -163,11 +165,11 @@ def _affine(form: tuple[dict[str, int], int], axes: Mapping[str, Span]) -> Span:
     return low, high
 
 
-def _table(e: Table, axes: Mapping[str, Span]) -> Span | None:
+def _table_span(e: Table, axes: Mapping[str, Span]) -> Span | None:
     values = [int(v) for v in e.values]
     if not values or e.dtype.startswith("float"):
         return None
-    inner = span(e.index, axes)
+    inner = index_span(e.index, axes)
     rising = all(a <= b for a, b in itertools.pairwise(values))
     if inner is None or not rising:
         return integer(min(values)), integer(max(values))
@@ -177,7 +179,7 @@ def _table(e: Table, axes: Mapping[str, Span]) -> Span | None:
     return low, high
 
 
-def _combine(fn: str, p: Span, q: Span) -> Span | None:
+def _combine_spans(fn: str, p: Span, q: Span) -> Span | None:
     if fn in ("min", "max"):
         return fold(fn, p[0], q[0]), fold(fn, p[1], q[1])
     if fn == "where":
@@ -188,7 +190,7 @@ def _combine(fn: str, p: Span, q: Span) -> Span | None:
         return fold("sub", p[0], q[1]), fold("sub", p[1], q[0])
     if fn == "mul":
         corners = [fold("mul", a, b) for a in p for b in q]
-        return _chain("min", corners), _chain("max", corners)
+        return _fold_chain("min", corners), _fold_chain("max", corners)
     divisor = q[0]
     if fn not in ("floordiv", "mod") or q[0] != q[1] or not isinstance(divisor, Const) or int(divisor.value) <= 0:
         return None
@@ -202,7 +204,7 @@ def _combine(fn: str, p: Span, q: Span) -> Span | None:
     return Op("where", (same, fold("mod", p[0], divisor), integer(0))), Op("where", (same, fold("mod", p[1], divisor), last))
 
 
-def _chain(fn: str, parts: Sequence[Expr]) -> Expr:
+def _fold_chain(fn: str, parts: Sequence[Expr]) -> Expr:
     result = parts[0]
     for part in parts[1:]:
         result = fold(fn, result, part)
@@ -218,7 +220,7 @@ def interval_within(e: Expr, ranges: Mapping[str, Interval], least: int, most: i
             if part is None:
                 return None
             parts.append(part)
-        found = ex.combined(e.fn, parts)
+        found = ex.combine_intervals(e.fn, parts)
     elif isinstance(e, Load) or any(interval_within(k, ranges, least, most) is None for k in ex.children(e)):
         return None
     else:
@@ -226,7 +228,7 @@ def interval_within(e: Expr, ranges: Mapping[str, Interval], least: int, most: i
     return found if found is not None and least <= found[0] and found[1] <= most else None
 
 
-def clipped(bounds: Span | None, extent: int, ranges: Mapping[str, Interval]) -> AxisBound:
+def clip_bounds(bounds: Span | None, extent: int, ranges: Mapping[str, Interval]) -> AxisBound:
     """The box of a tensor axis read through an index with ``bounds`` (None reads the whole axis).
 
     ``ranges`` are numeric ranges of the variables; they show which clips can never act.
@@ -247,27 +249,27 @@ def clipped(bounds: Span | None, extent: int, ranges: Mapping[str, Interval]) ->
     return AxisBound(low, high, solid)
 
 
-def joined(a: Sequence[AxisBound], b: Sequence[AxisBound]) -> tuple[AxisBound, ...]:
+def join_boxes(a: Sequence[AxisBound], b: Sequence[AxisBound]) -> tuple[AxisBound, ...]:
     """The hull of two boxes, where an empty one contributes nothing (as ``rammer.ir.operator.hull``)."""
     if tuple(a) == tuple(b):
         return tuple(a)
-    empty_a, empty_b = _empty(a), _empty(b)
+    empty_a, empty_b = _empty_condition(a), _empty_condition(b)
     result = []
     for p, q in zip(a, b, strict=True):
         low, high = fold("min", p.low, q.low), fold("max", p.high, q.high)
         if empty_b is not None:
-            low, high = _pick(empty_b, p.low, low), _pick(empty_b, p.high, high)
+            low, high = _select_bound(empty_b, p.low, low), _select_bound(empty_b, p.high, high)
         if empty_a is not None:
-            low, high = _pick(empty_a, q.low, low), _pick(empty_a, q.high, high)
+            low, high = _select_bound(empty_a, q.low, low), _select_bound(empty_a, q.high, high)
         result.append(AxisBound(low, high, p.solid or q.solid))
     return tuple(result)
 
 
-def _pick(condition: Expr, a: Expr, b: Expr) -> Expr:
+def _select_bound(condition: Expr, a: Expr, b: Expr) -> Expr:
     return a if a == b else Op("where", (condition, a, b))
 
 
-def _empty(box: Sequence[AxisBound]) -> Expr | None:
+def _empty_condition(box: Sequence[AxisBound]) -> Expr | None:
     """A condition true when the box is empty, or None if it never is."""
     result: Expr | None = None
     for b in box:
@@ -277,14 +279,14 @@ def _empty(box: Sequence[AxisBound]) -> Expr | None:
     return result
 
 
-def numbers(e: Expr, values: Mapping[str, Numbers]) -> Numbers:
+def evaluate_index(e: Expr, values: Mapping[str, Numbers]) -> Numbers:
     """The value of an integer expression for arrays of variable values (they broadcast)."""
     if isinstance(e, Const):
         return np.asarray(int(e.value), dtype=np.int64)
     if isinstance(e, Ref):
         return values[e.axis]
     if isinstance(e, Table):
-        return np.asarray([int(v) for v in e.values], dtype=np.int64)[numbers(e.index, values)]
+        return np.asarray([int(v) for v in e.values], dtype=np.int64)[evaluate_index(e.index, values)]
     if isinstance(e, Cast | Load):
         raise ValueError(f"not a bound: {e}")
-    return _EVALUATE[e.fn](*(numbers(a, values) for a in e.args))
+    return _EVALUATE[e.fn](*(evaluate_index(a, values) for a in e.args))

@@ -71,7 +71,7 @@ def packing_key(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def padded(array: Array, axis: int, count: int) -> Array:
+def pad_axis(array: Array, axis: int, count: int) -> Array:
     """``array`` with zeros appended along ``axis`` (from 0) up to ``count``."""
     missing = count - array.shape[axis]
     return np.pad(array, [(0, missing if d == axis else 0) for d in range(array.ndim)]) if missing else array

@@ -33,7 +33,7 @@ _ERFC = (
 )
 
 
-def _horner(name: str, powers: Sequence[float]) -> str:
+def _horner_text(name: str, powers: Sequence[float]) -> str:
     """A polynomial in the variable ``name``."""
     text = f"{powers[0]!r}f"
     for power in powers[1:]:
@@ -55,7 +55,7 @@ _BODIES: Final = {
 """,
     "exp": f"""
   rm_f@ x = rm_vmin@(rm_vmax@(a, rm_splat@(-104.0f)), rm_splat@(89.0f)), n = rm_vround@(x * 1.44269504f);
-  rm_f@ r = x - n * {_LN2[0]} - n * {_LN2[1]}, y = {_horner("r", _EXP)} * (r * r) + r + 1.0f;
+  rm_f@ r = x - n * {_LN2[0]} - n * {_LN2[1]}, y = {_horner_text("r", _EXP)} * (r * r) + r + 1.0f;
   rm_i@ e = __builtin_convertvector(rm_vsel@(a == a, n, rm_splat@(0.0f)), rm_i@), half = e >> 1;
   y = y * (rm_f@)((half + 127) << 23) * (rm_f@)((e - half + 127) << 23); /* twice: beyond the normal numbers, too */
   return rm_vsel@(a > 88.7228394f, rm_splat@(RM_INF), y); /* an infinity that a fused multiply-add would not round to */
@@ -65,20 +65,20 @@ _BODIES: Final = {
   rm_f@ m = (rm_f@)((i & 0x7fffff) | 0x3f000000);
   rm_i@ low = m < 0.707106781f, e = (i >> 23) - 126 + (small & -23) + low;
   rm_f@ f = rm_vsel@(low, m + m, m) - 1.0f, z = f * f, n = __builtin_convertvector(e, rm_f@);
-  rm_f@ r = (f + ({_horner("f", _LOG)} * f * z + n * {_LN2[1]} - 0.5f * z)) + n * {_LN2[0]};
+  rm_f@ r = (f + ({_horner_text("f", _LOG)} * f * z + n * {_LN2[1]} - 0.5f * z)) + n * {_LN2[0]};
   r = rm_vsel@(a == 0.0f, rm_splat@(-RM_INF), rm_vsel@(a < 0.0f, rm_splat@(RM_NAN), r));
   return rm_vsel@((a != a) | (a == RM_INF), a, r);
 """,
     "tanh": f"""
   rm_f@ m = rm_vabs@(a), z = a * a;
   rm_f@ far = 1.0f - 2.0f / (rm_vexp@(2.0f * rm_vmin@(m, rm_splat@(10.0f))) + 1.0f);
-  rm_f@ r = rm_vsel@(m < 0.625f, m + m * (z * {_horner("z", _TANH)}), far);
+  rm_f@ r = rm_vsel@(m < 0.625f, m + m * (z * {_horner_text("z", _TANH)}), far);
   return (rm_f@)((rm_i@)r | ((rm_i@)a & (-0x7fffffff - 1)));
 """,
     "erf": f"""
   rm_f@ m = rm_vmin@(rm_vabs@(a), rm_splat@(3.95f)), z = m * m;
-  rm_f@ far = 1.0f - rm_vexp@(-{_horner("m", _ERFC)});
-  rm_f@ r = rm_vsel@(m < 0.93f, m + m * {_horner("z", _ERF)}, far);
+  rm_f@ far = 1.0f - rm_vexp@(-{_horner_text("m", _ERFC)});
+  rm_f@ r = rm_vsel@(m < 0.93f, m + m * {_horner_text("z", _ERF)}, far);
   return (rm_f@)((rm_i@)r | ((rm_i@)a & (-0x7fffffff - 1)));
 """,
 }

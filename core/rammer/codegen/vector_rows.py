@@ -9,8 +9,8 @@ from functools import partial
 
 from rammer.codegen.context import Column, FunctionContext, Place
 from rammer.codegen.stage_layout import Stage
-from rammer.codegen.stage_reads import StageLoad, access_cost, reads, step, vector_cost
-from rammer.codegen.symbolic_bounds import Span, fold, span, tidy
+from rammer.codegen.stage_reads import StageLoad, access_cost, collect_loads, load_step, vector_cost
+from rammer.codegen.symbolic_bounds import Span, canonicalise_sum, fold, index_span
 from rammer.codegen.vector_text import STORED
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
@@ -57,7 +57,7 @@ class RowPlan:
     turned: tuple[Load, ...] = ()
 
 
-def choose(
+def choose_row_plan(
     unit: FunctionContext, stage: Stage, heads: Sequence[Compute], stores: Sequence[Place], limit: int, axes: int
 ) -> RowPlan:
     """The cheapest vectorisation of a stage by memory accesses per element, and its blocking.
@@ -65,49 +65,49 @@ def choose(
     ``heads`` are the reductions that elements start with; blocking takes at most ``limit`` elements along
     up to ``axes`` axes.
     """
-    found = reads(unit, stage.computes)
+    found = collect_loads(unit, stage.computes)
     scalar = float(sum(r.weight for r in found) + len(stores))
     row_cost, row = _choose_row(unit, stage, found, stores)
     column_cost, columns = _choose_columns(unit, heads, found, stores)
     if columns and column_cost < min(row_cost, scalar):
         lanes = tuple(f"{name}.{c.axis}" for name, c in columns.items())
-        return RowPlan(None, columns, _blocking(stage, found, -1, lanes, limit, axes))
+        return RowPlan(None, columns, _choose_blocking(stage, found, -1, lanes, limit, axes))
     if row is not None and row_cost < scalar:
-        blocking = _blocking(stage, found, row.axis, (f"x{row.axis}",), limit, axes)
+        blocking = _choose_blocking(stage, found, row.axis, (f"x{row.axis}",), limit, axes)
         if not _shares_rows(found, row, blocking):
-            windows = _windows(stage, heads, found, row)
+            windows = _block_windows(stage, heads, found, row)
             if windows is not None:
                 return RowPlan(row, {}, windows, frozenset(c.name for c in heads))
-        turned = _turned(unit, stage, found, row.axis)
+        turned = _transposed_loads(unit, stage, found, row.axis)
         if turned is not None:
             return RowPlan(row, {}, {turned[0]: row.width}, frozenset(), turned[1])
-        wide = _wide(stage, found, row) or _down(unit, stage, found, row)
-        return RowPlan(row, {}, blocking or wide or _lines(unit, stage, found, row))
-    return RowPlan(None, {}, _blocking(stage, found, -1, (), limit, axes))
+        wide = _block_shared_loads(stage, found, row) or _block_columns(unit, stage, found, row)
+        return RowPlan(row, {}, blocking or wide or _block_cache_lines(unit, stage, found, row))
+    return RowPlan(None, {}, _choose_blocking(stage, found, -1, (), limit, axes))
 
 
 def _choose_row(
     unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], stores: Sequence[Place]
 ) -> tuple[float, LaneAxis | None]:
     best, axis = float("inf"), -1
-    if any(c.dtype not in unit.lanes or _wraps(c) for c in stage.computes):
+    if any(c.dtype not in unit.lanes or _is_narrow_modulo(c) for c in stage.computes):
         return best, None
     for d in reversed(range(len(stage.extents))):
         count = stage.extents[d]
-        width = _width(unit, count)
+        width = _vector_width(unit, count)
         if not width:
             continue
-        turned = _turned(unit, stage, found, d)
+        turned = _transposed_loads(unit, stage, found, d)
         squares = turned[1] if turned is not None else ()
         cost = sum(_SQUARE if r.load in squares else r.weight * access_cost(unit, r.load, f"x{d}", width) for r in found)
         cost += sum(vector_cost(p.strides[d], width) for p in stores)
         cost *= -(-count // width) / count
         if cost < best:
             best, axis = cost, d
-    return best, _row(unit, stage, found, axis) if axis >= 0 else None
+    return best, _make_lane_axis(unit, stage, found, axis) if axis >= 0 else None
 
 
-def _wraps(c: Compute) -> bool:
+def _is_narrow_modulo(c: Compute) -> bool:
     """Whether a reduction is one modulo less than 32 bits, which vectors of whole numbers are not."""
     return c.combiner in ("sum", "prod") and c.dtype in ("uint8", "int8")
 
@@ -121,7 +121,7 @@ def _choose_columns(
     for c in heads:
         options = []
         for r in c.reduce:
-            width = _width(unit, r.extent)
+            width = _vector_width(unit, r.extent)
             if width and c.dtype in STORED:
                 lane = f"{c.name}.{r.name}"
                 own = [f for f in found if f.reducer == c.name]
@@ -135,18 +135,18 @@ def _choose_columns(
     return total, columns
 
 
-def _row(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], d: int) -> LaneAxis:
+def _make_lane_axis(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], d: int) -> LaneAxis:
     bound, count = stage.box[d], stage.extents[d]
-    ranges = [ends for r in found for ends in _interior(unit, r, f"x{d}")]
+    ranges = [ends for r in found for ends in _interior_ranges(unit, r, f"x{d}")]
     low, high = ranges[0] if ranges else bound.span
     for start, end in ranges[1:]:
         low, high = fold("max", low, start), fold("min", high, end)
-    width = _width(unit, count)
+    width = _vector_width(unit, count)
     certain = fold("sub", bound.high, bound.low) == integer(count)
     return LaneAxis(d, width, (low, high) if ranges else None, certain, certain and count % width == 0)
 
 
-def _blocking(
+def _choose_blocking(
     stage: Stage, found: Sequence[StageLoad], fixed: int, lanes: tuple[str, ...], limit: int, axes: int
 ) -> dict[int, int]:
     """Elements computed together along axes other than ``fixed``.
@@ -177,7 +177,7 @@ def _shares_rows(found: Sequence[StageLoad], row: LaneAxis, blocking: Mapping[in
     return any(f"x{row.axis}" in u and f"x{d}" not in u for d in blocking for u in used)
 
 
-def _windows(stage: Stage, heads: Sequence[Compute], found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int] | None:
+def _block_windows(stage: Stage, heads: Sequence[Compute], found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int] | None:
     """Neighbouring windows together: written out, they share loads where they overlap. None: no window."""
     points = max((math.prod(r.extent for r in c.reduce) for c in heads), default=0)
     if not 1 < points <= _UNROLLED:
@@ -185,7 +185,7 @@ def _windows(stage: Stage, heads: Sequence[Compute], found: Sequence[StageLoad],
     sliding: set[str] = set()
     for r in found:
         for index in r.load.indices if r.reducer else ():
-            used = (ex.affine(index) or ({}, 0))[0]
+            used = (ex.affine_form(index) or ({}, 0))[0]
             if any("." in name for name in used):
                 sliding |= {name for name, factor in used.items() if "." not in name and factor == 1}
     for d, (bound, count) in enumerate(zip(stage.box, stage.extents, strict=True)):
@@ -203,11 +203,11 @@ def whole_rows(
     and the tensor's reach. Empty where they are unknown."""
     lane = f"x{row.axis}"
     result = []
-    for r in reads(unit, stage.computes):
-        if r.load.tensor in unit.inlined or not any(True for _ in _interior(unit, r, lane)):
+    for r in collect_loads(unit, stage.computes):
+        if r.load.tensor in unit.inlined or not any(True for _ in _interior_ranges(unit, r, lane)):
             continue
-        place, apart = unit.places[r.load.tensor], step(unit, r.load, lane)
-        ends = span(_address(place, r.load), _free(r.ranges, blocking, shift))
+        place, apart = unit.places[r.load.tensor], load_step(unit, r.load, lane)
+        ends = index_span(_load_address(place, r.load), _block_spans(r.ranges, blocking, shift))
         if place.reach is None or apart is None or ends is None:
             return []
         last = fold("add", ends[1], integer((row.width - 1) * apart))
@@ -216,24 +216,24 @@ def whole_rows(
     return result
 
 
-def _address(place: Place, load: Load) -> Expr:
+def _load_address(place: Place, load: Load) -> Expr:
     at: Expr = integer(0)
     for index, stride, origin in zip(load.indices, place.strides, place.origin, strict=True):
         at = fold("add", at, fold("mul", fold("sub", index, origin), integer(stride)))
     return at
 
 
-def _free(ranges: Mapping[str, Interval], blocking: Mapping[int, int], shift: Sequence[int]) -> dict[str, Span]:
+def _block_spans(ranges: Mapping[str, Interval], blocking: Mapping[int, int], shift: Sequence[int]) -> dict[str, Span]:
     """Spans of the variables inside a block: reduction axes range freely, blocked axes over the block."""
     result: dict[str, Span] = {}
     for name, (low, high) in ranges.items():
         result[name] = (integer(low), integer(high)) if "." in name else (Ref(name), Ref(name))
     for d, block in blocking.items():
-        result[f"x{d}"] = (Ref(f"x{d}"), ex.add(f"x{d}", (block - 1) * shift[d]))
+        result[f"x{d}"] = (Ref(f"x{d}"), ex.make_add(f"x{d}", (block - 1) * shift[d]))
     return result
 
 
-def _wide(stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:
+def _block_shared_loads(stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:
     """Several vectors at once along the lane axis, where they share a reduction's scalar loads."""
     shared = any(r.reducer and f"x{row.axis}" not in ex.axes_of(r.load) for r in found)
     if not shared or not row.exact or row.interior is not None:
@@ -243,11 +243,11 @@ def _wide(stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, 
     return {row.axis: block} if block > 1 else {}
 
 
-def _down(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:
+def _block_columns(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:
     """Several vectors at once along the lane axis, where a reduction goes down columns: each row that it comes to is a page or a
     line of its own, which one vector would use a little of and leave."""
     sums = {r.reducer for r in found if r.reducer}
-    if not sums or not row.exact or row.interior is not None or not any(map(partial(_far, unit, row), found)):
+    if not sums or not row.exact or row.interior is not None or not any(map(partial(_is_column_read, unit, row), found)):
         return {}
     block = side_by_side(stage.extents[row.axis], row.width, len(sums))
     return {row.axis: block} if block > 1 else {}
@@ -258,73 +258,75 @@ def side_by_side(count: int, width: int, sums: int) -> int:
     return next((b for b in (8, 4, 2) if count % (b * width) == 0 and b * sums <= _DOWN), 1)
 
 
-def _far(unit: FunctionContext, row: LaneAxis, read: StageLoad) -> bool:
+def _is_column_read(unit: FunctionContext, row: LaneAxis, read: StageLoad) -> bool:
     """Whether a reduction's load has neighbours along the lanes side by side, and steps over whole lines from one to the next."""
-    if not read.reducer or read.load.tensor in unit.inlined or step(unit, read.load, f"x{row.axis}") != 1:
+    if not read.reducer or read.load.tensor in unit.inlined or load_step(unit, read.load, f"x{row.axis}") != 1:
         return False
     own = [a for a in ex.axes_of(read.load) if a.startswith(f"{read.reducer}.")]
     size = itemsize(unit.dtypes[read.load.tensor])
-    return bool(own) and all(abs(step(unit, read.load, a) or 0) * size >= LINE for a in own)
+    return bool(own) and all(abs(load_step(unit, read.load, a) or 0) * size >= LINE for a in own)
 
 
-def _lines(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:
+def _block_cache_lines(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:
     """Neighbouring rows together where a load's lanes are far apart but its rows adjoin (transposition): each
     cache line is then used while it is at hand."""
     lane = f"x{row.axis}"
     for r in found:
-        if r.load.tensor in unit.inlined or step(unit, r.load, lane) in (0, 1, 2):
+        if r.load.tensor in unit.inlined or load_step(unit, r.load, lane) in (0, 1, 2):
             continue
         for d, (bound, count) in enumerate(zip(stage.box, stage.extents, strict=True)):
             block = next((b for b in (8, 4, 2) if count % b == 0), 1)
             even = fold("sub", bound.high, bound.low) == integer(count)
-            if d != row.axis and block > 1 and even and step(unit, r.load, f"x{d}") == 1:
+            if d != row.axis and block > 1 and even and load_step(unit, r.load, f"x{d}") == 1:
                 return {d: block}
     return {}
 
 
-def _turned(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], lane: int) -> tuple[int, tuple[Load, ...]] | None:
+def _transposed_loads(
+    unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], lane: int
+) -> tuple[int, tuple[Load, ...]] | None:
     """The axis along which the neighbours of a map's loads lie whose lanes, along axis number ``lane``, are far apart, and those
     loads."""
-    width = _width(unit, stage.extents[lane])
+    width = _vector_width(unit, stage.extents[lane])
     padded = any(r.load.fill is not None for r in found)
-    if not width or padded or len(found) > _TURNED or any(r.reducer for r in found) or not _constant(stage, lane):
+    if not width or padded or len(found) > _TURNED or any(r.reducer for r in found) or not _has_constant_width(stage, lane):
         return None
     name = f"x{lane}"
-    far = [r.load for r in found if r.load.tensor not in unit.inlined and step(unit, r.load, name) not in (None, 0, 1, 2)]
+    far = [r.load for r in found if r.load.tensor not in unit.inlined and load_step(unit, r.load, name) not in (None, 0, 1, 2)]
     for d, count in enumerate(stage.extents):
-        if d == lane or count < width or not _constant(stage, d):
+        if d == lane or count < width or not _has_constant_width(stage, d):
             continue
-        near = [e for e in far if unit.dtypes[e.tensor] in STORED and step(unit, e, f"x{d}") == 1]
+        near = [e for e in far if unit.dtypes[e.tensor] in STORED and load_step(unit, e, f"x{d}") == 1]
         if near:
             return d, tuple(dict.fromkeys(near))
     return None
 
 
-def _constant(stage: Stage, d: int) -> bool:
+def _has_constant_width(stage: Stage, d: int) -> bool:
     """Whether every task's box is as wide along an axis."""
     return fold("sub", stage.box[d].high, stage.box[d].low) == integer(stage.extents[d])
 
 
-def _width(unit: FunctionContext, count: int) -> int:
+def _vector_width(unit: FunctionContext, count: int) -> int:
     """The vector width that covers ``count`` elements with the fewest vectors; 0 if none fits."""
     fitting = [w for w in unit.target.vectors if w <= count] if unit.target.single else []
     return min(fitting, key=lambda w: (-(-count // w), w), default=0)
 
 
-def _interior(unit: FunctionContext, read: StageLoad, lane: str) -> Iterator[tuple[Expr, Expr]]:
+def _interior_ranges(unit: FunctionContext, read: StageLoad, lane: str) -> Iterator[tuple[Expr, Expr]]:
     """Lane ranges (half-open) where the padding tests of a load along the lane hold."""
     if read.load.fill is None:
         return
     for index, extent in zip(read.load.indices, unit.shapes[read.load.tensor], strict=True):
-        form, reach = ex.affine(index), ex.interval(index, read.ranges)
+        form, reach = ex.affine_form(index), ex.interval(index, read.ranges)
         apart = form[0].get(lane, 0) if form is not None else 0
         if apart <= 0 or (reach is not None and reach[0] >= 0 and reach[1] < extent):
             continue
-        rest = tidy(Op("sub", (index, ex.mul(lane, apart))))
+        rest = canonicalise_sum(Op("sub", (index, ex.make_mul(lane, apart))))
         free = {n: (integer(r[0]), integer(r[1])) if "." in n else (Ref(n), Ref(n)) for n, r in read.ranges.items()}
-        ends = span(rest, free)
+        ends = index_span(rest, free)
         if ends is None:
             continue
-        low = tidy(ex.mul(fold("floordiv", ends[0], integer(apart)), -1))
+        low = canonicalise_sum(ex.make_mul(fold("floordiv", ends[0], integer(apart)), -1))
         room = fold("sub", integer(extent - 1), ends[1])
         yield low, fold("add", fold("floordiv", room, integer(apart)), integer(1))

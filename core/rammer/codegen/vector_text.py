@@ -15,7 +15,7 @@ from typing import Final
 from rammer.codegen.vector_math import WHOLE, whole_vectors
 from rammer.ir.expr import TRANSCENDENTAL
 
-__all__ = ["GNU", "MATH", "WIDTHS", "Vectors", "lane_by_lane", "vector_name", "vectors"]
+__all__ = ["GNU", "MATH", "WIDTHS", "Vectors", "lane_by_lane", "vector_definitions", "vector_name"]
 
 #: Mathematical functions of the scalar language with a C spelling of their own.
 MATH = (
@@ -132,20 +132,20 @@ def lane_by_lane(function: str, width: int) -> str:
     return f"static inline rm_f{width} {vector_name(function, width)}({arguments}) {{ {body} }}\n"
 
 
-def _gnu(function: str, width: int) -> str:
+def _gnu_function(function: str, width: int) -> str:
     return whole_vectors(function, width) if function in WHOLE else lane_by_lane(function, width)
 
 
 #: GNU C: arithmetic, comparisons and the commonest functions of whole vectors; other functions call C's own lane by lane.
-GNU = Vectors(_GNU, "static inline", "v[{k}]", _gnu)
+GNU = Vectors(_GNU, "static inline", "v[{k}]", _gnu_function)
 
 
-def _place(function: str) -> int:
+def _definition_order(function: str) -> int:
     """Functions that others are made of come first."""
     return WHOLE.index(function) if function in WHOLE else len(WHOLE)
 
 
-def vectors(spelled: Vectors) -> str:
+def vector_definitions(spelled: Vectors) -> str:
     """The vector types and functions of a dialect, for every width."""
     parts = []
     for w in WIDTHS:
@@ -155,12 +155,12 @@ def vectors(spelled: Vectors) -> str:
         evens, odds = (", ".join(map(str, range(k, 2 * w, 2))) for k in (0, 1))
         places = {"lanes": lanes, "even": even, "evens": evens, "odds": odds}
         parts.append(spelled.template.format(w=w, bytes=4 * w, last=w - 1, **places))
-        parts += [_folds(w, spelled), _turn(w, spelled)]
-        parts += [spelled.function(name, w) for name in sorted(MATH, key=_place)]
+        parts += [_fold_functions(w, spelled), _transpose_function(w, spelled)]
+        parts += [spelled.function(name, w) for name in sorted(MATH, key=_definition_order)]
     return "".join(parts)
 
 
-def _turn(w: int, spelled: Vectors) -> str:
+def _transpose_function(w: int, spelled: Vectors) -> str:
     """A function that exchanges rows and columns of ``w`` vectors: each step puts the even lanes of two of them side by side, and
     the odd ones."""
     lines = list[str]()
@@ -181,7 +181,7 @@ def _turn(w: int, spelled: Vectors) -> str:
     return f"{spelled.head} void rm_turn{w}(rm_f{w} *v) {{ {' '.join(lines)} }}\n"
 
 
-def _folds(w: int, spelled: Vectors) -> str:
+def _fold_functions(w: int, spelled: Vectors) -> str:
     """Functions that combine the lanes of a vector, always in the same order."""
     parts = []
     for name, step in (

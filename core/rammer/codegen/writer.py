@@ -46,20 +46,24 @@ class KernelWriter(Generic[Code]):
         """The kernel of a tiled operator. DeviceFailure where its family cannot compute it."""
         key = binding.key(operator)
         if key not in self._known:
-            self._known[key] = operator, self._attempt(operator, binding)
+            self._known[key] = operator, self._try_write(operator, binding)
             if len(self._known) > MOST_KEPT:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
         first, made = self._known[key]
         if isinstance(made, Unsuited):
-            raise refusal(operator, made) from made
-        return made if first is operator else replace(made, arguments=moved(made.arguments, renaming(first, operator)))
+            raise make_refusal(operator, made) from made
+        return (
+            made
+            if first is operator
+            else replace(made, arguments=rename_arguments(made.arguments, tensor_renaming(first, operator)))
+        )
 
     def all(self, operators: Iterable[ROperator], binding: Binding) -> dict[str, Code]:
         """The kernel of every operator by name."""
         return {o.name: self.written(o, binding) for o in operators}
 
-    def _attempt(self, operator: ROperator, binding: Binding) -> Code | Unsuited:
+    def _try_write(self, operator: ROperator, binding: Binding) -> Code | Unsuited:
         try:
             return self._write(operator, binding)
         except Unsuited as problem:
@@ -70,7 +74,7 @@ class KernelWriter(Generic[Code]):
             raise
 
 
-def refusal(operator: ROperator, problem: Unsuited) -> DeviceFailure:
+def make_refusal(operator: ROperator, problem: Unsuited) -> DeviceFailure:
     """What to say of an operator that its family cannot compute."""
     return DeviceFailure(
         f"operator {operator.name} is none for family {operator.family}: {problem}",
@@ -85,13 +89,13 @@ def kinds_of(operators: Iterable[ROperator], binding: Binding) -> dict[str, int]
     return {o.name: numbers.setdefault(binding.key(o), len(numbers)) for o in operators}
 
 
-def renaming(first: ROperator, operator: ROperator) -> dict[str, str]:
+def tensor_renaming(first: ROperator, operator: ROperator) -> dict[str, str]:
     """The tensors of ``operator`` by those of the equal operator ``first``."""
     of_first, own = ((*o.inputs, *o.lengths, *o.outputs) for o in (first, operator))
     return dict(zip(of_first, own, strict=True))
 
 
-def moved(arguments: Iterable[Any], names: Mapping[str, str]) -> tuple[Any, ...]:
+def rename_arguments(arguments: Iterable[Any], names: Mapping[str, str]) -> tuple[Any, ...]:
     """``arguments`` of an equal operator, with this one's tensors."""
     return tuple(
         [Argument(names[a.tensor], a.written, a.packing) if isinstance(a, Argument) else (names[a[0]], *a[1:]) for a in arguments]

@@ -21,7 +21,7 @@ import numpy as np
 from rammer.cache.cached_constants import LARGE, ConstantCache
 from rammer.cache.whole_files import write_cached, write_whole
 from rammer.compiled.segments import Compiled, HostSegment, Segment, host_needs
-from rammer.ir.constants.mapped_files import Mapped, check_file, released
+from rammer.ir.constants.mapped_files import Mapped, check_file, release_pages
 from rammer.ir.graph import Value
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -80,8 +80,8 @@ def write_artifact(
         "policy": artifact.policy,
         "precision": artifact.precision,
         "name": compiled.graph.name,
-        "inputs": [_port(v) for v in compiled.graph.inputs],
-        "outputs": [_port(v) for v in compiled.graph.outputs],
+        "inputs": [_port_record(v) for v in compiled.graph.inputs],
+        "outputs": [_port_record(v) for v in compiled.graph.outputs],
         "options": dict(artifact.options),
         "key": artifact.key,
         "segments": [],
@@ -96,7 +96,7 @@ def write_artifact(
     with zipfile.ZipFile(file, "w") as archive:
         needed, known = host_needs(compiled), compiled.graph.constants
         constants = {n: known[n] for n in known if n in needed}  # others may be made for who asks
-        head["constants"] = _pack(archive, "constants", constants, apart)
+        head["constants"] = _pack_arrays(archive, "constants", constants, apart)
         for number, segment in enumerate(compiled.segments):
             head["segments"].append(_write_segment(archive, texts, number, segment, apart))
         texts["head.json"] = json.dumps(head).encode()
@@ -126,18 +126,20 @@ def _write_segment(
         texts[f"{number}.node"] = segment.node.to_bytes()
         return {"kind": "host", "why": segment.why}
     texts[f"{number}.program"] = str(segment.program).encode()
-    entry = {"kind": "program", "constants": _pack(archive, f"{number}.constants", segment.constants, apart)}
+    entry = {"kind": "program", "constants": _pack_arrays(archive, f"{number}.constants", segment.constants, apart)}
     if (cases := segment.cases) is not None:
         entry["cases"] = [cases.length, cases.until]
         texts |= {f"{number}.{k}.program": str(table).encode() for k, table in enumerate(cases.tables)}
     return entry
 
 
-def _port(value: Value) -> list[str]:
+def _port_record(value: Value) -> list[str]:
     return [value.name, str(value.port), value.external]
 
 
-def _pack(archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array], apart: SeparateConstants | None) -> list[list[Any]]:
+def _pack_arrays(
+    archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array], apart: SeparateConstants | None
+) -> list[list[Any]]:
     """Write arrays one after another into a member; returns name, type, shape, first byte and checksum of each, and of those that
     are kept apart a row of ``ConstantCache``."""
     index, place = list[list[Any]](), 0
@@ -153,7 +155,7 @@ def _pack(archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array], ap
             file.write(flat)
             file.write(bytes(-data.nbytes % ALIGNED))
             place += data.nbytes + -data.nbytes % ALIGNED
-            released(array)
+            release_pages(array)
     return index
 
 

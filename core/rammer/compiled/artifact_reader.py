@@ -32,12 +32,12 @@ from rammer.device.manifest import Backend, Families
 from rammer.errors import BadInput
 from rammer.ir.constants.recipes import Constants, Part, parts_of
 from rammer.ir.extent import Ranged
-from rammer.ir.formats import carrier
+from rammer.ir.formats import carrier_dtype
 from rammer.ir.graph import Graph, Value
-from rammer.ir.names import LIMIT, checked, shortened
+from rammer.ir.names import LIMIT, check_identifier, shorten_name
 from rammer.ir.program import RProgram
 from rammer.ir.types import SHORT, TensorType
-from rammer.ir.untrusted_json import loads
+from rammer.ir.untrusted_json import load_json
 from rammer.verify.verifier import VerifyError, verify
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -73,12 +73,12 @@ def load_artifact(path: Path, plugins: Plugins = dict, kept: ConstantCache | Non
             return _Members(archive, path, plugins, kept).artifact()
     except VerifyError as problem:
         said = f"{problem.what} ({problem.where})" if problem.where else problem.what
-        raise _refused(path, said) from problem
+        raise _make_refusal(path, said) from problem
     except _DAMAGE as problem:
-        raise _refused(path, str(problem).strip('"') or type(problem).__name__) from problem
+        raise _make_refusal(path, str(problem).strip('"') or type(problem).__name__) from problem
 
 
-def _refused(path: Path | None, why: str) -> BadInput:
+def _make_refusal(path: Path | None, why: str) -> BadInput:
     return BadInput(f"{path} is not a compiled model: {why}", hint="compile the model again")
 
 
@@ -88,7 +88,7 @@ def as_refusal(path: Path | None) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, RecursionError) as problem:
-        raise _refused(path, f"the device cannot take its program: {problem}") from problem
+        raise _make_refusal(path, f"the device cannot take its program: {problem}") from problem
 
 
 def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
@@ -98,10 +98,10 @@ def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
     for operator in (o for p in compiled.tables for o in p.operators):
         keys = backend.families.get(operator.family)
         if keys is None:
-            raise _refused(path, f"operator {operator.name} is of family {operator.family}, which the device does not have")
+            raise _make_refusal(path, f"operator {operator.name} is of family {operator.family}, which the device does not have")
         for key, value in operator.config:
             if value not in keys.get(key, ()):
-                raise _refused(
+                raise _make_refusal(
                     path,
                     f"operator {operator.name} is configured with {key}={value}, which family "
                     f"{operator.family or 'generic'} does not have",
@@ -115,7 +115,7 @@ class _Members:
         self.archive, self.path, self.plugins, self.kept = archive, path, plugins, kept
         self.members: dict[str, zipfile.ZipInfo] = {}
         for info in archive.infolist():
-            name = shortened(info.filename)
+            name = shorten_name(info.filename)
             if info.filename in self.members:
                 raise ValueError(f"member {name!r} occurs twice")
             if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size or info.flag_bits & 1:
@@ -123,7 +123,7 @@ class _Members:
             self.members[info.filename] = info
         if sum(info.file_size for info in self.members.values()) > path.stat().st_size:
             raise ValueError("its members are longer than the file")
-        self.texts = {name: self._text(info) for name, info in self.members.items() if is_text(name)}
+        self.texts = {name: self._read_text(info) for name, info in self.members.items() if is_text(name)}
         self._check_format()
         if archive.comment != seal_of(self.texts):
             raise ValueError("it is damaged: its content has another digest than when it was written")
@@ -131,17 +131,17 @@ class _Members:
     def _check_format(self) -> None:
         """BadInput where the head can be read and names another format, which has another seal or none."""
         with suppress(ValueError, TypeError):
-            head = loads(self.texts.get("head.json", b"{}"))
+            head = load_json(self.texts.get("head.json", b"{}"))
             if isinstance(head, dict) and head.get("format", FORMAT) != FORMAT:
                 raise BadInput(
-                    f"{self.path} has format {shortened(str(head['format']))}, this rammer reads {FORMAT}",
+                    f"{self.path} has format {shorten_name(str(head['format']))}, this rammer reads {FORMAT}",
                     hint="compile the model again",
                 )
 
-    def _text(self, info: zipfile.ZipInfo) -> bytes:
+    def _read_text(self, info: zipfile.ZipInfo) -> bytes:
         longest = LONGEST_HEAD if info.filename == "head.json" else LONGEST_PROGRAM
         if info.file_size > longest:
-            raise ValueError(f"member {shortened(info.filename)!r} is longer than {longest} bytes")
+            raise ValueError(f"member {shorten_name(info.filename)!r} is longer than {longest} bytes")
         return self.archive.read(info)
 
     def read(self, name: str) -> bytes:
@@ -151,25 +151,25 @@ class _Members:
 
     def artifact(self) -> Artifact:
         """All of the file."""
-        head = loads(self.read("head.json"))
+        head = load_json(self.read("head.json"))
         segments = tuple(self.segment(i, s) for i, s in enumerate(head["segments"]))
         constants = self.constants("constants", head["constants"])
-        inputs, outputs = (tuple(map(_value, head[k])) for k in ("inputs", "outputs"))
+        inputs, outputs = (tuple(map(_make_value, head[k])) for k in ("inputs", "outputs"))
         types = {v.name: v.type for v in (*inputs, *outputs)}
-        graph = Graph(checked("the model", head["name"]), inputs, outputs, (), types, constants)
+        graph = Graph(check_identifier("the model", head["name"]), inputs, outputs, (), types, constants)
         ranks = {v.name: len(v.type.shape) for v in (*inputs, *outputs)}
         ranged = Ranged.restored(head["ranged"], ranks) if "ranged" in head else None
         if ranged is not None:
             _check_lengths(ranged, (*inputs, *outputs))
-        wide = tuple(map(_text, head.get("float32", ())))
-        types_read = {_text(name): _shown(op) for name, op in head.get("types", {}).items()}
+        wide = tuple(map(_check_text, head.get("float32", ())))
+        types_read = {_check_text(name): _check_printable(op) for name, op in head.get("types", {}).items()}
         compiled = Compiled(graph, segments, ranged=ranged, float32=wide, read_types=types_read)
         if self.members:
-            raise ValueError(f"member {shortened(next(iter(self.members)))!r} belongs to nothing")
+            raise ValueError(f"member {shorten_name(next(iter(self.members)))!r} belongs to nothing")
         _check_flow(compiled)
-        options = {_text(k): _text(v) for k, v in head["options"].items()}
+        options = {_check_text(k): _check_text(v) for k, v in head["options"].items()}
         device, target, fingerprint, policy, precision, key = (
-            _text(head[k]) for k in ("device", "target", "fingerprint", "policy", "precision", "key")
+            _check_text(head[k]) for k in ("device", "target", "fingerprint", "policy", "precision", "key")
         )
         seal = self.archive.comment.decode()  # which was compared
         return Artifact(compiled, device, target, fingerprint, policy, options, precision, key, seal)
@@ -183,7 +183,7 @@ class _Members:
                 node = HostNode.from_bytes(self.read(f"{number}.node"), self.plugins())
             except BadInput as problem:
                 raise ValueError(problem.what) from problem
-            return HostSegment(node, _text(entry["why"]))
+            return HostSegment(node, _check_text(entry["why"]))
         with ThreadPoolExecutor(1) as aside:  # large constants are read and hashed outside Python's lock
             reading = aside.submit(self.constants, f"{number}.constants", entry["constants"])
             program = self.program(f"{number}.program")
@@ -222,7 +222,7 @@ class _Members:
         begin, end, entries = _data_begin(self.path, info), 0, list[_Entry]()
         apart = [row for row in index if len(row) == 4]
         for name, dtype, shape, place, checksum in (row for row in index if len(row) != 4):
-            checked("a constant", name)
+            check_identifier("a constant", name)
             if dtype not in SHORT or not all(type(n) is int and n >= 0 for n in (*shape, place)) or place < end:
                 raise ValueError(f"constant {name} has an impossible type, shape or place")
             entries.append(_Entry(name, dtype, tuple(shape), place, checksum))
@@ -231,41 +231,43 @@ class _Members:
             raise ValueError(f"member {member!r} does not hold its constants, each once")
 
         def read(share: list[_Entry]) -> dict[str, Array]:
-            return {row.name: _constant(self.path, begin, data, row) for row in share}
+            return {row.name: _read_constant(self.path, begin, data, row) for row in share}
 
-        arrays = {name: array for part in in_threads(read, _shares(entries)) for name, array in part.items()}
+        arrays = {name: array for part in in_threads(read, _group_entries(entries)) for name, array in part.items()}
         for array in arrays.values():
             array.flags.writeable = False
-        parts = {**arrays, **dict(zip((row[0] for row in apart), in_threads(self._apart, apart), strict=True))}
+        parts = {**arrays, **dict(zip((row[0] for row in apart), in_threads(self._separate_constant, apart), strict=True))}
         return Constants({row[0]: parts[row[0]] for row in index})
 
-    def _apart(self, row: list[Any]) -> Part:
+    def _separate_constant(self, row: list[Any]) -> Part:
         """A constant that is kept elsewhere."""
         name, dtype, shape, where = row
-        checked("a constant", name)
+        check_identifier("a constant", name)
         if self.kept is None or dtype not in SHORT or not all(type(n) is int and n >= 0 for n in shape):
             raise ValueError(f"constant {name} has an impossible type, shape or place")
         return self.kept.get(where, dtype, tuple(shape))
 
 
-def _text(value: Any) -> str:
+def _check_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{shortened(repr(value))} is no text")
+        raise TypeError(f"{shorten_name(repr(value))} is no text")
     return value
 
 
-def _shown(value: Any) -> str:
+def _check_printable(value: Any) -> str:
     """A text that reports print."""
-    if not _text(value).isprintable() or len(value) > LIMIT:
-        raise ValueError(f"{shortened(repr(value))} is no name")
+    if not _check_text(value).isprintable() or len(value) > LIMIT:
+        raise ValueError(f"{shorten_name(repr(value))} is no name")
     return str(value)
 
 
-def _value(port: list[Any]) -> Value:
-    name, text, external = map(_text, port)
+def _make_value(port: list[Any]) -> Value:
+    name, text, external = map(_check_text, port)
     kind = TensorType.parse(text)
-    held = carrier(kind.dtype)
-    return Value(checked("a port", name), TensorType(held, kind.shape), external, kind.dtype if held != kind.dtype else "")
+    held = carrier_dtype(kind.dtype)
+    return Value(
+        check_identifier("a port", name), TensorType(held, kind.shape), external, kind.dtype if held != kind.dtype else ""
+    )
 
 
 def _data_begin(path: Path, info: zipfile.ZipInfo) -> int:
@@ -291,7 +293,7 @@ class _Entry:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def _shares(index: list[_Entry]) -> list[list[_Entry]]:
+def _group_entries(index: list[_Entry]) -> list[list[_Entry]]:
     """Rows of the index that are read together: about ``SHARE`` bytes."""
     result, end = list[list[_Entry]](), 0
     for row in index:
@@ -302,7 +304,7 @@ def _shares(index: list[_Entry]) -> list[list[_Entry]]:
     return result
 
 
-def _constant(path: Path, begin: int, data: NDArray[np.uint8], entry: _Entry) -> Array:
+def _read_constant(path: Path, begin: int, data: NDArray[np.uint8], entry: _Entry) -> Array:
     """A constant of a member that begins at ``begin`` of the file, read to its place in ``data``."""
     flat = data[entry.place : entry.place + entry.nbytes]
     read_into(path, begin + entry.place, flat.data)

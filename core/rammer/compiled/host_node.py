@@ -11,20 +11,28 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
-from rammer.compiled.host_timing import timed
+from rammer.compiled.host_timing import time_operator
 from rammer.device.custom_operators import CustomOperator, CustomOperators
 from rammer.errors import BadInput, DeviceFailure
-from rammer.frontend.bind.evaluator import Unjudged, evaluate
+from rammer.frontend.bind.evaluator import Unjudged, evaluate_node
 from rammer.frontend.loops.control_operators import BodyRunner
 from rammer.frontend.read import external_data as external_files
 from rammer.frontend.read import model_checks
-from rammer.frontend.read.node_protos import SubGraph, attribute_value, bodies, captures, first_line, formats, node_proto
-from rammer.frontend.read.plugin_operators import NONE, declared
+from rammer.frontend.read.node_protos import (
+    SubGraph,
+    attribute_value,
+    body_graphs,
+    captured_names,
+    carried_dtypes,
+    first_line,
+    node_proto,
+)
+from rammer.frontend.read.plugin_operators import NONE, find_custom_operator
 from rammer.ir.formats import FORMATS
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import quoted
+from rammer.ir.names import quote_text
 from rammer.ir.types import TensorType
-from rammer.ir.untrusted_json import loads
+from rammer.ir.untrusted_json import load_json
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class HostNode:
             owner = f"plugin {self.custom.plugin}" if self.custom is not None else "the plugin that declares it"
             raise BadInput(
                 f"{self.node.op} cannot run: no lowering takes this use of it, and it has no reference",
-                f"node {quoted(self.node.name)} ({self.node.op})",
+                f"node {quote_text(self.node.name)} ({self.node.op})",
                 f"ask {owner}: a lowering (hook rammer_lowerings) computes it on the device, a reference on the host",
             )
 
@@ -69,7 +77,7 @@ class HostNode:
     ) -> dict[str, np.ndarray]:
         """Its outputs by name. Raises BadInput as ``values`` does, and for another shape than the one inferred."""
         values = self.values(inputs, bodies, constants)
-        return {name: self._checked(name, values[name]) for name in self.types}
+        return {name: self._check_output(name, values[name]) for name in self.types}
 
     @property
     def title(self) -> str:
@@ -84,10 +92,10 @@ class HostNode:
         where = self.title
         try:
             if self.node.declared:
-                with timed(self.node.op):
-                    return self._referred(inputs)
-            with timed(self.node.op):
-                return evaluate(self.node, inputs, self.types, True, bodies, constants)
+                with time_operator(self.node.op):
+                    return self._run_reference(inputs)
+            with time_operator(self.node.op):
+                return evaluate_node(self.node, inputs, self.types, True, bodies, constants)
         except BadInput as problem:
             raise type(problem)(problem.what, where, problem.hint) from problem
         except DeviceFailure:
@@ -103,7 +111,7 @@ class HostNode:
                 f"{self.node.op} fails on the host: {first_line(error)}", where, "check the operator's inputs"
             ) from error
 
-    def _referred(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _run_reference(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """By the plugin's reference, whose failure is the plugin's fault."""
         assert self.custom is not None
         try:
@@ -111,7 +119,7 @@ class HostNode:
         except DeviceFailure as problem:
             raise DeviceFailure(problem.what, self.title, problem.hint) from problem
 
-    def _checked(self, name: str, value: np.ndarray) -> np.ndarray:
+    def _check_output(self, name: str, value: np.ndarray) -> np.ndarray:
         declared = self.types[name]
         if value.shape != declared.shape:
             what = f"{self.node.op} gives {name!r} the shape {list(value.shape)} instead of {list(declared.shape)}"
@@ -121,13 +129,13 @@ class HostNode:
     def to_bytes(self) -> bytes:
         """JSON around the operator's protobuf; ``from_bytes`` reads it back."""
         node = self.node
-        opsets = next((body.opsets for body in bodies(node)), ())
+        opsets = next((body.opsets for body in body_graphs(node)), ())
         return json.dumps(
             {
                 "proto": base64.b64encode(node_proto(node).SerializeToString()).decode(),
                 "inputs": node.inputs,
-                "captures": captures(node),
-                "formats": formats(node),
+                "captures": captured_names(node),
+                "formats": carried_dtypes(node),
                 "opsets": opsets,
                 "version": node.version,
                 "types": {name: str(kind) for name, kind in self.types.items()},
@@ -137,13 +145,13 @@ class HostNode:
     @staticmethod
     def from_bytes(data: bytes, plugins: CustomOperators = NONE) -> HostNode:
         """Inverse of ``to_bytes``. Raises ValueError, KeyError or TypeError for anything else."""
-        head: dict[str, Any] = loads(data)
+        head: dict[str, Any] = load_json(data)
         try:
             proto = NodeProto.FromString(base64.b64decode(head["proto"]))
         except Exception as error:  # protobuf's DecodeError lives in another module for each of its implementations
             raise ValueError(f"not an operator: {first_line(error)}") from error
         _check_node(proto, int(head["version"]), head["opsets"], plugins)
-        custom = declared(proto, plugins)
+        custom = find_custom_operator(proto, plugins)
         outer = tuple(map(str, head["captures"]))
         opsets = tuple((str(domain), int(version)) for domain, version in head["opsets"])
         kinds = tuple(map(str, head["formats"]))

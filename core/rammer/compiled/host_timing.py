@@ -24,7 +24,7 @@ _SPENT: Final[ContextVar[Spent | None]] = ContextVar("_SPENT", default=None)
 
 
 @contextmanager
-def watched() -> Iterator[Spent]:
+def collect_host_times() -> Iterator[Spent]:
     """The clock of this thread's runs meanwhile."""
     spent = Spent()
     token = _SPENT.set(spent)
@@ -35,7 +35,7 @@ def watched() -> Iterator[Spent]:
 
 
 @contextmanager
-def timed(op: str) -> Iterator[None]:
+def time_operator(op: str) -> Iterator[None]:
     """One operator."""
     spent = _SPENT.get()
     if spent is None:

@@ -17,12 +17,12 @@ from rammer.cache.cache_folder import cache_folder
 from rammer.cache.whole_files import cache_text, cached_text
 from rammer.codegen.task_parameters import Argument
 from rammer.codegen.writer import KernelWriter, Named, generator_hash
-from rammer.debug import DECISIONS, debug
+from rammer.debug import DECISIONS, print_debug
 from rammer.device.manifest import Binding
-from rammer.ir.names import checked
+from rammer.ir.names import check_identifier
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
-from rammer.ir.untrusted_json import loads
+from rammer.ir.untrusted_json import load_json
 from rammer.version import __version__
 
 __all__ = ["CachedValue", "KernelForm", "of_generators"]
@@ -45,7 +45,7 @@ class CachedValue:
         """The value, None where there is none, or not as it was written."""
         text = cached_text(self.path)
         try:
-            return loads(text) if text is not None else None
+            return load_json(text) if text is not None else None
         except ValueError:
             return None
 
@@ -57,7 +57,7 @@ class CachedValue:
                 return restored(found)
             except (LookupError, TypeError, ValueError, AttributeError) as problem:
                 said = f"{self.path} does not hold ({problem!r}) and is made again"
-                debug(DECISIONS, lambda: said)
+                print_debug(DECISIONS, lambda: said)
         value = made()
         self.write(record(value))
         return value
@@ -87,7 +87,7 @@ class KernelForm(Generic[Code]):
     ) -> dict[str, Code]:
         """The kernels of these operators by name, which are all that ``cache`` is asked for."""
         return cache.get(
-            lambda record: self._restored(record, operators, binding, writer),
+            lambda record: self._from_record(record, operators, binding, writer),
             lambda: writer.all(operators, binding),
             self._record,
         )
@@ -106,12 +106,12 @@ class KernelForm(Generic[Code]):
             users[name] = number, [a.tensor for a in k.arguments]
         return {"kernels": distinct, "operators": users}
 
-    def _restored(
+    def _from_record(
         self, record: Any, operators: Sequence[ROperator], binding: Binding, writer: KernelWriter[Code]
     ) -> dict[str, Code]:
         """The inverse. ValueError and the like where a kernel is none of these operators'."""
         by_name = {o.name: o for o in operators}
-        kernels = [self._kernel(k, by_name, binding, writer) for k in record["kernels"]]
+        kernels = [self._restore_kernel(k, by_name, binding, writer) for k in record["kernels"]]
         result: dict[str, Code] = {}
         for o in operators:
             number, tensors = record["operators"][o.name]
@@ -123,7 +123,7 @@ class KernelForm(Generic[Code]):
             result[o.name] = replace(kernels[number], arguments=made)
         return result
 
-    def _kernel(
+    def _restore_kernel(
         self, k: Mapping[str, Any], operators: Mapping[str, ROperator], binding: Binding, writer: KernelWriter[Code]
     ) -> Code:
         if "like" in k:
@@ -133,7 +133,7 @@ class KernelForm(Generic[Code]):
         whole = all(type(n) is int and 0 <= n < LARGEST for n in sizes) and all(type(n) is bool for n in flags)
         if not whole or not all(isinstance(t, str) for t in (*(k[n] for n in self.texts), *k[self.words])):
             raise ValueError(f"not a kernel: {k['entry']}")
-        checked("a kernel", k["entry"])
+        check_identifier("a kernel", k["entry"])
         plain = {n: k[n] for n in (*self.texts, *self.sizes, *self.flags)}
         made: Code = cast(Any, self.kind)(arguments=arguments, **{self.words: tuple(k[self.words])}, **plain)
         return made

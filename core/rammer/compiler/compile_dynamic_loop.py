@@ -16,17 +16,17 @@ from rammer.errors import BadInput
 from rammer.frontend.bind.loop_body import RolledTurn, bound_turn, is_turns
 from rammer.frontend.bind.partition import split_segments
 from rammer.frontend.lower.graph_lowering import Lowerings, lower
-from rammer.frontend.ranges.anti_unify import affine_through, begins_alike, generalised
-from rammer.frontend.ranges.kv_cache import Appended, appended
-from rammer.frontend.ranges.range_bounds import Ended, interleaved
+from rammer.frontend.ranges.anti_unify import affine_through, begins_alike, generalise_programs
+from rammer.frontend.ranges.kv_cache import Appended, append_in_place
+from rammer.frontend.ranges.range_bounds import Ended, interleave_tasks
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.extent import AffineExtent, Dim, NoRange, Point, Ranged
 from rammer.ir.graph import Graph, Node, Value
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.program import Port
 from rammer.ir.types import TensorType
-from rammer.passes.loops.dynamic_recurrent import OpenStack, layers, opened, size_of
-from rammer.plan.loop_program import repeated, turn_ports
+from rammer.passes.loops.dynamic_recurrent import OpenStack, open_loops, size_of, split_layers
+from rammer.plan.loop_program import repeat_program, turn_ports
 from rammer.verify.verifier import verify
 
 _APART = "each shape is compiled on its own"
@@ -58,11 +58,11 @@ def in_common(
     """The program of all points, with those of ``wanted`` (output: input) over their inputs that can be; None: all inputs hold
     zeros beyond the lengths."""
     if wanted is None:
-        made = generalised(points, computes)
+        made = generalise_programs(points, computes)
         return Appended(made.graph), made.ranged, made.ended
     while True:  # what does not lie over its input is promised nothing
-        made = generalised(points, computes, frozenset(wanted.values()))
-        found = appended(made.graph, wanted, made.ranged)
+        made = generalise_programs(points, computes, frozenset(wanted.values()))
+        found = append_in_place(made.graph, wanted, made.ranged)
         if found.kept == wanted:
             return found, made.ranged, made.ended
         wanted = dict(found.kept)
@@ -79,7 +79,7 @@ def check_one(graph: Graph, lowerings: Lowerings) -> None:
 def open_layers(points: Sequence[Point], graphs: Sequence[Graph]) -> dict[str, AffineExtent]:
     """Recurrent layers whose steps differ between ``points``, by their first results once they have one direction each, and
     the function of the lengths that the steps are. NoRange where they are none."""
-    found = [layers(g)[1] for g in graphs]
+    found = [split_layers(g)[1] for g in graphs]
     if any(f.keys() != found[0].keys() for f in found):
         raise NoRange("recurrent layers are others at other lengths", f"graph {graphs[0].name}", _APART)
     steps = {n: affine_through(points, [f[n] for f in found], f"the steps of {n}") for n in found[0]}
@@ -94,10 +94,10 @@ def open_programs(
     if between is None:
         what = "recurrent layers have other steps at other lengths, and the device does not repeat programs"
         raise NoRange(what, hint=_APART)
-    least, ahead = {d: low for d, (low, _) in spans.items()}, [layers(g)[0] for g in graphs]
-    sizes = {n: size_of(ahead[0], n, (e.at(least), e.at(points[0])), _plain(e), between) for n, e in extents.items()}
+    least, ahead = {d: low for d, (low, _) in spans.items()}, [split_layers(g)[0] for g in graphs]
+    sizes = {n: size_of(ahead[0], n, (e.at(least), e.at(points[0])), _is_single_length(e), between) for n, e in extents.items()}
     same = {n for n in ahead[0].constants if begins_alike([g.constants.get(n) for g in ahead])}
-    made = [opened(g, sizes, same) for g in ahead]
+    made = [open_loops(g, sizes, same) for g in ahead]
     stacks = [{s.node.outputs: s for s in found} for _, found in made]
     if any(s.keys() != stacks[0].keys() for s in stacks):
         raise NoRange("recurrent layers are others at other lengths", f"graph {graphs[0].name}", _APART)
@@ -105,7 +105,7 @@ def open_programs(
     return opening.result({n: (extents[n], size.turn) for n, size in sizes.items()})
 
 
-def _plain(extent: AffineExtent) -> bool:
+def _is_single_length(extent: AffineExtent) -> bool:
     """Whether it is a length itself."""
     return not extent.offset and [f for _, f in extent.terms] == [1]
 
@@ -122,7 +122,7 @@ class _Opening:
     ) -> None:
         self.points, self.graphs, self.stacks, self.steps = points, graphs, stacks, steps
         names = Names(n for g in graphs for n in g.types)
-        self.lengths = {d: identifier(f"length_{d}", names) for d in points[0]}
+        self.lengths = {d: make_identifier(f"length_{d}", names) for d in points[0]}
 
     def result(self, sizes: Mapping[str, tuple[AffineExtent, int]]) -> Opened:
         """All of it; ``sizes`` are the steps of a layer and of its turn."""
@@ -139,10 +139,10 @@ class _Opening:
                 parts = [u.subgraph(cut[number][0], number) for u, cut in zip(uses, cuts, strict=True)]
                 made.append(self._part(parts))
         lengths = tuple(Value(t, TensorType("int64", ()), f"length of {d}") for d, t in self.lengths.items())
-        shapes = {v.name: self._dims(v.name) for v in (*first.inputs, *first.outputs)}
+        shapes = {v.name: self._affine_dims(v.name) for v in (*first.inputs, *first.outputs)}
         return Opened(replace(first, inputs=(*first.inputs, *lengths)), tuple(made), Ranged(self.lengths, shapes))
 
-    def _dims(self, name: str, points: Collection[int] | None = None) -> tuple[Dim, ...]:
+    def _affine_dims(self, name: str, points: Collection[int] | None = None) -> tuple[Dim, ...]:
         """The shape of a value by lengths."""
         if name in self.graphs[0].constants and name in {v.name for v in self.graphs[0].outputs}:
             raise NoRange(f"output {name} is a constant", hint=_APART)
@@ -159,50 +159,50 @@ class _Opening:
         """What is no recurrent layer, of all points. What other programs computed is promised nothing beyond the lengths."""
         given = {v.name for v in self.graphs[0].inputs}
         computes = [lower(g, self.steps.lowerings) for g in parts]
-        made = generalised(self.points, computes, given & {*computes[0].inputs}, self.lengths)
+        made = generalise_programs(self.points, computes, given & {*computes[0].inputs}, self.lengths)
         ports = (*ports_of(parts[0].inputs), *(Port(f"length of {d}", t) for d, t in self.lengths.items()))
         segment = self.steps.program(made.graph, ports, ports_of(parts[0].outputs), made.ended)
-        return replace(segment, program=interleaved(segment.program))
+        return replace(segment, program=interleave_tasks(segment.program))
 
     def _turns(self, node: Node, extent: AffineExtent, step: int) -> ProgramSegment:
         """Recurrent layers of ``extent`` steps, ``step`` in a turn."""
         told = [(i, t) for i, s in enumerate(self.stacks) if (t := s[node.outputs].turn) is not None]
         turn, first, steps = told[0][1], self.graphs[0], self.stacks[0][node.outputs].steps
         if len(told) == len(self.points):
-            rest = self._needed(node, turn)
+            rest = self._iteration_lengths(node, turn)
             fixed = [i for i, p in enumerate(self.points) if all(p[d] == self.points[0][d] for d in p if d not in rest)]
             told = [(i, t) for i, t in told if i in fixed]
         else:
-            rest = self._others(node, extent, [i for i, _ in told])
+            rest = self._other_lengths(node, extent, [i for i, _ in told])
         places, names = [i for i, _ in told], {d: f"turn_{t}" for d, t in self.lengths.items() if d in rest}
         segment = self._turn(
             [(self.graphs[i], t) for i, t in told], [{d: self.points[i][d] for d in rest} for i in places], names
         )
         ports = turn_ports(turn, segment.program)
-        given = [(i, self.lengths[extent.terms[0][0]] if v == steps and _plain(extent) else v) for i, v in ports.fixed]
+        given = [(i, self.lengths[extent.terms[0][0]] if v == steps and _is_single_length(extent) else v) for i, v in ports.fixed]
         ports = replace(ports, fixed=(*given, *((names[d], self.lengths[d]) for d in names)))
         types = {**first.types, **{t: TensorType("int64", ()) for t in self.lengths.values()}}
         until = replace(extent, terms=tuple((self.lengths[d], f) for d, f in extent.terms))
-        program = repeated(segment.program, ports, types, first.constants, until, step)
+        program = repeat_program(segment.program, ports, types, first.constants, until, step)
         verify(program)
         constants = {n: first.constants[n] for n in program.moved_constants}
         return replace(segment, program=program, constants={**segment.constants, **constants}, compute=None)
 
-    def _needed(self, node: Node, turn: RolledTurn) -> list[str]:
+    def _iteration_lengths(self, node: Node, turn: RolledTurn) -> list[str]:
         """The lengths that a turn of a loop hangs on, besides how many steps there are."""
         found, along = set[str](), {v for _, v, _ in (*turn.slices, *turn.gathered)}
         for name in filter(None, (*node.inputs, *node.outputs)):
-            dims = self._dims(name)[name in along :]
+            dims = self._affine_dims(name)[name in along :]
             found.update(d for dim in dims if isinstance(dim, AffineExtent) for d, _ in dim.terms)
             if not begins_alike([g.constants.get(name) for g in self.graphs]):
                 found.update(self.points[0])
         return [d for d in self.points[0] if d in found]
 
-    def _others(self, node: Node, extent: AffineExtent, places: Sequence[int]) -> list[str]:
+    def _other_lengths(self, node: Node, extent: AffineExtent, places: Sequence[int]) -> list[str]:
         """The other lengths that a turn hangs on, which differ between the points at ``places``."""
         found = [d for d in self.points[0] if len({self.points[i][d] for i in places}) > 1]
         for name in (*(i for i in node.inputs if i), *node.outputs):
-            for dim in self._dims(name):
+            for dim in self._affine_dims(name):
                 if isinstance(dim, AffineExtent) and dim != extent and not {d for d, _ in dim.terms} <= {*found}:
                     raise NoRange(f"the shape of {name} changes with the steps of a recurrent layer", hint=_APART)
         return found
@@ -222,7 +222,7 @@ class _Opening:
                 raise NoRange(why or "a turn of recurrent layers is no one program", hint=_APART)
             parts.append(SubgraphIndex(bound).subgraph(nodes, 0))
         computes = [lower(g, self.steps.lowerings) for g in parts]
-        whole = generalised(points, computes, (), names).graph if names else computes[0]
+        whole = generalise_programs(points, computes, (), names).graph if names else computes[0]
         ports = (*ports_of(parts[0].inputs), *(Port(t, t) for t in names.values()))
         return self.steps.program(whole, ports, ports_of(parts[0].outputs), None)
 

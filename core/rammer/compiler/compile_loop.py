@@ -17,7 +17,7 @@ from rammer.frontend.lower.graph_lowering import Lowerings
 from rammer.ir.graph import Graph, Node
 from rammer.passes.loops.chunk_scan import nested_turns
 from rammer.passes.loops.recurrent_stacks import STATES
-from rammer.plan.loop_program import repeated, turn_ports
+from rammer.plan.loop_program import repeat_program, turn_ports
 from rammer.verify.verifier import verify
 
 
@@ -41,7 +41,7 @@ class LoopSteps:
         if why or others:
             raise BadInput(why or "a part of one runs on the host")
         made = self.segment(SubgraphIndex(bound).subgraph(nodes, 0))
-        program = repeated(made.program, turn_ports(turn, made.program), graph.types, graph.constants)
+        program = repeat_program(made.program, turn_ports(turn, made.program), graph.types, graph.constants)
         verify(program)
         first = {name: graph.constants[name] for name in program.moved_constants}
         return replace(made, program=program, constants={**made.constants, **first}, compute=None)
@@ -52,7 +52,7 @@ def _many_steps(node: Node) -> bool:
     return any(n.op_type in STATES for n in graph_of(node.attributes["body"]).node)
 
 
-def hosted(graph: Graph, node: Node, why: str, steps: LoopSteps | None, custom: CustomOperators) -> Segment:
+def make_fallback_segment(graph: Graph, node: Node, why: str, steps: LoopSteps | None, custom: CustomOperators) -> Segment:
     """The segment of an operator that has no tensor expression, as ``why`` tells; ``steps`` of devices that repeat programs."""
     if steps is not None and node.op in ("Scan", "Loop") and not node.domain:
         try:

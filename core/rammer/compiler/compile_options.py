@@ -25,7 +25,7 @@ RESIDENT: Final = 8
 Progress: TypeAlias = Callable[[str, str], None]
 
 
-def quiet(step: str, detail: str) -> None:
+def ignore_progress(step: str, detail: str) -> None:
     """The default progress sink."""
 
 

@@ -16,25 +16,25 @@ from typing import Final
 
 from rammer.compiled.segments import Compiled, ProgramSegment, Segment
 from rammer.compiler.compile_dynamic_loop import DynamicSteps, check_one, in_common, open_layers, open_programs, ports_of
-from rammer.compiler.compile_loop import LoopSteps, hosted
-from rammer.compiler.compile_options import DEFAULT, CompileOptions, Progress, quiet
-from rammer.compiler.length_variants import proved, with_cases
-from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, legal, proposed, tuned_or_not
+from rammer.compiler.compile_loop import LoopSteps, make_fallback_segment
+from rammer.compiler.compile_options import DEFAULT, CompileOptions, Progress, ignore_progress
+from rammer.compiler.length_variants import verify_tables, with_cases
+from rammer.compiler.policy_choice import OPEN_LENGTHS, Chooser, build_legal_programs, propose_schedules, tuned_or_not
 from rammer.compiler.subgraphs import SubgraphIndex
-from rammer.debug import DECISIONS, PROGRAMS, STEPS, debug
-from rammer.device.capabilities import between, repeats
+from rammer.debug import DECISIONS, PROGRAMS, STEPS, print_debug
+from rammer.device.capabilities import can_repeat, iteration_cost
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reused_constants
-from rammer.errors import DeviceFailure, blamed
+from rammer.errors import DeviceFailure, attribute_errors
 from rammer.frontend.bind.binder import bind_until
 from rammer.frontend.bind.partition import split_segments as split_segments  # where plugins and tests look for it
 from rammer.frontend.lower.graph_lowering import Lowerings, lower
 from rammer.frontend.lower.lowering_registry import REGISTRY
-from rammer.frontend.ranges.dimension_ranges import bound_at, probes, shapes_at
-from rammer.frontend.ranges.kv_cache import Appended, appended, merged
-from rammer.frontend.ranges.range_bounds import Ended, ended_operators, interleaved, with_batches
+from rammer.frontend.ranges.dimension_ranges import bound_at, probe_points, shapes_at
+from rammer.frontend.ranges.kv_cache import Appended, append_in_place, merge_ended
+from rammer.frontend.ranges.range_bounds import Ended, ended_operators, interleave_tasks, with_batches
 from rammer.frontend.read.reader import Model
-from rammer.fusion.connect import CostModel, Rate, connect, peak, whole
+from rammer.fusion.connect import CostModel, Rate, connect, peak_rate, static_operator
 from rammer.fusion.stitch import stitch
 from rammer.fusion.stitch_latency import Evaluator
 from rammer.fusion.tile_graph import BatchTrial, CutTrial, TileGraph
@@ -50,15 +50,15 @@ from rammer.passes.compute.group_norm_epilogue import in_rows
 from rammer.passes.compute.inline_maps import inline_conditions, inline_decodings
 from rammer.passes.compute.rfactor import split_deep
 from rammer.passes.compute.slice_time_steps import slice_steps
-from rammer.passes.graph.convert_to_float16 import narrowed
+from rammer.passes.graph.convert_to_float16 import narrow_graph
 from rammer.passes.pass_pipeline import OF_EQUALS, OF_EXTENTS, Pass, PassReport, Pipeline, default_passes
 from rammer.plan.constant_layout import order_constants
 from rammer.plan.image_layout import LEAST_GAIN, Price, assign_layouts
 from rammer.plan.program_builder import Interface, build_program, check_capacity
-from rammer.plan.simplify import simplified
-from rammer.plan.stage_latency import StageTimer, evaluator
+from rammer.plan.simplify import simplify_graph
+from rammer.plan.stage_latency import StageTimer, make_evaluator
 from rammer.plan.storage import StoragePlan, assign_storage, view_sources
-from rammer.plan.waits import dependences
+from rammer.plan.waits import find_dependences
 from rammer.schedule.policy import Memory, OperatorGraph, Policy, Schedule
 from rammer.schedule.policy_registry import parse_policy
 from rammer.tuning.kernel_store import KernelStore
@@ -81,7 +81,7 @@ class Compiler:
     options: CompileOptions = DEFAULT
     store: KernelStore = field(default_factory=KernelStore.default)
     registry: Registry | None = None
-    progress: Progress = quiet
+    progress: Progress = ignore_progress
     device: str = ""
     unmeasured: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -98,13 +98,13 @@ class Compiler:
             self.backend,
             self.store,
             self.options.tune,
-            extra=self._extra,
+            extra=self._extra_kernels,
             extensions=plugins.extension_key() if plugins else "",
             progress=lambda operator: self.progress("kernels", operator),
             timer=task_timer(self.backend),
         )
 
-    def _extra(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+    def _extra_kernels(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         return self.registry.extra_kernels(self.device, operator, binding) if self.registry is not None else ()
 
     def compile_model(self, model: Model, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, str] = NOTHING) -> Compiled:
@@ -129,17 +129,17 @@ class Compiler:
         none. With ``kept``, for fixed arrays: of these outputs in their inputs' memory, such inputs alone hold zeros beyond the
         lengths."""
         self.seconds, self.memory, self.float32 = {}, Memory(), {}
-        points = [(p, shapes_at(model, shapes, p, derived)) for p in probes(spans)]
+        points = [(p, shapes_at(model, shapes, p, derived)) for p in probe_points(spans)]
         with self.registry.blaming() if self.registry else nullcontext(), collector_paused():
             try:
-                made = self._range(model, points, spans, OF_EXTENTS, kept)
+                made = self._compile_points(model, points, spans, OF_EXTENTS, kept)
             except NoRange:  # a length may be another extent's, and nodes be equal there alone
-                made = self._range(model, points, spans, (*OF_EXTENTS, *OF_EQUALS), kept)
+                made = self._compile_points(model, points, spans, (*OF_EXTENTS, *OF_EQUALS), kept)
             with self.step("cases"):
-                made = proved(with_cases(made, spans, self.backend, self.policy), self.backend.vdevice)
+                made = verify_tables(with_cases(made, spans, self.backend, self.policy), self.backend.vdevice)
         return replace(made, seconds=dict(self.seconds), float32=tuple(self.float32))
 
-    def _range(
+    def _compile_points(
         self,
         model: Model,
         points: Sequence[tuple[Point, Mapping[str, tuple[int, ...]]]],
@@ -155,14 +155,14 @@ class Compiler:
         for graph in graphs:
             check_one(graph, self.lowerings)
         with self.step("lower"):
-            wanted = None if kept is None else _tensors(graphs[0], kept)
+            wanted = None if kept is None else _alias_tensors(graphs[0], kept)
             over, ranged, ended = in_common(at, [lower(g, self.lowerings) for g in graphs], wanted)
         computes, first = over.graph, graphs[0]
         lengths = tuple(Value(t, computes.types[t], computes.aliases[t]) for t in ranged.lengths.values())
         graph = replace(first, inputs=(*(replace(v, type=computes.types[v.name]) for v in first.inputs), *lengths))
         ports = ports_of(graph.inputs), ports_of(graph.outputs)
-        segment = self._faster(lambda compiler: compiler.program(computes, *ports, ended, over))
-        return Compiled(graph, (replace(segment, program=interleaved(segment.program)),), ranged=ranged)
+        segment = self._choose_faster(lambda compiler: compiler.program(computes, *ports, ended, over))
+        return Compiled(graph, (replace(segment, program=interleave_tasks(segment.program)),), ranged=ranged)
 
     def static_graphs(
         self, model: Model, shapes: Sequence[Mapping[str, tuple[int, ...]]], without: Collection[str]
@@ -170,56 +170,58 @@ class Compiler:
         """The model at each of these shapes. NoRange where values of a run decide others."""
         with self.step("bind"):
             graphs = bound_at(model, shapes, self.lowerings)
-        return [self._without(g, without) for g in graphs]
+        return [self._run_passes_without(g, without) for g in graphs]
 
-    def _without(self, graph: Graph, without: Collection[str]) -> Graph:
+    def _run_passes_without(self, graph: Graph, without: Collection[str]) -> Graph:
         with self.step("passes"):
             return self.rewritten(graph, tuple(p for p in self.passes if p.name not in without))[0]
 
     def _open_steps(self, without: Collection[str]) -> DynamicSteps:
         def rewritten(graph: Graph, ranged: bool) -> Graph:
-            return self._without(graph, without if ranged else ())
+            return self._run_passes_without(graph, without if ranged else ())
 
-        return DynamicSteps(self.lowerings, rewritten, self.program, between(self.backend))
+        return DynamicSteps(self.lowerings, rewritten, self.program, iteration_cost(self.backend))
 
     def compile(self, graph: Graph, kept: Mapping[str, str] = NOTHING) -> Compiled:
         """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
         # Measuring takes long, and third parties' code may leave cycles; all that compiling alone makes stays.
         with nullcontext() if MEASURED[self.options.tune] else collector_paused():
-            return self._compiled(graph, kept)
+            return self._compile_graph(graph, kept)
 
-    def _compiled(self, graph: Graph, kept: Mapping[str, str]) -> Compiled:
+    def _compile_graph(self, graph: Graph, kept: Mapping[str, str]) -> Compiled:
         with self.step("passes"):
             graph, reports = self.rewritten(graph, self.passes)
-        debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
+        print_debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         segments, uses = list[Segment](), SubgraphIndex(graph)
         found = split_segments(graph, self.lowerings)
-        kept = _tensors(graph, kept) if len(found) == 1 else NOTHING
+        kept = _alias_tensors(graph, kept) if len(found) == 1 else NOTHING
         for number, (nodes, why) in enumerate(found):
             if why:
                 segments.append(self.apart(graph, nodes[0], why))
             else:
-                segments.append(self._segment(uses.subgraph(nodes, number), kept))
+                segments.append(self._compile_segment(uses.subgraph(nodes, number), kept))
         return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
 
     def rewritten(self, graph: Graph, passes: tuple[Pass, ...]) -> tuple[Graph, list[PassReport]]:
         """``graph`` after all ``passes``; float16 comes after what folds constants, which is better done in float32."""
         graph, reports = Pipeline(passes).run(graph)
         if self.options.precision == "float16":
-            graph, more = narrowed(graph, passes, self.lowerings, self.options.keep_float32)
+            graph, more = narrow_graph(graph, passes, self.lowerings, self.options.keep_float32)
             self.float32 |= dict.fromkeys(line for r in more for line in r.details)
             reports += more
         return graph, reports
 
     def apart(self, graph: Graph, node: Node, why: str) -> Segment:
         """What has no tensor expression, as ``why`` tells."""
-        steps = LoopSteps(self.lowerings, lambda g: self.rewritten(g, self.passes)[0], lambda g: self._segment(g, NOTHING))
-        return hosted(graph, node, why, steps if repeats(self.backend) else None, self.custom)
+        steps = LoopSteps(
+            self.lowerings, lambda g: self.rewritten(g, self.passes)[0], lambda g: self._compile_segment(g, NOTHING)
+        )
+        return make_fallback_segment(graph, node, why, steps if can_repeat(self.backend) else None, self.custom)
 
-    def _segment(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
-        return self._faster(lambda compiler: compiler._lowered(graph, kept))
+    def _compile_segment(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
+        return self._choose_faster(lambda compiler: compiler._lower_segment(graph, kept))
 
-    def _faster(self, make: Callable[[Compiler], ProgramSegment]) -> ProgramSegment:
+    def _choose_faster(self, make: Callable[[Compiler], ProgramSegment]) -> ProgramSegment:
         """The program that ``make`` gives for this compiler; where kernels are measured, the faster one of those with and
         without."""
         made = make(self)
@@ -227,21 +229,21 @@ class Compiler:
             return made
         with self.step("policies"):
             try:
-                plain = make(self._untuned)
+                plain = make(self._untuned_compiler)
             except DeviceFailure:  # what is predicted to be best does not fit; what was measured ran
                 return made
             made = tuned_or_not(made, plain, self.backend, self.store)
-        debug(DECISIONS, lambda: f"policy {made.choice or made.program.policy}")
+        print_debug(DECISIONS, lambda: f"policy {made.choice or made.program.policy}")
         return made
 
     @cached_property
-    def _untuned(self) -> Compiler:
+    def _untuned_compiler(self) -> Compiler:
         """A compiler of the same options that measures no kernels."""
-        return replace(self, options=replace(self.options, tune="off"), progress=quiet, seconds={}, memory=Memory())
+        return replace(self, options=replace(self.options, tune="off"), progress=ignore_progress, seconds={}, memory=Memory())
 
-    def _lowered(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
+    def _lower_segment(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
         with self.step("lower"):
-            found = appended(lower(graph, self.lowerings), kept)
+            found = append_in_place(lower(graph, self.lowerings), kept)
         return self.program(found.graph, ports_of(graph.inputs), ports_of(graph.outputs), None, found)
 
     def program(
@@ -256,72 +258,80 @@ class Compiler:
         prediction: no one length is what it will be run at. What was ``found`` to continue an input lies over it."""
         compute, ranged = inline_decodings(inline_conditions(compute)), ended is not None
         kept = found.kept if found is not None else NOTHING
-        ends = merged(ended, found.ended) if found is not None else ended
+        ends = merge_ended(ended, found.ended) if found is not None else ended
         compute = compute if ranged or kept else in_rows(compute)
         with self.step("batch"):
-            compute, trials = self._batched(compute, not (ranged or kept))
+            compute, trials = self._batch_operators(compute, not (ranged or kept))
             ends = with_batches(ends, compute) if ends else None
         with self.step("storage"):
-            compute, plan = self._stored(compute, kept)
+            compute, plan = self._plan_storage(compute, kept)
             stay = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, stay, self.backend.vdevice)
         with self.step("tile"):
-            tile = self._connected(plan, ranged or bool(kept), ends)
-            plan, tile = (plan, tile) if ranged else self._ordered(plan, tile)
+            tile = self._connect_tiles(plan, ranged or bool(kept), ends)
+            plan, tile = (plan, tile) if ranged else self._order_constants(plan, tile)
             tile = replace(tile, decisions=(*trials, *tile.decisions))
             tile = replace(tile, operators=ended_operators(tile.operators, ends)) if ends else tile
-        first, *others = [self._planned(compute, p, tile, inputs, outputs, ranged) for p in self._layouts(plan, tile)]
-        best = next((o for o in others if self._seconds(o[0]) < self._seconds(first[0]) * (1 - LEAST_GAIN)), first)
+        first, *others = [
+            self._plan_programs(compute, p, tile, inputs, outputs, ranged) for p in self._propose_layouts(plan, tile)
+        ]
+        best = next(
+            (o for o in others if self._segment_seconds(o[0]) < self._segment_seconds(first[0]) * (1 - LEAST_GAIN)), first
+        )
         with self.step("policies"):
             unmeasured = OPEN_LENGTHS if any(o.lengths for o in best[0].program.operators) else self.unmeasured
             made = Chooser(self.policy, self.backend, self.store, unmeasured).chosen(best)
-        debug(DECISIONS, lambda: f"{tile.describe(self.backend.vdevice)}\npolicy {made.choice or made.program.policy}")
-        debug(PROGRAMS, lambda: str(made.program))
+        print_debug(DECISIONS, lambda: f"{tile.describe(self.backend.vdevice)}\npolicy {made.choice or made.program.policy}")
+        print_debug(PROGRAMS, lambda: str(made.program))
         return made
 
-    def _batched(self, compute: ComputeGraph, cut: bool) -> tuple[ComputeGraph, tuple[BatchTrial | CutTrial, ...]]:
+    def _batch_operators(self, compute: ComputeGraph, cut: bool) -> tuple[ComputeGraph, tuple[BatchTrial | CutTrial, ...]]:
         if self.options.batching == "off":
             return compute, ()
-        steps = PartPricer(lambda g: self._stored(g)[1].copies, self._alone, bool(MEASURED[self.options.tune]))
+        steps = PartPricer(lambda g: self._plan_storage(g)[1].copies, self._standalone_seconds, bool(MEASURED[self.options.tune]))
         return batch_where_it_pays(compute, steps, self.options.batching == "all", self.options.batching == "pad", cut)
 
-    def _alone(self, compute: ComputeGraph) -> float:
+    def _standalone_seconds(self, compute: ComputeGraph) -> float:
         """The time of a part of a graph as a program of its own; infinite where nothing fits."""
-        compute, plan = self._stored(compute)
+        compute, plan = self._plan_storage(compute)
         inputs, outputs = (tuple(Port(n, n) for n in names) for names in (compute.inputs, compute.outputs))
         try:
-            made, *_ = self._planned(compute, *self._ordered(plan, self._connected(plan)), inputs, outputs, ranged=False)
+            made, *_ = self._plan_programs(
+                compute, *self._order_constants(plan, self._connect_tiles(plan)), inputs, outputs, ranged=False
+            )
         except DeviceFailure:
             return math.inf
         # A schedule knows tasks; what side by side keeps more vEUs busy than there are takes turns.
-        return max(self._seconds(made), 0.0 if MEASURED[self.options.tune] else made.busy_time() / self.backend.vdevice.veus)
+        return max(
+            self._segment_seconds(made), 0.0 if MEASURED[self.options.tune] else made.busy_time() / self.backend.vdevice.veus
+        )
 
-    def _stored(self, compute: ComputeGraph, kept: Mapping[str, str] = NOTHING) -> tuple[ComputeGraph, StoragePlan]:
+    def _plan_storage(self, compute: ComputeGraph, kept: Mapping[str, str] = NOTHING) -> tuple[ComputeGraph, StoragePlan]:
         """Products of sequences cut into steps where that pays, long running sums in blocks, and where every tensor lives."""
         compute = scan_in_blocks(slice_steps(compute, self.backend.vdevice))
-        return compute, assign_storage(simplified(split_deep(compute, self.backend.vdevice)), kept)
+        return compute, assign_storage(simplify_graph(split_deep(compute, self.backend.vdevice)), kept)
 
-    def _connected(self, plan: StoragePlan, apart: bool = False, ends: Ended | None = None) -> TileGraph:
+    def _connect_tiles(self, plan: StoragePlan, apart: bool = False, ends: Ended | None = None) -> TileGraph:
         """Operators of what meets on chip. Those that end by themselves (of a range, or over inputs) are not stitched."""
-        sources, binding, device = view_sources(plan.graph, plan.storages), self._binding(plan), self.backend.vdevice
+        sources, binding, device = view_sources(plan.graph, plan.storages), self._make_binding(plan), self.backend.vdevice
         tile = connect(plan.graph, device, sources, self.asked(binding, ends))
         return tile if apart else stitch(tile, device, self.latency(binding), sources, binding)
 
     def latency(self, binding: Binding) -> Evaluator:
         """What stitching asks of the device."""
-        return evaluator(self.tuner, binding)
+        return make_evaluator(self.tuner, binding)
 
-    def _ordered(self, plan: StoragePlan, tile: TileGraph) -> tuple[StoragePlan, TileGraph]:
+    def _order_constants(self, plan: StoragePlan, tile: TileGraph) -> tuple[StoragePlan, TileGraph]:
         """Constants of products of few rows in the order that is best for the operators. Mostly that is the model's: kernels of
         other orders are found when they are taken."""
-        own = self._binding(plan, tile.operators)
+        own = self._make_binding(plan, tile.operators)
 
         def seconds(operator: ROperator, binding: Binding) -> float:
-            return self._price(own)(operator, own.storages) if binding is own else self.tuner.first(operator, binding)
+            return self._make_price(own)(operator, own.storages) if binding is own else self.tuner.first(operator, binding)
 
         return order_constants(plan, tile, own, seconds)
 
-    def _planned(
+    def _plan_programs(
         self,
         compute: ComputeGraph,
         plan: StoragePlan,
@@ -331,32 +341,32 @@ class Compiler:
         ranged: bool,
     ) -> list[ProgramSegment]:
         """From operators and their storages to verified programs: of each proposal of the policy, the best prediction first."""
-        binding, device = self._binding(plan, tile.operators), self.backend.vdevice
+        binding, device = self._make_binding(plan, tile.operators), self.backend.vdevice
         with self.step("kernels"):
             self.tuner.prepare(tile.operators, binding)
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
-        with self.step("schedule"), blamed(self.policy):
-            after = dependences(tile.operators, plan.storages)
+        with self.step("schedule"), attribute_errors(self.policy):
+            after = find_dependences(tile.operators, plan.storages)
             timed = StageTimer(self.backend, self.store, binding) if MEASURED[self.options.tune] and not ranged else None
             asked = OperatorGraph(kernels, after, binding.constants, timed, self.memory)
-            schedules = proposed(self.policy, asked, device)
+            schedules = propose_schedules(self.policy, asked, device)
         ports, precision = Interface(compute.name, inputs, outputs, plan.graph.constants), self.options.precision
 
         def build(policy: Policy, schedule: Schedule) -> RProgram:
             return build_program(ports, schedule, plan, policy=str(policy), vdevice=device, precision=precision)
 
-        with self.step("plan"), blamed(self.policy):  # a schedule that cannot be is found here
-            programs = legal(schedules, build, 1 if ranged else None)
+        with self.step("plan"), attribute_errors(self.policy):  # a schedule that cannot be is found here
+            programs = build_legal_programs(schedules, build, 1 if ranged else None)
         constants = plan.graph.constants
         values = [{n: v for n, v in constants.items() if n in p.storage} for p in programs]
         return [ProgramSegment(p, v, compute, tile, kernels) for p, v in zip(programs, values, strict=True)]
 
-    def _binding(self, plan: StoragePlan, operators: Sequence[ROperator] = ()) -> Binding:
+    def _make_binding(self, plan: StoragePlan, operators: Sequence[ROperator] = ()) -> Binding:
         """What kernels may know of the tensors; without the operators, not which constants several of them read."""
         constants = frozenset(plan.graph.constants)
         return Binding(plan.graph.types, plan.storages, constants, reused_constants(operators, constants), self.options.precision)
 
-    def _layouts(self, plan: StoragePlan, tile: TileGraph) -> list[StoragePlan]:
+    def _propose_layouts(self, plan: StoragePlan, tile: TileGraph) -> list[StoragePlan]:
         """The plans to choose from: the model's layout, and the one with images of 8-bit codes moved where there are any; with
         ``nhwc`` one, with ``auto`` the model's layout and the cheapest operator by operator."""
         with self.step("layouts"):
@@ -365,10 +375,10 @@ class Compiler:
                 return [plan, moved] if moved.storages != plan.storages else [plan]
             if self.options.layout == "nhwc":
                 return [assign_layouts(plan, tile.operators)]
-            cheapest = assign_layouts(plan, tile.operators, self._price(self._binding(plan, tile.operators)))
+            cheapest = assign_layouts(plan, tile.operators, self._make_price(self._make_binding(plan, tile.operators)))
             return [plan, cheapest] if cheapest.storages != plan.storages else [plan]
 
-    def _seconds(self, segment: ProgramSegment) -> float:
+    def _segment_seconds(self, segment: ProgramSegment) -> float:
         """The time of a whole program, measured where kernels are: operators measured one by one do not tell all of it."""
         if not MEASURED[self.options.tune]:
             return segment.program.predicted
@@ -378,12 +388,12 @@ class Compiler:
     def asked(self, binding: Binding, ends: Ended | None = None) -> CostModel:
         """What the device says of operators that hold an operand, and of maps before a contraction; where a range's end."""
         backend = self.backend
-        rate: Rate = (lambda o: backend.rate(o, binding)) if isinstance(backend, Rated) else peak
-        prologue_rate: Rate = (lambda o: backend.prologue_rate(o, binding)) if isinstance(backend, PrologueRated) else peak
-        ended = whole if ends is None else lambda o: ended_operators((o,), ends)[0]
+        rate: Rate = (lambda o: backend.rate(o, binding)) if isinstance(backend, Rated) else peak_rate
+        prologue_rate: Rate = (lambda o: backend.prologue_rate(o, binding)) if isinstance(backend, PrologueRated) else peak_rate
+        ended = static_operator if ends is None else lambda o: ended_operators((o,), ends)[0]
         return CostModel(rate, prologue_rate, binding, ended)
 
-    def _price(self, binding: Binding) -> Price:
+    def _make_price(self, binding: Binding) -> Price:
         """Seconds of an operator's best kernel with other storages."""
 
         def price(operator: ROperator, storages: Mapping[str, Storage]) -> float:
@@ -415,10 +425,10 @@ class Compiler:
         yield
         spent = time.perf_counter() - start
         self.seconds[name] = self.seconds.get(name, 0.0) + spent
-        debug(STEPS, lambda: f"{name} {spent * 1e3:.1f} ms")
+        print_debug(STEPS, lambda: f"{name} {spent * 1e3:.1f} ms")
 
 
-def _tensors(graph: Graph, kept: Mapping[str, str]) -> dict[str, str]:
+def _alias_tensors(graph: Graph, kept: Mapping[str, str]) -> dict[str, str]:
     """``kept`` outputs and their inputs as tensors of ``graph``."""
     names = {v.external or v.name: v.name for v in graph.inputs}
     return {v.name: names[kept[v.external or v.name]] for v in graph.outputs if v.external in kept or v.name in kept}

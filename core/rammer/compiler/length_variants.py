@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rammer.compiled.segments import Cases, Compiled, ProgramSegment
-from rammer.compiler.policy_choice import legal, proposed
+from rammer.compiler.policy_choice import build_legal_programs, propose_schedules
 from rammer.device.capabilities import Cased
 from rammer.device.manifest import Backend, Binding
-from rammer.errors import blamed
-from rammer.frontend.ranges.range_bounds import interleaved
+from rammer.errors import attribute_errors
+from rammer.frontend.ranges.range_bounds import interleave_tasks
 from rammer.ir.device import VDevice
 from rammer.ir.extent import Ranged
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Storage
 from rammer.plan.program_builder import Interface, build_program
-from rammer.plan.waits import dependences
+from rammer.plan.waits import find_dependences
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
-from rammer.verify.in_place_state import states
+from rammer.verify.in_place_state import state_pairs
 from rammer.verify.verifier import verify
 
 #: Lengths of a case at which its operators are priced.
@@ -40,19 +40,19 @@ def with_cases(compiled: Compiled, spans: Mapping[str, tuple[int, int]], backend
     if not isinstance(backend, Cased) or ranged is None or len(ranged.spans) != 1 or len(segments) != 1:
         return compiled
     (segment,) = segments
-    if not isinstance(segment, ProgramSegment) or segment.program.repeat is not None or states(segment.program):
+    if not isinstance(segment, ProgramSegment) or segment.program.repeat is not None or state_pairs(segment.program):
         return compiled
     return replace(compiled, segments=(_Tables(backend, backend, policy).segment(segment, ranged),))
 
 
-def proved(compiled: Compiled, device: VDevice) -> Compiled:
+def verify_tables(compiled: Compiled, device: VDevice) -> Compiled:
     """``compiled``, all of whose tables were verified. VerifyError for one that is not legal."""
     for table in compiled.tables:
         verify(table, device)
     return compiled
 
 
-def parted(span: tuple[int, int], count: int) -> list[tuple[int, int]]:
+def split_span(span: tuple[int, int], count: int) -> list[tuple[int, int]]:
     """A span of lengths in at most ``count`` parts of about one size, ascending. They end at multiples of the power of two that
     is no more than that size, as tiles do."""
     low, high = span
@@ -81,7 +81,7 @@ class _Tables:
         ((symbol, span),) = ranged.spans.items()
         program, binding = segment.program, Binding.of(segment.program, segment.constants)
         until, tables, known = list[int](), list[RProgram](), {program.operators: program}
-        for part in parted(span, self.cased.cases):
+        for part in split_span(span, self.cased.cases):
             at = replace(binding, parts=priced_at(part, span[1]))
             operators = tuple(self.recast(program.operators, at))
             if operators not in known:
@@ -109,16 +109,16 @@ class _Tables:
         """``program`` by these tilings of its operators."""
         device = self.backend.vdevice
         kernels = {o.name: (self.backend.kernel(o, binding),) for o in operators}
-        graph = OperatorGraph(kernels, dependences(operators, program.storage), binding.constants)
+        graph = OperatorGraph(kernels, find_dependences(operators, program.storage), binding.constants)
         ports = Interface(program.name, program.inputs, program.outputs, binding.constants)
         tensors = PlacedTensors(program)
 
         def build(policy: Policy, schedule: Schedule) -> RProgram:
             return build_program(ports, schedule, tensors, policy=str(policy), vdevice=device)
 
-        with blamed(self.policy):
-            (made,) = legal(proposed(self.policy, graph, device), build, 1)
-        return interleaved(replace(made, precision=program.precision))
+        with attribute_errors(self.policy):
+            (made,) = build_legal_programs(propose_schedules(self.policy, graph, device), build, 1)
+        return interleave_tasks(replace(made, precision=program.precision))
 
 
 class PlacedTensors:

@@ -8,15 +8,15 @@ from typing import Final
 
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Backend
-from rammer.errors import warn
+from rammer.errors import print_warning
 from rammer.ir.device import VDevice
 from rammer.ir.program import RProgram
 from rammer.schedule.policy import Choosing, OperatorGraph, Policy, Schedule
-from rammer.tuning.fastest_program import TimeCache, clocked, fastest_program
+from rammer.tuning.fastest_program import TimeCache, fastest_program, program_opener
 from rammer.tuning.kernel_store import KernelStore
 from rammer.verify.expressions import VerifyError
 
-__all__ = ["OPEN_LENGTHS", "Chooser", "legal", "proposed", "tuned_or_not"]
+__all__ = ["OPEN_LENGTHS", "Chooser", "build_legal_programs", "propose_schedules", "tuned_or_not"]
 
 #: Why a program with lengths that runs tell is chosen by prediction: no one of them is what it will be run at.
 OPEN_LENGTHS = "each run has its own lengths"
@@ -26,14 +26,14 @@ OPEN_LENGTHS = "each run has its own lengths"
 KERNELS: Final = ("measured kernels", "predicted kernels")
 
 
-def proposed(policy: Policy, graph: OperatorGraph, device: VDevice) -> Sequence[tuple[Policy, Schedule]]:
+def propose_schedules(policy: Policy, graph: OperatorGraph, device: VDevice) -> Sequence[tuple[Policy, Schedule]]:
     """The policy's schedule, or each that it proposes, with the policy that made it; the best prediction first."""
     if isinstance(policy, Choosing):
         return policy.proposals(graph, device)
     return [(policy, policy(graph, device))]
 
 
-def legal(
+def build_legal_programs(
     proposals: Sequence[tuple[Policy, Schedule]], build: Callable[[Policy, Schedule], RProgram], most: int | None = None
 ) -> list[RProgram]:
     """The first ``most`` programs of schedules that can be. One that cannot is left out with a warning, where another one can;
@@ -48,7 +48,7 @@ def legal(
             problems.append(problem)
             if len(problems) == len(proposals):
                 raise problems[0] from None
-            warn(f"policy {policy} is left out: {problem.what}")
+            print_warning(f"policy {policy} is left out: {problem.what}")
     return made
 
 
@@ -72,7 +72,7 @@ class Chooser:
         if len(options) == 1:
             return replace(first, choice=f"{first.program.policy}: no other schedule is legal and near it by prediction")
         programs, values = [o.program for o in options], {n: v for o in options for n, v in o.constants.items()}
-        program, why = fastest_program(programs, clocked(self.backend, values), TimeCache(self.backend, self.store))
+        program, why = fastest_program(programs, program_opener(self.backend, values), TimeCache(self.backend, self.store))
         return replace(next(o for o in options if o.program is program), choice=why)
 
 
@@ -85,7 +85,7 @@ def tuned_or_not(tuned: ProgramSegment, plain: ProgramSegment, backend: Backend,
     programs = [tuned.program, plain.program]
     if str(tuned.program) == str(plain.program):
         return tuned
-    opened = clocked(backend, {**plain.constants, **tuned.constants})
+    opened = program_opener(backend, {**plain.constants, **tuned.constants})
     program, why = fastest_program(programs, opened, TimeCache(backend, store), KERNELS)
     chosen = tuned if program is tuned.program else plain
     return replace(chosen, choice=f"{chosen.choice or chosen.program.policy}; {why}")

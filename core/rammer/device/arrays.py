@@ -21,11 +21,11 @@ _INTERFACES = ("__cuda_array_interface__", "__dlpack_device__")
 def by_name(what: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays by name: those of any library as they are (they have ``dtype`` and ``shape``), all else as NumPy's. ``what``
     is input or output; BadInput where ``given`` is no mapping or a value is no array."""
-    given = mapped(what, given)
+    given = check_mapping(what, given)
     return {n: v if hasattr(v, "dtype") and hasattr(v, "shape") else as_numpy(f"{what} {n!r}", v) for n, v in given.items()}
 
 
-def mapped(what: str, given: Any) -> Mapping[str, Any]:
+def check_mapping(what: str, given: Any) -> Mapping[str, Any]:
     """``given``; BadInput where it is no mapping."""
     if not isinstance(given, Mapping):
         raise BadInput(f"{what}s are a {type(given).__name__}, not arrays by name", hint='give them as {"name": array}')

@@ -128,13 +128,13 @@ class Seaming(Protocol):
         ...
 
 
-def between(backend: Backend) -> Between | None:
+def iteration_cost(backend: Backend) -> Between | None:
     """What is between two turns of a device; None where it does not repeat programs."""
-    if not repeats(backend):
+    if not can_repeat(backend):
         return None
     return backend.between if isinstance(backend, Seaming) else Between()
 
 
-def repeats(backend: Backend) -> bool:
+def can_repeat(backend: Backend) -> bool:
     """Whether a device runs repeated programs."""
     return isinstance(backend, Repeating) and backend.repeats

@@ -17,13 +17,13 @@ def code_hash(*packages: str) -> str:
     """Content hash of the files of imported packages or modules; "" where none has a file."""
     digest, found = hashlib.sha256(), False
     for package in packages:
-        for path in _files(package):
+        for path in _source_files(package):
             digest.update(path.read_bytes())
             found = True
     return digest.hexdigest()[:16] if found else ""
 
 
-def _files(package: str) -> list[Path]:
+def _source_files(package: str) -> list[Path]:
     module = sys.modules.get(package)
     folders = [Path(p) for p in getattr(module, "__path__", ())]
     if folders:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.errors import BadInput, DeviceFailure, blamed
+from rammer.errors import BadInput, DeviceFailure, attribute_errors
 from rammer.ir.operator_use import Use as Use
 from rammer.ir.types import TensorType
 
@@ -24,7 +24,7 @@ _RESERVED = "ai.onnx"
 _DOMAIN = re.compile(r"[A-Za-z0-9_.-]+")
 
 
-def reserved(domain: str) -> bool:
+def is_reserved_domain(domain: str) -> bool:
     """Whether the domain is ONNX's own."""
     return not domain or f"{domain}.".startswith(f"{_RESERVED}.")
 
@@ -53,7 +53,7 @@ class CustomOperator:
     plugin: str = ""
 
     def __post_init__(self) -> None:
-        if reserved(self.domain):
+        if is_reserved_domain(self.domain):
             raise ValueError(f"the domain {self.domain!r} of operator {self.name} belongs to ONNX, so no plugin declares it")
         if not _DOMAIN.fullmatch(self.domain):
             raise ValueError(f"domain {self.domain!r} is not made of letters, digits, '.', '_' and '-'")
@@ -79,7 +79,7 @@ class CustomOperator:
     def types(self, use: Use) -> tuple[TensorType, ...]:
         """Types of the outputs that ``use`` asks for. What ``infer`` raises passes; TypeError where it gives something else."""
         wanted = len(use.wanted)
-        with blamed(self):
+        with attribute_errors(self):
             found = self.infer(use)
             if not isinstance(found, (list, tuple)) or len(found) < wanted or not all(map(_is_type, found)):
                 raise TypeError(f"infer of {self.title} gives {found!r}, not a TensorType for each of {wanted} outputs")

@@ -30,10 +30,10 @@ def declared_devices(point: Any, whole: bool = False) -> tuple[DeclaredDevice, .
     module = getattr(point, "module", "")
     if not isinstance(module, str) or not module:
         return ()
-    return tuple(device for path in _files(module, whole) for device in _in_file(path))
+    return tuple(device for path in _module_files(module, whole) for device in _in_file(path))
 
 
-def _files(module: str, whole: bool) -> Iterator[Path]:
+def _module_files(module: str, whole: bool) -> Iterator[Path]:
     """The file of ``module``, found from its top package: to look for a submodule by name would import its parents."""
     top, _, rest = module.partition(".")
     try:
@@ -61,17 +61,17 @@ def _in_file(path: Path) -> Iterator[DeclaredDevice]:
         return
     if tree is None:
         return
-    numbers = dict(_constants(tree))
+    numbers = dict(_literal_assignments(tree))
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         given = {k.arg: k.value for k in call.keywords}
         called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        api = _value(given.get("api"), numbers)
+        api = _constant_value(given.get("api"), numbers)
         if called.endswith("Device") and type(api) is int:
-            name = _value(given.get("name", call.args[0] if call.args else None), numbers)
+            name = _constant_value(given.get("name", call.args[0] if call.args else None), numbers)
             yield DeclaredDevice(name if isinstance(name, str) else "", api)
 
 
-def _constants(tree: ast.Module) -> Iterator[tuple[str, object]]:
+def _literal_assignments(tree: ast.Module) -> Iterator[tuple[str, object]]:
     """Names to which the module assigns a literal."""
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
@@ -80,7 +80,7 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, object]]:
             yield from ((t.id, value.value) for t in targets if isinstance(t, ast.Name))
 
 
-def _value(node: ast.expr | None, names: dict[str, object]) -> object:
+def _constant_value(node: ast.expr | None, names: dict[str, object]) -> object:
     if isinstance(node, ast.Constant):
         return node.value
     return names.get(node.id) if isinstance(node, ast.Name) else None

@@ -83,9 +83,9 @@ class Guard:
     def __getattr__(self, name: str) -> Any:
         with self.told():
             found = getattr(self._plain, name)
-        return self._telling(found) if isinstance(found, MethodType) else found
+        return self._wrap_method(found) if isinstance(found, MethodType) else found
 
-    def _telling(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_method(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def call(*args: Any, **named: Any) -> Any:
             with self.told():
@@ -111,8 +111,8 @@ class GuardedBackend(Guard):
         self.lock, self.shut = RLock(), False
         self._programs: WeakSet[GuardedLoaded] = WeakSet()
 
-    def _telling(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        told = super()._telling(method)
+    def _wrap_method(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        told = super()._wrap_method(method)
 
         @wraps(method)
         def call(*args: Any, **named: Any) -> Any:
@@ -280,7 +280,7 @@ class GuardedBound(Guard):
             self._plain.close()
 
 
-def guarded(backend: Backend, device: str, opening: Opening | None = None) -> Backend:
+def guard_backend(backend: Backend, device: str, opening: Opening | None = None) -> Backend:
     """``backend`` of device ``device`` in a guard; one that is in a guard already as it is. ``opening`` says how another process
     can open it."""
     return backend if type(backend) is GuardedBackend else cast(Backend, GuardedBackend(backend, device, opening))
@@ -291,6 +291,6 @@ def opening_of(backend: Backend) -> Opening | None:
     return backend.opening if type(backend) is GuardedBackend else None
 
 
-def compiling(backend: Backend) -> AbstractContextManager[Any]:
+def compile_lock(backend: Backend) -> AbstractContextManager[Any]:
     """Held while models are compiled for a guarded ``backend``, whose methods one thread calls at a time."""
     return cast(GuardedBackend, backend).lock

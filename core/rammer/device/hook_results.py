@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from rammer.device.custom_operators import CustomOperator, CustomOperators, reserved
+from rammer.device.custom_operators import CustomOperator, CustomOperators, is_reserved_domain
 from rammer.ir.operator import ROperator
 
 #: From what a hook returns to keys and values; TypeError where it is nothing of the kind.
@@ -16,12 +16,12 @@ Checked: TypeAlias = Callable[[Any], list[tuple[Any, Any]]]
 TRANSPORT = ("probe", "connects", "open")
 
 
-def policies(group: Any) -> list[tuple[Any, Any]]:
+def check_policies(group: Any) -> list[tuple[Any, Any]]:
     """Values with the name by which users choose them."""
-    return [(value.name, value) for _, value in passes(group)]
+    return [(value.name, value) for _, value in check_passes(group)]
 
 
-def passes(group: Any) -> list[tuple[Any, Any]]:
+def check_passes(group: Any) -> list[tuple[Any, Any]]:
     """Values with a name that are called."""
     for value in group:
         if not (callable(value) and isinstance(getattr(value, "name", None), str)):
@@ -29,7 +29,7 @@ def passes(group: Any) -> list[tuple[Any, Any]]:
     return [(None, value) for value in group]
 
 
-def transports(group: Any) -> list[tuple[Any, Any]]:
+def check_transports(group: Any) -> list[tuple[Any, Any]]:
     """Ways between devices, with the name by which users choose them."""
     for value in group:
         if not (isinstance(getattr(value, "name", None), str) and all(callable(getattr(value, n, None)) for n in TRANSPORT)):
@@ -37,30 +37,30 @@ def transports(group: Any) -> list[tuple[Any, Any]]:
     return [(value.name, value) for value in group]
 
 
-def declarations(group: Any) -> list[tuple[Any, Any]]:
+def check_declarations(group: Any) -> list[tuple[Any, Any]]:
     """Operators that ONNX does not have."""
     for value in group:
         if not isinstance(value, CustomOperator):
             raise TypeError(f"{value!r} is no CustomOperator")
     keys = [(value.domain, value.name) for value in group]
     if len(set(keys)) < len(keys):
-        raise ValueError(f"it declares {spelled(next(k for k in keys if keys.count(k) > 1))} twice")
+        raise ValueError(f"it declares {describe_key(next(k for k in keys if keys.count(k) > 1))} twice")
     return list(zip(keys, group, strict=True))
 
 
-def lowerings(group: Any, declared: CustomOperators) -> list[tuple[Any, Any]]:
+def check_lowerings(group: Any, declared: CustomOperators) -> list[tuple[Any, Any]]:
     """Functions by (domain, operator), of operators that ONNX has or a plugin declares."""
     if not isinstance(group, Mapping):
         raise TypeError(f"{group!r} is no mapping of functions by (domain, operator)")
     for key, function in group.items():
         if not (isinstance(key, tuple) and [type(k) for k in key] == [str, str] and callable(function)):
             raise TypeError(f"{key!r}: {function!r} is no function by (domain, operator)")
-        if key not in declared and not reserved(key[0]):
-            raise TypeError(f"it lowers {spelled(key)}, which no plugin declares (hook rammer_operators)")
+        if key not in declared and not is_reserved_domain(key[0]):
+            raise TypeError(f"it lowers {describe_key(key)}, which no plugin declares (hook rammer_operators)")
     return list(group.items())
 
 
-def candidates(group: Any, operator: ROperator) -> list[tuple[Any, Any]]:
+def check_candidates(group: Any, operator: ROperator) -> list[tuple[Any, Any]]:
     """``operator`` with tiles and families."""
     for value in group:
         if not isinstance(value, ROperator):
@@ -74,6 +74,6 @@ def candidates(group: Any, operator: ROperator) -> list[tuple[Any, Any]]:
     return [(None, value) for value in group]
 
 
-def spelled(key: Any) -> str:
+def describe_key(key: Any) -> str:
     """How a message names what a key stands for."""
     return ".".join(filter(None, key)) if isinstance(key, tuple) else repr(key)

@@ -17,7 +17,7 @@ class LazySequence(Sequence[T]):
     def __init__(self, items: Iterable[T]) -> None:
         self._rest, self._made = iter(items), list[T]()
 
-    def _upto(self, count: int | None) -> list[T]:
+    def _extend_to(self, count: int | None) -> list[T]:
         """The items made so far, ``count`` (None: all) of them at least if there are so many."""
         self._made += islice(self._rest, None if count is None else max(count - len(self._made), 0))
         return self._made
@@ -29,16 +29,16 @@ class LazySequence(Sequence[T]):
     def __getitem__(self, index: int | slice) -> T | list[T]:
         last = index.stop if isinstance(index, slice) else index + 1
         start = index.start or 0 if isinstance(index, slice) else index
-        return self._upto(None if last is None or last < 0 or start < 0 else last)[index]
+        return self._extend_to(None if last is None or last < 0 or start < 0 else last)[index]
 
     def __iter__(self) -> Iterator[T]:
         place = 0
-        while len(self._upto(place + 1)) > place:
+        while len(self._extend_to(place + 1)) > place:
             yield self._made[place]
             place += 1
 
     def __bool__(self) -> bool:
-        return bool(self._upto(1))
+        return bool(self._extend_to(1))
 
     def __len__(self) -> int:
-        return len(self._upto(None))
+        return len(self._extend_to(None))

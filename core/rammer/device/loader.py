@@ -21,12 +21,21 @@ import pluggy
 from rammer.device.code_hash import code_hash, package_of
 from rammer.device.custom_operators import CustomOperator
 from rammer.device.declared_api import DeclaredDevice, declared_devices
-from rammer.device.guard import Opening, guarded
-from rammer.device.hook_results import Checked, candidates, declarations, lowerings, passes, policies, spelled, transports
+from rammer.device.guard import Opening, guard_backend
+from rammer.device.hook_results import (
+    Checked,
+    check_candidates,
+    check_declarations,
+    check_lowerings,
+    check_passes,
+    check_policies,
+    check_transports,
+    describe_key,
+)
 from rammer.device.hooks import PROJECT, Hooks
 from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardware, OpenOptions
 from rammer.device.plugin_output import stdout_to_stderr
-from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, MissingDependency, RammerError, of_driver, printable
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, MissingDependency, RammerError, of_driver, to_printable
 from rammer.ir.operator import ROperator
 from rammer.ir.untrusted_json import whole_number
 
@@ -81,7 +90,7 @@ class Registry:
     """All plugins of this environment (or the given entry points, for tests)."""
 
     points: Iterable[Loadable] | None = None
-    disabled: frozenset[str] = field(default_factory=lambda: _disabled())
+    disabled: frozenset[str] = field(default_factory=lambda: _disabled_names())
     broken: dict[str, DeviceStatus] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     failed: dict[tuple[str, str], str] = field(default_factory=dict)  #: What was raised, by plugin and hook.
@@ -92,9 +101,9 @@ class Registry:
         """The plugin manager with every loadable plugin registered and its hooks checked."""
         manager = pluggy.PluginManager(PROJECT)
         manager.add_hookspecs(Hooks)
-        points = installed(GROUP) if self.points is None else sorted(self.points, key=lambda p: p.name)
-        labelled = _labelled(points)
-        if self.points is None or self.disabled != _disabled():  # what the environment names is installed, not given
+        points = find_entry_points(GROUP) if self.points is None else sorted(self.points, key=lambda p: p.name)
+        labelled = _label_entry_points(points)
+        if self.points is None or self.disabled != _disabled_names():  # what the environment names is installed, not given
             _report_unknown(self.disabled, {n for name, point in labelled.items() for n in (point.name, name)})
         for name, point in labelled.items():
             if {point.name, name} & self.disabled:
@@ -131,11 +140,11 @@ class Registry:
         """Manifests by device name; a plugin that fails while listing them gets a status instead, and so does a device that
         several plugins have."""
         found: dict[str, dict[str, Device]] = {}
-        for name, call in self._fillers("rammer_devices"):
+        for name, call in self._hook_plugins("rammer_devices"):
             try:
                 with stdout_to_stderr():
                     given = call()
-                for device in [_manifest(d) for group in given for d in group]:
+                for device in [_check_manifest(d) for group in given for d in group]:
                     if name in (owners := found.setdefault(device.name, {})):
                         raise ValueError(f"it has two devices {device.name!r}")
                     owners[name] = device
@@ -145,7 +154,7 @@ class Registry:
         for name, owners in found.items():
             good = [o for o in owners if o not in self.broken]
             if len(good) > 1:
-                result[name] = _conflict(name, good)
+                result[name] = _conflict_status(name, good)
             elif good:
                 result[name] = owners[good[0]]
         return result
@@ -153,7 +162,7 @@ class Registry:
     def statuses(self) -> Iterator[DeviceStatus]:
         """Probe every device, all at the same time; never raises. A device whose probe takes longer than ``PROBING`` seconds is
         reported so. A broken plugin is told also where another one has a device of its name."""
-        probed = _probed({n: d for n, d in self.devices.items() if isinstance(d, Device)})
+        probed = _probe_devices({n: d for n, d in self.devices.items() if isinstance(d, Device)})
         for name, entry in sorted(self.devices.items()):
             yield entry if isinstance(entry, DeviceStatus) else probed[name]
         yield from (status for name, status in sorted(self.broken.items()) if self.devices[name] is not status)
@@ -162,11 +171,11 @@ class Registry:
         """Status of one device. BadInput for an unknown name, with the nearest known one."""
         entry = self.devices.get(name)
         if entry is None:
-            raise _unknown(name, sorted(self.devices))
+            raise _unknown_device_error(name, sorted(self.devices))
         if isinstance(entry, DeviceStatus):
             return entry
         with stdout_to_stderr():
-            return _probe(name, entry)
+            return _probe_device(name, entry)
 
     def open(self, spec: str, require: str = "", target: str = "", options: Mapping[str, str] | None = None) -> Backend:
         """Open ``NAME[:INDEX]``. BadInput for a malformed or unknown name, DeviceUnavailable otherwise."""
@@ -179,18 +188,18 @@ class Registry:
             if isinstance(value, str) and len(value) > LONGEST_OPTION:
                 raise BadInput(f"option {key} has a value of {len(value)} characters", name, f"at most {LONGEST_OPTION}")
         if not target:
-            self._check(self.status(name), request.index)
+            self._check_status(self.status(name), request.index)
         elif name not in self.devices:
-            raise _unknown(name, sorted(self.devices))
+            raise _unknown_device_error(name, sorted(self.devices))
         device = self.devices[name]
         if isinstance(device, DeviceStatus):
-            raise _unavailable(device)
+            raise _unavailable_error(device)
         if device.api != API_VERSION:
-            raise _unavailable(_mismatch(name, device))
+            raise _unavailable_error(_mismatch_status(name, device))
         try:
             # Plugins that were handed over are in this process alone.
             opening = Opening(name, request) if self.points is None else None
-            return guarded(_whole(device.open(request)), name, opening)
+            return guard_backend(_check_backend(device.open(request)), name, opening)
         except Exception as problem:
             told = of_driver(problem, f"device {name}")
             if told is None and isinstance(problem, RammerError):
@@ -199,88 +208,88 @@ class Registry:
                 raise told from problem
             raise DeviceFailure(f"device {name} failed to open: {problem}", where=spec) from problem
 
-    def _check(self, status: DeviceStatus, index: int) -> None:
+    def _check_status(self, status: DeviceStatus, index: int) -> None:
         if status.state != "ok":
-            raise _unavailable(status)
+            raise _unavailable_error(status)
         if index >= len(status.hardware):
             found = ", ".join(f"{status.name}:{h.index} {h.name}" for h in status.hardware)
             raise DeviceUnavailable(f"there is no {status.name}:{index}", hint=f"found: {found}")
 
     def policies(self) -> list[Policy]:
         """Scheduling policies of all plugins."""
-        return [policy for _, policy in self._contributed("rammer_policies", policies)]
+        return [policy for _, policy in self._hook_contributions("rammer_policies", check_policies)]
 
     def transports(self) -> list[Transport]:
         """Ways between devices that plugins bring."""
-        return [transport for _, transport in self._contributed("rammer_transports", transports)]
+        return [transport for _, transport in self._hook_contributions("rammer_transports", check_transports)]
 
     def passes(self) -> list[Pass]:
         """Graph passes of all plugins."""
-        return [step for _, step in self._contributed("rammer_passes", passes)]
+        return [step for _, step in self._hook_contributions("rammer_passes", check_passes)]
 
     def operators(self) -> dict[tuple[str, str], CustomOperator]:
         """Operators that plugins declare, by (domain, operator)."""
         self.lowerings()  # says which plugin lowers operators that none declares, before a model with one is refused
-        return self._declared
+        return self._declared_operators
 
     @cached_property
-    def _declared(self) -> dict[tuple[str, str], CustomOperator]:
-        found = {key: o.owned(name) for key, o, name in self._given("rammer_operators", declarations)}
+    def _declared_operators(self) -> dict[tuple[str, str], CustomOperator]:
+        found = {key: o.owned(name) for key, o, name in self._call_hook("rammer_operators", check_declarations)}
         self.owners += [(o, o.plugin) for o in found.values()]
         return found
 
     def lowerings(self) -> dict[tuple[str, str], LoweringFn]:
         """Lowerings of all plugins by (domain, operator)."""
-        return dict(self._contributed("rammer_lowerings", lambda group: lowerings(group, self._declared)))
+        return dict(self._hook_contributions("rammer_lowerings", lambda group: check_lowerings(group, self._declared_operators)))
 
     def extra_kernels(self, device: str, operator: ROperator, binding: Binding) -> list[ROperator]:
         """Candidates that third parties add for somebody else's device."""
         given = {"device": device, "operator": operator, "binding": binding}
-        found = list(self._given("rammer_kernels", lambda group: candidates(group, operator), **given))
+        found = list(self._call_hook("rammer_kernels", lambda group: check_candidates(group, operator), **given))
         self.owners += [(value, name) for _, value, name in found]
         return [value for _, value, _ in found]
 
-    def _contributed(self, hook: str, checked: Checked) -> list[tuple[Any, Any]]:
+    def _hook_contributions(self, hook: str, checked: Checked) -> list[tuple[Any, Any]]:
         """What all plugins return from ``hook``, with what tells one from another; they are asked once."""
-        if hook not in self._kept:
-            found = list(self._given(hook, checked))
+        if hook not in self._cached_contributions:
+            found = list(self._call_hook(hook, checked))
             self.owners += [(value, name) for _, value, name in found]
-            self._kept[hook] = [(key, value) for key, value, _ in found]
-        return self._kept[hook]
+            self._cached_contributions[hook] = [(key, value) for key, value, _ in found]
+        return self._cached_contributions[hook]
 
     @cached_property
-    def _kept(self) -> dict[str, list[tuple[Any, Any]]]:
+    def _cached_contributions(self) -> dict[str, list[tuple[Any, Any]]]:
         return {}
 
-    def _given(self, hook: str, checked: Checked, **given: Any) -> Iterator[tuple[Any, Any, str]]:
+    def _call_hook(self, hook: str, checked: Checked, **given: Any) -> Iterator[tuple[Any, Any, str]]:
         """What each plugin returns from ``hook``: key, value and the plugin's name. One that fails in it is left out, and a
         warning names it; so is one that gives what another plugin gave already."""
         owners: dict[Any, str] = {}
-        for name, call in self._fillers(hook):
+        for name, call in self._hook_plugins(hook):
             try:
                 pairs = [pair for group in call(**given) for pair in checked(group)]
                 for key, _ in pairs:
                     if key is not None and owners.setdefault(key, name) != name:
-                        raise ValueError(f"plugin {owners[key]} has {spelled(key)}, too")
+                        raise ValueError(f"plugin {owners[key]} has {describe_key(key)}, too")
             except (Exception, SystemExit) as problem:
                 self._leave_out(name, hook, problem)
             else:
                 yield from ((key, value, name) for key, value in pairs)
 
-    def _fillers(self, hook: str) -> list[tuple[str, Callable[..., list[Any]]]]:
+    def _hook_plugins(self, hook: str) -> list[tuple[str, Callable[..., list[Any]]]]:
         """The plugins that fill ``hook``, each with a call of its own."""
-        if hook not in self._callers:
+        if hook not in self._hook_callers:
             plugins = self.manager.list_name_plugin()
             filling = {i.plugin_name for i in getattr(self.manager.hook, hook).get_hookimpls()}
-            self._callers[hook] = [
+            self._hook_callers[hook] = [
                 (name, self.manager.subset_hook_caller(hook, [p for n, p in plugins if n != name]))
                 for name, _ in plugins
                 if name in filling
             ]
-        return self._callers[hook]
+        return self._hook_callers[hook]
 
     @cached_property
-    def _callers(self) -> dict[str, list[tuple[str, Callable[..., list[Any]]]]]:
+    def _hook_callers(self) -> dict[str, list[tuple[str, Callable[..., list[Any]]]]]:
         return {}
 
     def _leave_out(self, name: str, hook: str, problem: BaseException) -> None:
@@ -288,7 +297,7 @@ class Registry:
         if (name, hook) not in self.failed:
             self.failed[name, hook] = text = f"{type(problem).__name__}: {problem}"
             sys.stderr.write(
-                printable(
+                to_printable(
                     f"rammer: warning: plugin {name} fails in {hook}, and is left out of it: {text} "
                     f"(RAMMER_DISABLE={name} leaves it out of all)\n"
                 )
@@ -304,7 +313,7 @@ class Registry:
             culprit = getattr(problem, "culprit", None)
             name = next((n for value, n in reversed(self.owners) if value is culprit), None)
             if name is None and not isinstance(problem, RammerError):
-                name = self._raiser(problem)
+                name = self._blame_plugin(problem)
             if name is None:
                 raise
             said = problem.what if isinstance(problem, RammerError) else f"{type(problem).__name__}: {problem}"
@@ -312,25 +321,25 @@ class Registry:
                 f"plugin {name} fails: {said}", getattr(problem, "where", ""), f"leave it out: RAMMER_DISABLE={name}"
             ) from problem
 
-    def _raiser(self, problem: Exception) -> str | None:
+    def _blame_plugin(self, problem: Exception) -> str | None:
         """The plugin whose code raised ``problem``."""
-        owners = {package_of(p): n for n, p in self.manager.list_name_plugin() if self._extends(n)}
+        owners = {package_of(p): n for n, p in self.manager.list_name_plugin() if self._is_extension(n)}
         frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(problem.__traceback__)]
         return next((owners[f] for f in (f.partition(".")[0] for f in reversed(frames)) if f in owners), None)
 
-    def _extends(self, name: str) -> bool:
+    def _is_extension(self, name: str) -> bool:
         """Whether a plugin fills a hook for devices that are not its own."""
-        return any(name == n for hook in EXTENSIONS for n, _ in self._fillers(hook))
+        return any(name == n for hook in EXTENSIONS for n, _ in self._hook_plugins(hook))
 
     def extension_key(self) -> str:
         """Names, versions and code of the plugins that change how models are compiled, and the hooks that failed: part of the key
         of compiled programs and tuned kernels."""
-        extending = [(n, p) for n, p in sorted(self.manager.list_name_plugin(), key=itemgetter(0)) if self._extends(n)]
+        extending = [(n, p) for n, p in sorted(self.manager.list_name_plugin(), key=itemgetter(0)) if self._is_extension(n)]
         parts = [f"{name}={self.versions.get(name, '')}+{code_hash(package_of(plugin))}" for name, plugin in extending]
         return " ".join([*parts, *(f"{name}!{hook}" for name, hook in sorted(self.failed))])
 
 
-def _labelled(points: Iterable[Loadable]) -> dict[str, Loadable]:
+def _label_entry_points(points: Iterable[Loadable]) -> dict[str, Loadable]:
     """Entry points by name; where several have one name, with what they belong to."""
     points = list(points)
     count, result = Counter(p.name for p in points), dict[str, Loadable]()
@@ -354,7 +363,7 @@ def _check_marks(manager: pluggy.PluginManager, plugin: object) -> None:
         raise TypeError(f"it fills no hook; those are {', '.join(HOOKS)}")
 
 
-def _conflict(name: str, owners: list[str]) -> DeviceStatus:
+def _conflict_status(name: str, owners: list[str]) -> DeviceStatus:
     text = " and ".join([", ".join(owners[:-1]), owners[-1]])
     return DeviceStatus(
         name,
@@ -363,7 +372,7 @@ def _conflict(name: str, owners: list[str]) -> DeviceStatus:
     )
 
 
-def _disabled() -> frozenset[str]:
+def _disabled_names() -> frozenset[str]:
     """The names in RAMMER_DISABLE."""
     return frozenset(os.environ.get("RAMMER_DISABLE", "").replace(",", " ").split())
 
@@ -371,10 +380,12 @@ def _disabled() -> frozenset[str]:
 def _report_unknown(disabled: Collection[str], known: Collection[str]) -> None:
     """Warn of names in RAMMER_DISABLE that no plugin has, with the nearest that one has."""
     for name in sorted(set(disabled) - set(known)):
-        sys.stderr.write(printable(f"rammer: warning: RAMMER_DISABLE names {name!r}, but {_nearest(name, sorted(known))}\n"))
+        sys.stderr.write(
+            to_printable(f"rammer: warning: RAMMER_DISABLE names {name!r}, but {_suggest_names(name, sorted(known))}\n")
+        )
 
 
-def _nearest(name: str, known: list[str]) -> str:
+def _suggest_names(name: str, known: list[str]) -> str:
     import difflib  # takes long to import
 
     nearest = difflib.get_close_matches(name, known, 2)
@@ -389,16 +400,16 @@ def _mismatch_reason(api: int) -> str:
     return f"the plugin speaks API version {api}, this core {API_VERSION}; upgrade the older one"
 
 
-def _mismatch(name: str, device: Device) -> DeviceStatus:
+def _mismatch_status(name: str, device: Device) -> DeviceStatus:
     return DeviceStatus(name, "api-mismatch", _mismatch_reason(device.api), device)
 
 
-def _probed(devices: Mapping[str, Device]) -> dict[str, DeviceStatus]:
+def _probe_devices(devices: Mapping[str, Device]) -> dict[str, DeviceStatus]:
     """Probe devices in a thread each. A device that does not answer in time is a load-error, and its thread is left behind."""
     found: dict[str, DeviceStatus] = {}
 
     def probe(name: str, device: Device) -> None:
-        found[name] = _probe(name, device)
+        found[name] = _probe_device(name, device)
 
     with stdout_to_stderr():
         threads = [threading.Thread(target=probe, args=item, daemon=True) for item in devices.items()]
@@ -411,9 +422,9 @@ def _probed(devices: Mapping[str, Device]) -> dict[str, DeviceStatus]:
         return {n: found.get(n) or DeviceStatus(n, "load-error", late, d) for n, d in devices.items()}
 
 
-def _probe(name: str, device: Device) -> DeviceStatus:
+def _probe_device(name: str, device: Device) -> DeviceStatus:
     if device.api != API_VERSION:
-        return _mismatch(name, device)
+        return _mismatch_status(name, device)
     try:
         hardware = tuple(device.probe())
     except MissingDependency as problem:
@@ -427,13 +438,13 @@ def _probe(name: str, device: Device) -> DeviceStatus:
     return DeviceStatus(name, "ok", "", device, hardware)
 
 
-def _manifest(found: Any) -> Device:
+def _check_manifest(found: Any) -> Device:
     if not isinstance(found, Device):
         raise TypeError(f"{found!r} is no Device")
     return found
 
 
-def _whole(backend: Backend) -> Backend:
+def _check_backend(backend: Backend) -> Backend:
     """TypeError where a Backend lacks a method that every one has."""
     lacking = [m for m in ("candidates", "kernel", "load", "close") if not callable(getattr(backend, m, None))]
     if lacking:
@@ -447,7 +458,7 @@ def _load_error(name: str, problem: BaseException) -> DeviceStatus:
     return DeviceStatus(name, "load-error", first, None, (), text)
 
 
-def _unavailable(status: DeviceStatus) -> DeviceUnavailable:
+def _unavailable_error(status: DeviceStatus) -> DeviceUnavailable:
     return DeviceUnavailable(
         f"device {status.name} is not available: {status.state}",
         where=status.reason,
@@ -455,7 +466,7 @@ def _unavailable(status: DeviceStatus) -> DeviceUnavailable:
     )
 
 
-def _unknown(name: str, known: list[str]) -> BadInput:
+def _unknown_device_error(name: str, known: list[str]) -> BadInput:
     import difflib  # takes long to import
 
     nearest = difflib.get_close_matches(name, known, 1)
@@ -463,9 +474,9 @@ def _unknown(name: str, known: list[str]) -> BadInput:
     return BadInput(f"unknown device {name!r}", hint=hint + " (the name 'rammer' on PyPI is another project)")
 
 
-def installed(group: str) -> tuple[EntryPoint, ...]:
+def find_entry_points(group: str) -> tuple[EntryPoint, ...]:
     """The entry points of ``group``, by name: a look through all that is installed takes longer than most calls of a registry."""
-    return _found(group, tuple((folder, _changed(folder)) for folder in sys.path))
+    return _found(group, tuple((folder, _change_time(folder)) for folder in sys.path))
 
 
 @lru_cache(8)
@@ -473,7 +484,7 @@ def _found(group: str, folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint
     return tuple(sorted(entry_points(group=group), key=lambda point: point.name))
 
 
-def _changed(folder: str) -> int:
+def _change_time(folder: str) -> int:
     """When the names in a folder (or an archive) last changed, in nanoseconds: installing a package changes them."""
     try:
         return os.stat(folder or ".").st_mtime_ns

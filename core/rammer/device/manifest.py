@@ -109,7 +109,10 @@ class Binding:
         names: dict[str, str] = {}
         for name in (*operator.inputs, *(c.name for c in operator.computes)):
             names[name] = f"t{len(names)}"
-        lines = [f"{new}: {self.types[old]}{self._facts(old) if old in stored else ' interior'}" for old, new in names.items()]
+        lines = [
+            f"{new}: {self.types[old]}{self._describe_tensor(old) if old in stored else ' interior'}"
+            for old, new in names.items()
+        ]
         lines += [c.text_with(names) for c in operator.computes]
         lines += [f"{names[c.producer]} <{c.layer}> {names[c.consumer]}" for c in operator.connections]
         lines.append(f"writes {' '.join(names[o] for o in operator.outputs)}")
@@ -123,7 +126,7 @@ class Binding:
         at = f" at {self.parts}" if operator.lengths and self.parts != PARTS else ""
         return "\n".join([*lines, f"tile {operator.tile} {operator.family} {operator.config} {self.precision}{at}"])
 
-    def _facts(self, name: str) -> str:
+    def _describe_tensor(self, name: str) -> str:
         """What a generator may know of a stored tensor besides its type."""
         place = self.storages.get(name)
         where = "" if place is None else f" strides {list(place.strides)} from {place.offset % ALIGNED_ELEMENTS}"

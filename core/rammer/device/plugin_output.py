@@ -23,14 +23,14 @@ class _Redirection:
     def begin(self) -> None:
         """Send ``sys.stdout`` and the descriptor 1 to stderr."""
         self.stdout, sys.stdout = sys.stdout, sys.stderr
-        _flush(self.stdout, sys.__stdout__)
+        _flush_streams(self.stdout, sys.__stdout__)
         with suppress(OSError):  # a process without these descriptors
             self.descriptor = os.dup(1)
             os.dup2(2, 1)
 
     def end(self) -> None:
         """Send both to where they went before."""
-        _flush(sys.stderr, sys.__stdout__)
+        _flush_streams(sys.stderr, sys.__stdout__)
         if self.descriptor is not None:
             os.dup2(self.descriptor, 1)
             os.close(self.descriptor)
@@ -56,7 +56,7 @@ def stdout_to_stderr() -> Iterator[None]:
                 _SHARED.end()
 
 
-def _flush(*files: Any) -> None:
+def _flush_streams(*files: Any) -> None:
     """Write out what Python and C hold back: it belongs to where the descriptor 1 points now."""
     for file in files:
         with suppress(OSError, ValueError, AttributeError):  # none, or closed

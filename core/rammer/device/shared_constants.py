@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from rammer.ir.constants.mapped_files import released
+from rammer.ir.constants.mapped_files import release_pages
 from rammer.ir.constants.recipes import Part, as_array, content_of
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -41,7 +41,7 @@ class WantedForm:
         """What ``put`` makes of the form; the constant then takes no memory if it is mapped, or was made of what is."""
         values = as_array(self.values)
         result = put(self.make(values))
-        released(values)
+        release_pages(values)
         return result
 
     def fill(self, target: Array) -> None:

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rammer.ir.constants.digest import digest
+from rammer.ir.constants.digest import digest_array
 from rammer.ir.extent import AffineExtent, Point, Ranged
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
@@ -266,11 +266,11 @@ class DistributedProgram:
     def digest(self) -> str:
         """Hash of everything that processes must agree on before they run: tables, constants, steps and transfers."""
         found = hashlib.sha256(str(self.whole).encode())
-        for line in self._lines():
+        for line in self._text_lines():
             found.update(f"{line}\n".encode())
         return found.hexdigest()
 
-    def _lines(self) -> Iterator[str]:
+    def _text_lines(self) -> Iterator[str]:
         yield from map(str, self.transfers)
         yield from map(repr, (*self.inputs, *self.outputs, *self.states))
         yield f"range {self.ranged}"
@@ -278,7 +278,7 @@ class DistributedProgram:
             yield f"part {part.device}"
             for step in part.steps:
                 yield f"step {step.program.digest} {step.arrivals} {step.departures} {step.frees}"
-                yield from (f"constant {n} {digest(v)}" for n, v in sorted(step.constants.items()))
+                yield from (f"constant {n} {digest_array(v)}" for n, v in sorted(step.constants.items()))
                 yield f"host {hashlib.sha256(step.host.to_bytes()).hexdigest()}" if step.host is not None else "device"
 
     def _check_part(self, device: int) -> None:

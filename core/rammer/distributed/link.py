@@ -22,7 +22,7 @@ from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Const, Expr, Load, Ref
 from rammer.ir.extent import AffineExtent
 from rammer.ir.operator import Connection, ROperator
-from rammer.ir.piecewise import piecewise
+from rammer.ir.piecewise import make_piecewise
 from rammer.ir.program import (
     ALIGNMENT,
     Buffer,
@@ -40,10 +40,10 @@ from rammer.ir.types import TensorType
 from rammer.verify.multi_device import FETCH, TRANSFER, fetched_body
 from rammer.verify.verifier import verify
 
-__all__ = ["join", "joined_constants"]
+__all__ = ["joined_constants", "link_programs"]
 
 
-def join(
+def link_programs(
     name: str,
     parts: Sequence[DevicePart],
     transfers: Sequence[Transfer],
@@ -54,12 +54,12 @@ def join(
     """All ``parts`` as one verified program, predicted to take so many seconds. An input has a port ``NAME@DEVICE`` on each
     device that reads it. Raises ValueError for steps that have no such form (repeated ones, those with states), VerifyError for
     an illegal program."""
-    results, sources = {(0, o.tensor) for o in outputs}, _made(parts, transfers)
+    results, sources = {(0, o.tensor) for o in outputs}, _transferred_tensors(parts, transfers)
     joined = _Joined({t.name: t for t in transfers}, {i.tensor for i in inputs}, results, sources)
     for device, part in enumerate(parts):
         joined.device(device, part)
     program = joined.program(name, inputs, outputs)
-    program = replace(program, predicted=predicted, precision=_precision(parts))
+    program = replace(program, predicted=predicted, precision=_common_precision(parts))
     verify(program)
     return program
 
@@ -67,24 +67,24 @@ def join(
 def joined_constants(parts: Sequence[DevicePart]) -> dict[str, np.ndarray]:
     """The constants of the whole program."""
     steps = ((d, k, step) for d, part in enumerate(parts) for k, step in enumerate(part.steps))
-    return {f"{_head(d, k)}{n}": v for d, k, step in steps if step.outline is None for n, v in step.constants.items()}
+    return {f"{_name_prefix(d, k)}{n}": v for d, k, step in steps if step.outline is None for n, v in step.constants.items()}
 
 
-def _precision(parts: Sequence[DevicePart]) -> str:
+def _common_precision(parts: Sequence[DevicePart]) -> str:
     return next((s.table.precision for part in parts for s in part.steps), RProgram.precision)
 
 
-def _made(parts: Sequence[DevicePart], transfers: Sequence[Transfer]) -> dict[str, str]:
+def _transferred_tensors(parts: Sequence[DevicePart], transfers: Sequence[Transfer]) -> dict[str, str]:
     """Transfer -> the tensor of the whole program that it moves."""
     found, moved = dict[str, str](), {t.name: t.tensor for t in transfers}
     for device, part in enumerate(parts):
         for number, step in enumerate(part.steps):
-            tensor = {p.external: f"{_head(device, number)}{p.tensor}" for p in step.table.outputs}
+            tensor = {p.external: f"{_name_prefix(device, number)}{p.tensor}" for p in step.table.outputs}
             found |= {name: tensor[moved[name]] for name in step.departures}
     return found
 
 
-def _head(device: int, step: int) -> str:
+def _name_prefix(device: int, step: int) -> str:
     return f"d{device}_{step}_"
 
 
@@ -121,48 +121,48 @@ class _Joined:
         for name in (n for step in part.steps for n in step.departures):
             transfer = self.transfers[name]
             if transfer.late is None:
-                self._send(transfer)
+                self._add_transfer(transfer)
             else:
-                self._tell(transfer, transfer.late)
+                self._add_shape_record(transfer, transfer.late)
         for transfer in self.transfers.values():
             if transfer.late is not None and transfer.target == device:
-                self._fetch(transfer, transfer.late)
+                self._add_fetch(transfer, transfer.late)
         self.homes.append(HomeDevice(part.device, len(self.rows) - first))
 
-    def _send(self, transfer: Transfer) -> None:
+    def _add_transfer(self, transfer: Transfer) -> None:
         """One row with one task, after all that make the tensor."""
         made, source = self.shared(transfer.target, transfer.tensor, transfer.type), self.sources[transfer.name]
         makers = self.makers[f"d{transfer.source}_{transfer.tensor}"]
-        self._row(transfer.name, _all_of(made, transfer.type, source), makers, TRANSFER)
+        self._add_row(transfer.name, _all_of(made, transfer.type, source), makers, TRANSFER)
 
-    def _tell(self, transfer: Transfer, late: RunShape) -> None:
+    def _add_shape_record(self, transfer: Transfer, late: RunShape) -> None:
         """A row that computes the extents, and one that brings them, after all that make the tensor."""
         kind = TensorType("int64", (len(transfer.type.shape),))
         told = self.shared(transfer.source, f"{transfer.name}_record", kind)
-        extents = [self._extent(e, n, transfer.source) for e, n in zip(late.extents, transfer.type.shape, strict=True)]
-        body = piecewise("i0", [1] * len(extents), extents)
-        self._row(f"{transfer.name}_shape", Compute(told, kind.dtype, (Axis("i0", len(extents)),), body), ())
+        extents = [self._extent_expr(e, n, transfer.source) for e, n in zip(late.extents, transfer.type.shape, strict=True)]
+        body = make_piecewise("i0", [1] * len(extents), extents)
+        self._add_row(f"{transfer.name}_shape", Compute(told, kind.dtype, (Axis("i0", len(extents)),), body), ())
         made, makers = self.shared(transfer.target, f"{transfer.name}_record", kind), [f"{transfer.name}_shape"]
         makers += self.makers[f"d{transfer.source}_{transfer.tensor}"]
-        self._row(f"{transfer.name}_record", _all_of(made, kind, told), makers, TRANSFER)
+        self._add_row(f"{transfer.name}_record", _all_of(made, kind, told), makers, TRANSFER)
 
-    def _extent(self, extent: AffineExtent | None, whole: int, device: int) -> Expr:
+    def _extent_expr(self, extent: AffineExtent | None, whole: int, device: int) -> Expr:
         if extent is None:
             return ex.integer(whole)
         total: Expr = ex.integer(extent.offset)
         for name, factor in extent.terms:
-            total = ex.add(ex.mul(Load(self.shared(device, name, TensorType("int64", ())), ()), factor), total)
+            total = ex.make_add(ex.make_mul(Load(self.shared(device, name, TensorType("int64", ())), ()), factor), total)
         return total
 
-    def _fetch(self, transfer: Transfer, late: RunShape) -> None:
+    def _add_fetch(self, transfer: Transfer, late: RunShape) -> None:
         """A row that reads the tensor, once it was told of."""
         made, kind = self.shared(transfer.target, transfer.tensor, transfer.type), transfer.type
         whole, record = _all_of(made, kind, ""), f"d{transfer.target}_{transfer.name}_record"
         fills = {d: Const(late.fills[d], kind.dtype) for d, e in enumerate(late.extents) if e is not None}
         body = fetched_body(self.sources[transfer.name], record, whole, fills)
-        self._row(transfer.name, replace(whole, body=body), [f"{transfer.name}_record"], FETCH)
+        self._add_row(transfer.name, replace(whole, body=body), [f"{transfer.name}_record"], FETCH)
 
-    def _row(self, name: str, compute: Compute, makers: Sequence[str], family: str = "") -> None:
+    def _add_row(self, name: str, compute: Compute, makers: Sequence[str], family: str = "") -> None:
         """One task alone on a row, which waits for ``makers``."""
         self.storages.append(dense(compute.name, compute.name, compute.shape))
         self.operators.append(ROperator(name, (compute,), (), (compute.name,), compute.shape, family))
@@ -198,7 +198,7 @@ class _Joined:
             "joined",
             tuple(Port(external, tensor) for external, tensor, _ in ports),
             tuple(Port(external, tensor) for external, tensor, _ in ends),
-            tuple(self._placed()),
+            tuple(self._offset_buffers()),
             (*self.storages, *loose),
             tuple(self.operators),
             tuple(replace(c, last=total[c.operator]) for c in self.counters.values()),
@@ -212,7 +212,7 @@ class _Joined:
         self.used[device] = -(-(begin + nbytes) // ALIGNMENT) * ALIGNMENT
         return begin
 
-    def _placed(self) -> Iterator[Buffer]:
+    def _offset_buffers(self) -> Iterator[Buffer]:
         """Buffers with offsets in one arena, where each device's begins behind the one before."""
         sizes = [self.used.get(device, 0) for device in range(len(self.homes))]
         for b in self.buffers.values():
@@ -237,7 +237,7 @@ class _JoinedStep:
 
     def __post_init__(self) -> None:
         program = self.step.table
-        self.head = _head(self.device, self.number)
+        self.head = _name_prefix(self.device, self.number)
         ports = {p.tensor: p.external for p in (*program.inputs, *program.outputs)}
         self.port = {program.storage[t].buffer: name for t, name in ports.items()}
         self.inside = {c.name for o in program.operators for c in o.computes} | program.storage.keys()
@@ -255,12 +255,12 @@ class _JoinedStep:
             offset = b.offset + base if b.kind == "arena" else b.offset
             whole.buffers[places[b.name]] = replace(b, name=places[b.name], offset=offset, home=self.device)
         whole.storages += [replace(s, tensor=self.names[s.tensor], buffer=places[s.buffer]) for s in program.storages]
-        whole.operators += [self._operator(o) for o in program.operators]
+        whole.operators += [self._rename_operator(o) for o in program.operators]
         for c in program.counters:
             if (c.first, c.last) != (0, program.operator[c.operator].task_count):
                 raise ValueError(f"counter {c.name} counts some tasks of {c.operator}, which a joined program does not")
         for veu, row in enumerate(program.rows):
-            whole.rows[self.first + veu] += self._row(row)
+            whole.rows[self.first + veu] += self._link_row(row)
         for o in program.operators:  # known to later steps and transfers
             for place in {places[program.storage[t].buffer] for t in o.outputs} if o.task_count else ():
                 whole.makers.setdefault(place, []).append(f"{self.head}{o.name}")
@@ -268,31 +268,31 @@ class _JoinedStep:
     def _type(self, port: str) -> TensorType:
         return self.step.outputs[port] if port in self.step.outputs else self.step.inputs[port]
 
-    def _operator(self, o: ROperator) -> ROperator:
+    def _rename_operator(self, o: ROperator) -> ROperator:
         computes = tuple(replace(c, name=self.names[c.name], body=ex.rename_tensors(c.body, self.names)) for c in o.computes)
         edges = tuple(Connection(self.names[e.producer], self.names[e.consumer], e.layer) for e in o.connections)
         outputs = tuple(self.names[t] for t in o.outputs)
-        endings = tuple(replace(e, extent=self._extent(e.extent)) for e in o.endings)
-        stops = tuple(replace(s, compute=self.names[s.compute], extent=self._extent(s.extent)) for s in o.stops)
+        endings = tuple(replace(e, extent=self._rename_extent(e.extent)) for e in o.endings)
+        stops = tuple(replace(s, compute=self.names[s.compute], extent=self._rename_extent(s.extent)) for s in o.stops)
         made = replace(o, name=f"{self.head}{o.name}", computes=computes, connections=edges, outputs=outputs)
         return replace(made, endings=endings, stops=stops) if endings or stops else made
 
-    def _extent(self, extent: AffineExtent) -> AffineExtent:
+    def _rename_extent(self, extent: AffineExtent) -> AffineExtent:
         """Of the same lengths, which are inputs of the whole program."""
         kind, ports = TensorType("int64", ()), {p.tensor: p.external for p in self.step.table.inputs}
         return replace(extent, terms=tuple((self.whole.shared(self.device, ports[n], kind), f) for n, f in extent.terms))
 
-    def _row(self, row: Sequence[Task]) -> Iterator[Task]:
+    def _link_row(self, row: Sequence[Task]) -> Iterator[Task]:
         """Its tasks, the first of which to read what another step made or sent waits for it."""
         program, waited = self.step.table, set[str]()
-        needs = {o.name: self._makers(o) for o in program.operators}
+        needs = {o.name: self._external_makers(o) for o in program.operators}
         for task in row:
             late = [m for m in needs[task.operator] if m not in waited]
             waited.update(late)
             waits = (*(f"{self.head}{program.counter[w.counter].operator}" for w in task.waits), *late)
             yield Task(f"{self.head}{task.operator}", task.index, tuple(map(self.whole.wait, waits)))
 
-    def _makers(self, o: ROperator) -> tuple[str, ...]:
+    def _external_makers(self, o: ROperator) -> tuple[str, ...]:
         """Operators of earlier steps, and transfers, that write what ``o`` reads."""
         ports = (self.port.get(self.step.table.storage[t].buffer) for t in o.inputs)
         found = (m for p in ports if p in self.step.inputs for m in self.whole.makers.get(f"d{self.device}_{p}", ()))

@@ -26,12 +26,12 @@ from typing import Final, TypeAlias
 from rammer.device.manifest import Binding
 from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, device_edges
 from rammer.fusion.tile_search import ranked_tiles
-from rammer.fusion.topological_order import topological
+from rammer.fusion.topological_order import sort_topologically
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, ComputeGraph, contraction_operands, identity_load
 from rammer.ir.device import Scope, VDevice
 from rammer.ir.expr import Ref
-from rammer.ir.operator import Connection, ROperator, compared
+from rammer.ir.operator import Connection, ROperator, prologue_variants
 from rammer.ir.prefix_set import PrefixSet
 
 #: Longest chain of Computes that meet at thread level: beyond it kernels only grow in registers and compile time.
@@ -43,12 +43,12 @@ MOST_CONTRACTIONS = 16
 Rate: TypeAlias = Callable[[ROperator], float]
 
 
-def peak(operator: ROperator) -> float:
+def peak_rate(operator: ROperator) -> float:
     """What a device says whose kernels are equally good at all operators."""
     return 1.0
 
 
-def whole(operator: ROperator) -> ROperator:
+def static_operator(operator: ROperator) -> ROperator:
     """An operator of a program for one length, which ends nowhere."""
     return operator
 
@@ -58,10 +58,10 @@ class CostModel:
     """What prices follow from, besides the device's figures: its rates, what these know of the tensors (``binding``; unless
     given, types and constants), and where an operator of a program for a range ``ended``, which is priced at several lengths."""
 
-    rate: Rate = peak
-    prologue_rate: Rate = peak
+    rate: Rate = peak_rate
+    prologue_rate: Rate = peak_rate
     binding: Binding | None = None
-    ended: Callable[[ROperator], ROperator] = whole
+    ended: Callable[[ROperator], ROperator] = static_operator
 
 
 #: Of a device that says nothing.
@@ -80,7 +80,7 @@ def connect(
     binding = asked.binding or Binding(graph.types, {}, frozenset(graph.constants))
     state = _Connector(graph, device, dict(aliases or {}), asked, binding)
     operators = tuple(state.grow(c) for c in state.seeds() if c.name not in state.owner)
-    ordered = topological(operators, state.position, state.roots)
+    ordered = sort_topologically(operators, state.position, state.roots)
     edges = tuple(e for o in ordered for e in o.connections) + device_edges(graph, state.owner)
     return TileGraph(graph, ordered, tuple(state.decisions), edges)
 
@@ -103,7 +103,7 @@ class _Connector:
         self.producers = self.graph.producers
         self.position = {c.name: i for i, c in enumerate(self.graph.computes)}
         self.escaping = set(self.graph.outputs) | {t for sources in self.aliases.values() for t in sources}
-        self.ancestors = self._ancestors()
+        self.ancestors = self._find_ancestors()
         self.recent = deque[tuple[ROperator, bool, str]](maxlen=4)
         self.typed = Binding(self.graph.types, {})  # all that the price at the device's peak depends on
 
@@ -111,7 +111,7 @@ class _Connector:
         """The tensors whose memory ``tensor`` reads: itself unless it is a view."""
         return self.aliases.get(tensor, (tensor,))
 
-    def _ancestors(self) -> dict[str, PrefixSet]:
+    def _find_ancestors(self) -> dict[str, PrefixSet]:
         """Compute name -> the positions of the Computes it depends on, itself included."""
         result: dict[str, PrefixSet] = {}
         for i, c in enumerate(self.graph.computes):
@@ -132,42 +132,42 @@ class _Connector:
 
     def grow(self, seed: Compute) -> ROperator:
         """Place the operator that starts at ``seed``."""
-        best = self._grown(seed)
+        best = self._grow_group(seed)
         for c in best.computes:
             self.owner[c.name] = best.name
         return best
 
-    def _grown(self, seed: Compute) -> ROperator:
+    def _grow_group(self, seed: Compute) -> ROperator:
         """The longest legal group from ``seed`` that pays."""
-        best = _operator((seed,), ())
+        best = _make_operator((seed,), ())
         group, connections = [seed], list[Connection]()
-        while _run(group) < LONGEST_CHAIN:
-            readers = self._open(group)
+        while _chain_length(group) < LONGEST_CHAIN:
+            readers = self._outside_readers(group)
             if not readers:
                 break
             c = self.producers[min(readers, key=self.position.__getitem__)]
-            joined = [*group, *self._partners(group, c)]
-            layer = self._layer(joined, c)
+            joined = [*group, *self._partner_products(group, c)]
+            layer = self._meeting_layer(joined, c)
             if layer is None or self._depends_around(joined, c):
                 break
             inside = {g.name for g in joined}
             connections += [Connection(p, c.name, layer) for p in c.reads if p in inside]
             group = [*joined, c]
-            written = () if self._waits(group) else self._written(group)
+            written = () if self._is_awaiting_product(group) else self._group_outputs(group)
             if written:
                 wider = ROperator(c.name, tuple(group), tuple(connections), written)
-                if not self._pays(best, wider, layer):
+                if not self._is_profitable(best, wider, layer):
                     break
                 best = wider
         return best
 
-    def _open(self, group: list[Compute]) -> set[str]:
+    def _outside_readers(self, group: list[Compute]) -> set[str]:
         """Names of Computes outside the group that read something inside."""
         inside = {c.name for c in group}
         readers = (r.name for c in group for r in self.consumers[c.name])
         return {r for r in readers if r not in inside}
 
-    def _partners(self, group: list[Compute], c: Compute) -> list[Compute]:
+    def _partner_products(self, group: list[Compute], c: Compute) -> list[Compute]:
         """Products of a few rows that only ``c`` reads, to be added to the group's own."""
         inside = {g.name for g in group}
         if not all(self._weight_bound(g) for g in group if g.kind == "contraction"):
@@ -194,27 +194,27 @@ class _Connector:
             self.bound[c.name] = any(math.prod(a.extent for a in c.axes if a.name not in w) <= self.device.few_rows for w in axes)
         return self.bound[c.name]
 
-    def _waits(self, group: list[Compute]) -> bool:
+    def _is_awaiting_product(self, group: list[Compute]) -> bool:
         """Whether the group ends in row-wise work on a product of many rows, which only another product is worth."""
         behind = group[_last_product(group) + 1 :]
-        return self._many_rows(group[0]) and not all(elementwise(c, group) for c in behind)
+        return self._many_rows(group[0]) and not all(is_elementwise(c, group) for c in behind)
 
-    def _written(self, group: list[Compute]) -> tuple[str, ...]:
+    def _group_outputs(self, group: list[Compute]) -> tuple[str, ...]:
         """What the group would write: its last value and, where that is allowed, others that are used outside and that
         its tasks partition. () where something else is used outside."""
         inside = {c.name for c in group}
         leaving = [c for c in group[:-1] if c.name in self.escaping or any(r.name not in inside for r in self.consumers[c.name])]
         # Kernel families for products of many rows write one result.
         several = any(c.kind == "contraction" for c in group) and not any(self._many_rows(c) for c in group)
-        if leaving and not (several and all(self._partitioned(c, group) for c in leaving)):
+        if leaving and not (several and all(self._is_partitioned(c, group) for c in leaving)):
             return ()
         return (*(c.name for c in leaving), group[-1].name)
 
-    def _partitioned(self, c: Compute, group: list[Compute]) -> bool:
+    def _is_partitioned(self, c: Compute, group: list[Compute]) -> bool:
         """Whether every task needs exactly its own part of ``c``: the group reads it element by element."""
         readers = [r for r in group if c.name in r.reads]
         whole = all(identity_load(ld, r) for r in readers for ld in r.loads if ld.tensor == c.name)
-        return c.shape == group[-1].shape and whole and all(r is group[-1] or self._partitioned(r, group) for r in readers)
+        return c.shape == group[-1].shape and whole and all(r is group[-1] or self._is_partitioned(r, group) for r in readers)
 
     def _depends_around(self, group: list[Compute], c: Compute) -> bool:
         """Whether ``c`` reads an outside value that itself depends on the group (not convex)."""
@@ -224,56 +224,56 @@ class _Connector:
         unplaced = any(n in self.position and n not in self.owner for n in outside)
         return unplaced or any(p in self.ancestors[n] for n in outside if n in self.ancestors for p in places)
 
-    def _layer(self, group: list[Compute], c: Compute) -> Scope | None:
+    def _meeting_layer(self, group: list[Compute], c: Compute) -> Scope | None:
         """The highest layer at which ``c`` can meet the group, or None."""
         produced = {g.name: g for g in group}
         inner = [ld for ld in c.loads if ld.tensor in produced]
-        if elementwise(c, group):
+        if is_elementwise(c, group):
             return "thread"
-        if _prologue(group, c) and not self._weight_bound(c):
-            return None if self._holds(c) else "thread"
+        if _can_be_prologue(group, c) and not self._weight_bound(c):
+            return None if self._can_start_layers(c) else "thread"
         aligned = all(ld.fill is None and all(isinstance(i, Ref | ex.Const) for i in ld.indices) for ld in inner)
         if not aligned or not inner:
             return None
         # No family keeps a row of results on chip behind weights that are codes.
         rows = all(self._many_rows(g) and g.decoded is None for g in (c, *group) if g.kind == "contraction")
-        if c.kind == "contraction" and _layers(group) and rows:
+        if c.kind == "contraction" and _is_layer_chain(group) and rows:
             return "veu" if sum(g.kind == "contraction" for g in group) < MOST_CONTRACTIONS else None
         reduced = any(g.kind == "reduction" for g in (*group[_last_product(group) + 1 :], c))
-        if c.kind in ("reduction", "map") and _layers(group) and rows and reduced:
+        if c.kind in ("reduction", "map") and _is_layer_chain(group) and rows and reduced:
             return "veu"
         if c.kind in ("contraction", "window") or any(g.kind == "window" or self._many_rows(g) for g in group):
             return None
         return "veu"
 
-    def _holds(self, c: Compute) -> bool:
+    def _can_start_layers(self, c: Compute) -> bool:
         """Whether ``c`` would begin layers that stay on chip, which no maps before it are worth."""
         logged = len(self.decisions)
-        found = self._grown(c).holds_operand
+        found = self._grow_group(c).holds_operand
         del self.decisions[logged:]
         return found
 
-    def _pays(self, narrow: ROperator, wide: ROperator, layer: Scope) -> bool:
+    def _is_profitable(self, narrow: ROperator, wide: ROperator, layer: Scope) -> bool:
         """Predict both sides with their best tiles and log the decision."""
-        rated = wide.holds_operand or (self.device.spills and _reduced(wide))
-        together = self._price(wide, rated)
-        apart = sum(self._price(part, rated) for part in (narrow, *_parts(narrow, wide)))
+        rated = wide.holds_operand or (self.device.spills and _has_epilogue_reduction(wide))
+        together = self._price_operator(wide, rated)
+        apart = sum(self._price_operator(part, rated) for part in (narrow, *_remaining_operators(narrow, wide)))
         kept = together <= apart and math.isfinite(together)
         why = "fewer bytes and launches" if kept else "recomputation or memory costs more"
         subject = " + ".join(c.name for c in wide.computes)
         self.decisions.append(ConnectionTrial(subject, layer, apart, together, kept, why))
         return kept
 
-    def _price(self, operator: ROperator, rated: bool) -> float:
+    def _price_operator(self, operator: ROperator, rated: bool) -> float:
         """Predicted seconds with the best tile that fits, ``rated`` by the device's kernels; infinite when none fits."""
-        key = self._key(operator, rated)
+        key = self._price_key(operator, rated)
         if key not in self.prices:
             ended = self.asked.ended(operator)
-            ranked = ranked_tiles(ended, self.graph.types, self._achieved(ended) if rated else self.device)
-            self.prices[key] = ranked[0][0] / self._share(ended) if ranked else float("inf")
+            ranked = ranked_tiles(ended, self.graph.types, self._rated_device(ended) if rated else self.device)
+            self.prices[key] = ranked[0][0] / self._prologue_rate(ended) if ranked else float("inf")
         return self.prices[key]
 
-    def _key(self, operator: ROperator, rated: bool) -> str:
+    def _price_key(self, operator: ROperator, rated: bool) -> str:
         """Equal for operators of one price. A group is asked for again when it grows, so the last answers are kept."""
         found = next((key for known, how, key in self.recent if known is operator and how == rated), None)
         if found is None:
@@ -282,28 +282,30 @@ class _Connector:
             self.recent.append((operator, rated, found))
         return found
 
-    def _share(self, operator: ROperator) -> float:
+    def _prologue_rate(self, operator: ROperator) -> float:
         """What the device says of the maps before the contraction; what follows it makes no difference."""
         if not operator.prologue:
             return 1.0
-        key = "\n".join(map(self.binding.key, compared(operator)))  # without the maps, what they make is read from memory
+        key = "\n".join(
+            map(self.binding.key, prologue_variants(operator))
+        )  # without the maps, what they make is read from memory
         if key not in self.shares:
             self.shares[key] = self.asked.prologue_rate(operator)
         return self.shares[key]
 
-    def _achieved(self, operator: ROperator) -> VDevice:
+    def _rated_device(self, operator: ROperator) -> VDevice:
         """The device at the rate of its kernels: rows of contractions are where they differ most."""
         return replace(self.device, flops=self.device.flops * self.asked.rate(operator))
 
 
-def _reduced(operator: ROperator) -> bool:
+def _has_epilogue_reduction(operator: ROperator) -> bool:
     """Whether sums follow a contraction. Where the chip is a cache they gain little there, and kernels that only multiply, which
     they shut out, much."""
     kinds = [c.kind for c in operator.computes]
     return "contraction" in kinds and "reduction" in kinds[kinds.index("contraction") :]
 
 
-def _parts(narrow: ROperator, wide: ROperator) -> list[ROperator]:
+def _remaining_operators(narrow: ROperator, wide: ROperator) -> list[ROperator]:
     """What of ``wide`` is outside ``narrow``, as operators: one each, but beside products that hold an operand row-wise
     Computes up to the next product together."""
     inside = {c.name for c in narrow.computes}
@@ -314,15 +316,15 @@ def _parts(narrow: ROperator, wide: ROperator) -> list[ROperator]:
                 runs[-1].append(c)
             else:
                 runs.append([c])
-    return [_operator(tuple(run), _within(run, wide)) for run in runs]
+    return [_make_operator(tuple(run), _inner_connections(run, wide)) for run in runs]
 
 
-def _within(run: list[Compute], operator: ROperator) -> tuple[Connection, ...]:
+def _inner_connections(run: list[Compute], operator: ROperator) -> tuple[Connection, ...]:
     names = {c.name for c in run}
     return tuple(e for e in operator.connections if {e.producer, e.consumer} <= names)
 
 
-def elementwise(c: Compute, group: list[Compute]) -> bool:
+def is_elementwise(c: Compute, group: list[Compute]) -> bool:
     """Whether ``c`` is a map that reads the group element by element."""
     inside = {g.name for g in group}
     return c.combiner is None and all(identity_load(ld, c) for ld in c.loads if ld.tensor in inside)
@@ -333,19 +335,19 @@ def _last_product(group: list[Compute]) -> int:
     return max((i for i, c in enumerate(group) if c.kind == "contraction"), default=-1)
 
 
-def _run(group: list[Compute]) -> int:
+def _chain_length(group: list[Compute]) -> int:
     """Computes from the last contraction of a row of layers on."""
-    if not _layers(group):
+    if not _is_layer_chain(group):
         return len(group)
     return len(group) - _last_product(group)
 
 
-def _layers(group: list[Compute]) -> bool:
+def _is_layer_chain(group: list[Compute]) -> bool:
     """Whether the group is contractions with maps, and reductions along their rows, behind them."""
     return group[0].kind == "contraction" and all(c.kind != "window" for c in group)
 
 
-def _prologue(group: list[Compute], c: Compute) -> bool:
+def _can_be_prologue(group: list[Compute], c: Compute) -> bool:
     """Whether the group is maps that ``c``, a contraction, may compute in place as one of its operands: each element of
     what they make depends on the same element of what they read."""
     names = {g.name for g in group}
@@ -361,5 +363,5 @@ def _in_place(c: Compute) -> bool:
     return bool(whole) and all(whole) and all(ld.fill is None for ld in c.loads)
 
 
-def _operator(computes: tuple[Compute, ...], connections: tuple[Connection, ...]) -> ROperator:
+def _make_operator(computes: tuple[Compute, ...], connections: tuple[Connection, ...]) -> ROperator:
     return ROperator(computes[-1].name, computes, connections, (computes[-1].name,))

@@ -23,10 +23,10 @@ def memory_bound(operator: ROperator) -> bool:
     return kinds <= {"map", "reduction"} and not operator.endings and 0 not in operator.anchor.shape
 
 
-def recomputing(operator: ROperator) -> ROperator:
+def recompute_maps(operator: ROperator) -> ROperator:
     """The same operator that keeps no rows of maps on chip: who reads them computes them again. So rows may be of any length.
     What is computed of a sum in its place is kept, as the sum would be: it has a value for each row, or costs a sum each time."""
-    sums = _sums(operator)
+    sums = _reduction_names(operator)
     placed = {e.consumer for e in operator.connections if e.layer == "thread" and e.producer in sums}
     maps = {c.name for c in operator.computes if not c.reduce} - placed
     links = tuple(replace(e, layer="thread") if e.producer in maps else e for e in operator.connections)
@@ -36,7 +36,7 @@ def recomputing(operator: ROperator) -> ROperator:
 def read_in_place(operator: ROperator) -> ROperator:
     """The same operator whose maps of few operations are computed where they are read, if that is one reduction which reads every
     element once: where rows that tasks keep lie in memory, they would be written there for one look."""
-    links, placed = list(operator.connections), _sums(operator)
+    links, placed = list(operator.connections), _reduction_names(operator)
     readers = Counter(e.producer for e in links)
     for c in operator.computes:
         for place, e in enumerate(links):
@@ -44,7 +44,7 @@ def read_in_place(operator: ROperator) -> ROperator:
             once = len(loads) == 1 == readers[e.producer] and e.producer not in {*placed, *operator.outputs}
             if e.consumer == c.name and c.reduce and e.layer == "veu" and once and _each_once(c, loads[0]):
                 producer = next(p for p in operator.computes if p.name == e.producer)
-                links[place] = replace(e, layer="thread") if ex.flops(producer.body) <= CHEAP else e
+                links[place] = replace(e, layer="thread") if ex.count_flops(producer.body) <= CHEAP else e
     return replace(operator, connections=tuple(links))
 
 
@@ -55,7 +55,7 @@ def _each_once(c: Compute, load: Load) -> bool:
     return load.fill is None and all(isinstance(i, Ref) for i in live) and own <= {str(i) for i in live}
 
 
-def _sums(operator: ROperator) -> set[str]:
+def _reduction_names(operator: ROperator) -> set[str]:
     """The reductions, and what is computed of them where it is read."""
     found = {c.name for c in operator.computes if c.reduce}
     places = {c.name: i for i, c in enumerate(operator.computes)}
@@ -64,7 +64,7 @@ def _sums(operator: ROperator) -> set[str]:
     return found
 
 
-def meeting(inside: Collection[str], c: Compute) -> Scope | None:
+def find_meeting_layer(inside: Collection[str], c: Compute) -> Scope | None:
     """Where ``c`` can meet maps and reductions of these names: in registers element by element, else on chip, row by row."""
     loads = [ld for ld in c.loads if ld.tensor in inside]
     if c.combiner is None and all(identity_load(ld, c) for ld in loads):

@@ -21,11 +21,11 @@ from weakref import proxy
 
 from rammer.device.manifest import Binding
 from rammer.fusion.connect import LONGEST_CHAIN
-from rammer.fusion.fusion_legality import CHEAP, meeting, memory_bound, read_in_place, recomputing
+from rammer.fusion.fusion_legality import CHEAP, find_meeting_layer, memory_bound, read_in_place, recompute_maps
 from rammer.fusion.stitch_latency import Evaluator, Members, RegionTimes
 from rammer.fusion.tile_graph import ConnectionTrial, TileGraph, device_edges
 from rammer.fusion.tile_search import ranked_tiles
-from rammer.fusion.topological_order import topological
+from rammer.fusion.topological_order import sort_topologically
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Connection, ROperator
@@ -64,7 +64,7 @@ def stitch(
     inside = frozenset[int]().union(*joined)
     kept = [o for i, o in enumerate(tile.operators) if i not in inside]
     made = [o for o in map(search.operator, joined) if o is not None]
-    operators = topological([*kept, *made], search.position, search.roots)
+    operators = sort_topologically([*kept, *made], search.position, search.roots)
     owner = {c.name: o.name for o in operators for c in o.computes}
     edges = tuple(e for o in operators for e in o.connections) + device_edges(tile.graph, owner)
     return replace(tile, operators=operators, decisions=(*tile.decisions, *search.decisions), edges=edges)
@@ -121,7 +121,7 @@ class _Stitcher:
         self.costs: dict[str, float] = {}
         self.prices: dict[Members, float] = {}
         own: _Stitcher = proxy(self)  # a circle would keep constants in memory until the garbage collector runs
-        ordered = partial(topological, position=self.position, roots=lambda tensor: own.roots(tensor))
+        ordered = partial(sort_topologically, position=self.position, roots=lambda tensor: own.roots(tensor))
         self.times = RegionTimes(latency, lambda group: own.operator(group), self.after, ordered)
         self.deltas: dict[tuple[Members, Members], float | None] = {}
         self.settled: dict[int, Members] = {}  #: The groups of regions that are decided, by operator.
@@ -154,7 +154,7 @@ class _Stitcher:
             if name not in self.tile.graph.constants:
                 alike = dict[tuple[int, ...], list[int]]()
                 for i in sorted(readers & bound):
-                    near = alike.setdefault(_rows(self.operators[i].anchor.shape), [])
+                    near = alike.setdefault(_row_shape(self.operators[i].anchor.shape), [])
                     found |= {(j, i): None for j in near[-WIDE:]}
                     near.append(i)
         return list(found)
@@ -165,18 +165,18 @@ class _Stitcher:
             return self.operators[next(iter(group))]
         if group not in self.stitched:
             made = self._made(group)
-            self.stitched[group] = self._fitting(made, group) if made is not None else None
+            self.stitched[group] = self._fit_operator(made, group) if made is not None else None
         return self.stitched[group]
 
-    def _fitting(self, operator: ROperator, group: Members) -> ROperator:
+    def _fit_operator(self, operator: ROperator, group: Members) -> ROperator:
         """``operator``; where rows of its maps do not fit on chip one whose readers compute them again, if these are cheap or the
         device's kernels keep such rows no faster some other way."""
-        cost = self._cost(operator)
+        cost = self._operator_cost(operator)
         if cost < math.inf:
             self.prices[group] = cost
             return operator
-        again, kept = recomputing(operator), {e.producer for e in operator.connections if e.layer == "veu"}
-        cheap = all(ex.flops(c.body) <= CHEAP for c in operator.computes if c.name in kept and not c.reduce)
+        again, kept = recompute_maps(operator), {e.producer for e in operator.connections if e.layer == "veu"}
+        cheap = all(ex.count_flops(c.body) <= CHEAP for c in operator.computes if c.name in kept and not c.reduce)
         return again if cheap or self.latency.alone(again) < self.latency.alone(operator) else operator
 
     def _made(self, group: Members) -> ROperator | None:
@@ -194,19 +194,19 @@ class _Stitcher:
             if any(r in inside for n in c.reads if n not in inside for r in self.roots(n)):
                 return None  # it reads a view of what the others write, which is in memory only behind them
             for name in (n for n in c.reads if n in inside):
-                kept = links.get((name, c.name)) or meeting(inside, c)
+                kept = links.get((name, c.name)) or find_meeting_layer(inside, c)
                 if kept is None:
                     return None
                 connections.append(Connection(name, c.name, kept))
         made = ROperator(computes[-1].name, tuple(computes), tuple(connections), outputs)
-        if not made.even and not _cuttable(made):
+        if not made.even and not _is_cuttable(made):
             return None
         return read_in_place(made) if self.device.spills else made
 
     def _used_outside(self, name: str, group: Members) -> bool:
         return name in self.escaping or bool(self.readers.get(name, set()) - group)
 
-    def _circular(self, plan: _Plan, group: Members) -> bool:
+    def _is_circular(self, plan: _Plan, group: Members) -> bool:
         """Whether a way leads from ``group`` over other groups of ``plan``, or of what is settled, back to it."""
         last = max(group.union(*plan.groups))
         reaching = bisect_right(self.spans, (last, len(self.operators))) - 1
@@ -236,29 +236,31 @@ class _Stitcher:
                 region |= {i: a for p in b for i in p}
             a.append(pair)
             region |= dict.fromkeys(pair, a)
-        wholes = [_parts(found) for found in {id(r): r for r in region.values()}.values()]
+        wholes = [_split_region(found) for found in {id(r): r for r in region.values()}.values()]
         return [(part, BEAM if len(parts) == 1 else 1) for parts in wholes for part in parts]
 
     def best(self, region: Sequence[tuple[int, int]], width: int) -> list[Members]:
         """The groups of the best plan for ``region``, of a search that keeps ``width`` plans."""
         found, plans = [_Plan()], [_Plan()]
         while plans:
-            moved = {p.groups: p for plan in plans for p in self._moves(plan, region, width)}
+            moved = {p.groups: p for plan in plans for p in self._best_moves(plan, region, width)}
             plans = sorted(moved.values(), key=_Plan.rank)[:width]
             found += plans
         members = frozenset(i for pair in region for i in pair)
         paying = sorted((p for p in found if p.delta < 0), key=lambda p: p.delta)[:width]
-        run = self._run(self._offered(paying, found, members, LEAST_GAIN), members) if self.latency.together else {}
-        runs = run or self._offered(paying, found, members, self.doubt)
+        run = self._run(self._propose_plans(paying, found, members, LEAST_GAIN), members) if self.latency.together else {}
+        runs = run or self._propose_plans(paying, found, members, self.doubt)
         chosen = min(runs, key=lambda p: runs[p] * (1 - LEAST_GAIN if run and not p.groups else 1))
         refused = {p: self.times.predicted(p.groups, members) for p in paying if p.groups not in {q.groups for q in runs}}
-        self._log([*runs.items(), *refused.items()], chosen)
+        self._log_plans([*runs.items(), *refused.items()], chosen)
         return sorted(chosen.groups, key=sorted)
 
-    def _offered(self, paying: Iterable[_Plan], found: Sequence[_Plan], region: Members, least: float) -> dict[_Plan, float]:
+    def _propose_plans(
+        self, paying: Iterable[_Plan], found: Sequence[_Plan], region: Members, least: float
+    ) -> dict[_Plan, float]:
         """The plan without any move, and others without the groups that do not save that share of their parts' time; with their
         seconds as predicted."""
-        plans = {p.groups: p for p in (_Plan(), *(self._thinned(p, found, region, least) for p in paying))}
+        plans = {p.groups: p for p in (_Plan(), *(self._thin_plan(p, found, region, least) for p in paying))}
         return {p: self.times.predicted(groups, region) for groups, p in plans.items()}
 
     def _run(self, plans: Mapping[_Plan, float], region: Members) -> dict[_Plan, float]:
@@ -272,10 +274,10 @@ class _Stitcher:
         if math.inf in runs.values():
             return {}
         best = min(list(runs)[1:], key=runs.__getitem__)
-        left, seconds = self._undone(best, runs[best], region)
+        left, seconds = self._undo_groups(best, runs[best], region)
         return runs | {left: seconds}
 
-    def _undone(self, plan: _Plan, seconds: float, region: Members) -> tuple[_Plan, float]:
+    def _undo_groups(self, plan: _Plan, seconds: float, region: Members) -> tuple[_Plan, float]:
         """``plan``, which takes ``seconds`` in one run, without the groups without which a run takes no longer."""
         for group in sorted(plan.groups, key=sorted) if len(plan.groups) > 1 else ():
             less = _Plan(plan.groups - {group}, plan.delta)
@@ -284,60 +286,60 @@ class _Stitcher:
                 plan, seconds = less, without
         return plan, seconds
 
-    def _thinned(self, plan: _Plan, found: Iterable[_Plan], region: Members, least: float) -> _Plan:
+    def _thin_plan(self, plan: _Plan, found: Iterable[_Plan], region: Members, least: float) -> _Plan:
         """``plan`` with each group that does not pay by the latency evaluator replaced by what does within it, of the groups that
         were ``found`` on the way. A cycle there would be one of the plan's, too."""
         smaller = sorted({g for p in found for g in p.groups}, key=lambda g: (-len(g), sorted(g)))
         kept = frozenset[Members]()
         for whole in sorted(plan.groups, key=sorted):
             for group in (whole, *islice((g for g in smaller if g < whole), PARTS)):
-                if not any(group & k for k in kept) and self._pays(group, kept, region, least):
+                if not any(group & k for k in kept) and self._is_profitable(group, kept, region, least):
                     kept |= {group}
-        while idle := next((g for g in sorted(kept, key=sorted) if not self._pays(g, kept - {g}, region, least)), None):
+        while idle := next((g for g in sorted(kept, key=sorted) if not self._is_profitable(g, kept - {g}, region, least)), None):
             kept -= {idle}  # beside the others it saves nothing
         return _Plan(kept, plan.delta)
 
-    def _pays(self, group: Members, kept: frozenset[Members], region: Members, least: float) -> bool:
+    def _is_profitable(self, group: Members, kept: frozenset[Members], region: Members, least: float) -> bool:
         """Whether a group's one operator saves that share of what its members take side by side of the region's time, beside the
         groups that are ``kept``: what reads one of its members waits for all of them then."""
         before, behind = (self.times.predicted(groups, region) for groups in (kept, kept | {group}))
         return behind < (before - least * self.times.predicted((), group) if before < math.inf else before)
 
-    def _delta(self, a: Members, b: Members) -> float | None:
+    def _join_delta(self, a: Members, b: Members) -> float | None:
         """What joining two groups changes; None where that is no move. Asked once: plans share most of their groups."""
         if (a, b) not in self.deltas:
-            together = self._price(a | b) if a != b else math.inf
-            apart = self._price(a) + self._price(b) if together < math.inf else 0.0
+            together = self._price_group(a | b) if a != b else math.inf
+            apart = self._price_group(a) + self._price_group(b) if together < math.inf else 0.0
             self.deltas[a, b] = together - apart if together < apart * UPHILL else None
         return self.deltas[a, b]
 
-    def _moves(self, plan: _Plan, region: Iterable[tuple[int, int]], most: int) -> list[_Plan]:
+    def _best_moves(self, plan: _Plan, region: Iterable[tuple[int, int]], most: int) -> list[_Plan]:
         """The ``most`` best plans that join two groups of ``plan`` and save time by it, or might with further moves. Which moves
         lead in a circle is asked in that order, so of few of them."""
         moves = dict.fromkeys((plan.group(a), plan.group(b)) for a, b in region)
-        priced = sorted(((d, a, b) for a, b in moves if (d := self._delta(a, b)) is not None), key=lambda move: move[0])
+        priced = sorted(((d, a, b) for a, b in moves if (d := self._join_delta(a, b)) is not None), key=lambda move: move[0])
         result = list[_Plan]()
         for _, equal in groupby(priced, key=lambda move: move[0]):
             joined = sorted((plan.joined(a, b, d) for d, a, b in equal), key=_Plan.rank)
             result += islice(
-                (p for p in joined if not self._circular(plan, next(iter(p.groups - plan.groups)))), most - len(result)
+                (p for p in joined if not self._is_circular(plan, next(iter(p.groups - plan.groups)))), most - len(result)
             )
             if len(result) == most:
                 break
         return result
 
-    def _price(self, group: Members) -> float:
+    def _price_group(self, group: Members) -> float:
         """The delta evaluator: seconds with the best tile, launch included, as the core counts bytes and operations. Kernels may
         keep rows that do not fit on chip in registers, which the latency evaluator knows; here they are computed again."""
         operator = self.operator(group)
         if operator is None:
             return math.inf
         if group not in self.prices:
-            cost = self._cost(operator)
-            self.prices[group] = cost if cost < math.inf else self._cost(recomputing(operator))
+            cost = self._operator_cost(operator)
+            self.prices[group] = cost if cost < math.inf else self._operator_cost(recompute_maps(operator))
         return self.prices[group]
 
-    def _cost(self, operator: ROperator) -> float:
+    def _operator_cost(self, operator: ROperator) -> float:
         """Seconds with the best tile; infinite where none fits. Tiles are searched once for operators of equal keys: a model's
         layers, and a sequence's steps, are alike."""
         key = self.binding.key(operator)
@@ -346,7 +348,7 @@ class _Stitcher:
             self.costs[key] = ranked[0][0] if ranked else math.inf
         return self.costs[key]
 
-    def _log(self, plans: Sequence[tuple[_Plan, float]], chosen: _Plan) -> None:
+    def _log_plans(self, plans: Sequence[tuple[_Plan, float]], chosen: _Plan) -> None:
         apart = next(seconds for plan, seconds in plans if not plan.groups)
         for plan, seconds in plans:
             if plan.groups:
@@ -357,17 +359,17 @@ class _Stitcher:
                 self.decisions.append(ConnectionTrial(subject, "stitch", apart, seconds, kept, "stitched" if kept else why))
 
 
-def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _row_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape up to its first axis of more than one element: what results have in common that may be one operator's."""
     return shape[: next((d for d, n in enumerate(shape) if n > 1), len(shape)) + 1]
 
 
-def _cuttable(operator: ROperator) -> bool:
+def _is_cuttable(operator: ROperator) -> bool:
     """Whether there may be several tasks."""
     return any(n > 1 for d, n in enumerate(operator.anchor.shape) if d not in operator.uncut)
 
 
-def _parts(region: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+def _split_region(region: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
     """A region's pairs in parts of at most ``WIDE`` operators, in order; pairs across two parts are no moves."""
     place = {i: n // WIDE for n, i in enumerate(sorted({i for pair in region for i in pair}))}
     parts: list[list[tuple[int, int]]] = [[] for _ in range(max(place.values()) + 1)]

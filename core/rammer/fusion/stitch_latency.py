@@ -52,15 +52,15 @@ class RegionTimes:
 
     def run(self, groups: Iterable[Members], region: Members) -> float:
         """Seconds of a run of a region's operators; infinite where they cannot be run on their own."""
-        made = [o for g in sorted(_whole(groups, region), key=sorted) if (o := self.operator(g)) is not None]
+        made = [o for g in sorted(_complete_groups(groups, region), key=sorted) if (o := self.operator(g)) is not None]
         seconds = self.latency.together(self.ordered(made)) if self.latency.together else None
         return math.inf if seconds is None else seconds
 
     def predicted(self, groups: Iterable[Members], region: Members) -> float:
         """Seconds of a region's operators by their kernels; infinite where one has none."""
-        whole = _whole(groups, region)
+        whole = _complete_groups(groups, region)
         if whole not in self._times:
-            after = self._waits(whole, region)
+            after = self._group_waits(whole, region)
             known = {g: k for g in TopologicalSorter(after).static_order() if (k := self._known(g))[1]}
             waits = {n: tuple(known[b][0] for b in sorted(after[g], key=sorted) if b in known) for g, (n, _) in known.items()}
             missing = len(known) < len(whole)
@@ -74,16 +74,16 @@ class RegionTimes:
             self._kernels[group] = (operator.name, self.latency.kernels(operator)) if operator is not None else ("", ())
         return self._kernels[group]
 
-    def _waits(self, groups: Iterable[Members], region: Members) -> dict[Members, set[Members]]:
+    def _group_waits(self, groups: Iterable[Members], region: Members) -> dict[Members, set[Members]]:
         """The groups that each of these waits for, in order."""
         of = {i: g for g in groups for i in g}
         found: dict[Members, set[Members]] = {g: set() for g in sorted(groups, key=sorted)}
         for i in sorted(region):
-            for reader in {of[j] for j in self._readers(i, region)} - {of[i]}:
+            for reader in {of[j] for j in self._waiting_operators(i, region)} - {of[i]}:
                 found[reader].add(of[i])
         return found
 
-    def _readers(self, i: int, region: Members) -> set[int]:
+    def _waiting_operators(self, i: int, region: Members) -> set[int]:
         """The operators of ``region`` that wait for its operator ``i``, directly or by way of operators of other regions."""
         if (i, region) not in self._reached:
             found, seen, ahead, last = set[int](), set[int](), [*self.after[i]], max(region)
@@ -98,7 +98,7 @@ class RegionTimes:
         return self._reached[i, region]
 
 
-def _whole(groups: Iterable[Members], region: Members) -> frozenset[Members]:
+def _complete_groups(groups: Iterable[Members], region: Members) -> frozenset[Members]:
     """``groups``, and the others of ``region`` each alone."""
     of = {i: g for g in groups for i in g}
     return frozenset(of.get(i) or frozenset((i,)) for i in region)

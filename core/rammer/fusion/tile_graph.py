@@ -93,13 +93,13 @@ class TileGraph:
         for layer in device.layers:
             lines.append(f"  layer {layer.name} <{layer.scope}> {layer.capacity} B {layer.bandwidth / 1e9:.4g} GB/s")
         for operator in self.operators:
-            lines.append(f"  operator {operator.name} = {chain(operator, device)}")
+            lines.append(f"  operator {operator.name} = {format_chain(operator, device)}")
         lines += [f"  edge {e.producer} <{device.layer(e.layer).name}> {e.consumer}" for e in self.edges]
         lines += [f"  {d}" for d in self.decisions]
         return "\n".join(lines)
 
 
-def chain(operator: ROperator, device: VDevice) -> str:
+def format_chain(operator: ROperator, device: VDevice) -> str:
     """``a <register> b <register> c``: the operator's Computes with the layers between them."""
     layer_into: dict[str, str] = {}
     for connection in operator.connections:

@@ -47,10 +47,10 @@ def ranked_tiles(
     that spill. ``step`` asks that the tile along an axis be a multiple (or the whole extent), as register-tiled families need.
     What ends is priced at ``parts`` of the longest length."""
     about, shapes = (operator, types, device, step or {}), ended_shapes(operator, parts)
-    return _ranked(*about, shapes, device.layer("veu").capacity) or (_ranked(*about, shapes, 0) if device.spills else [])
+    return _rank_tiles(*about, shapes, device.layer("veu").capacity) or (_rank_tiles(*about, shapes, 0) if device.spills else [])
 
 
-def _ranked(
+def _rank_tiles(
     operator: ROperator,
     types: Mapping[str, TensorType],
     device: VDevice,
@@ -68,20 +68,20 @@ def _ranked(
         if tile not in tried:
             cost = prices.cost(inner_box(shape, tile))
             fits = not capacity or cost.footprint <= capacity
-            seconds = [cost.total(_tasks(s, tile), device) for s in shapes]
+            seconds = [cost.total(_task_count(s, tile), device) for s in shapes]
             tried[tile] = (sum(seconds) / len(seconds), cost) if fits else None
         known = tried[tile]
         return known[0] if known else math.inf
 
     for seed in sorted(_rounded_seeds(shape, steps, device.veus), key=measure)[:3]:
-        _descend(seed, shape, steps, measure)
+        _descend_tile(seed, shape, steps, measure)
     if not any(tried.values()):
-        _descend(_round((1,) * len(shape), shape, steps), shape, steps, measure)
+        _descend_tile(_round_tile((1,) * len(shape), shape, steps), shape, steps, measure)
     found = [(known[0], tile, known[1]) for tile, known in tried.items() if known is not None]
 
     def rank(item: tuple[float, Tile, TaskCost]) -> tuple[float, int, Tile]:
         predicted, tile, cost = item
-        return predicted, cost.traffic * _tasks(shape, tile), tile
+        return predicted, cost.traffic * _task_count(shape, tile), tile
 
     return sorted(found, key=rank)
 
@@ -94,7 +94,7 @@ def ended_shapes(operator: ROperator, parts: Sequence[float] = PARTS) -> list[Ti
     return [tuple(math.ceil(a.extent * part) if a.name in ends else a.extent for a in axes) for part in parts]
 
 
-def _tasks(shape: Tile, tile: Tile) -> int:
+def _task_count(shape: Tile, tile: Tile) -> int:
     """Number of tiles."""
     return math.prod([-(-extent // size) for extent, size in zip(shape, tile, strict=True)])
 
@@ -102,16 +102,16 @@ def _tasks(shape: Tile, tile: Tile) -> int:
 @lru_cache(1 << 12)
 def _rounded_seeds(shape: Tile, steps: Tile, veus: int) -> list[Tile]:
     """Sorted, so that of equal ones the least comes first."""
-    return sorted({_round(t, shape, steps) for t in _seeds(shape, veus)})
+    return sorted({_round_tile(t, shape, steps) for t in _seed_tiles(shape, veus)})
 
 
 @lru_cache(1 << 14)  # operators of one shape are searched again and again as a group grows
-def _around(tile: Tile, shape: Tile, steps: Tile) -> list[Tile]:
+def _sorted_neighbours(tile: Tile, shape: Tile, steps: Tile) -> list[Tile]:
     """The tiles one move away, sorted."""
-    return sorted({_round(t, shape, steps) for t in _neighbours(tile)})
+    return sorted({_round_tile(t, shape, steps) for t in _iter_neighbours(tile)})
 
 
-def _seeds(shape: Tile, veus: int) -> Iterator[Tile]:
+def _seed_tiles(shape: Tile, veus: int) -> Iterator[Tile]:
     """Tiles for about ``ROUNDS`` tasks a vEU: cut the outer axes first, the inner first, or evenly."""
     yield shape
     for rounds in ROUNDS:
@@ -129,16 +129,16 @@ def _seeds(shape: Tile, veus: int) -> Iterator[Tile]:
         yield tuple(max(1, t) for t in even)
 
 
-def _round(tile: Tile, shape: Tile, steps: Tile) -> Tile:
+def _round_tile(tile: Tile, shape: Tile, steps: Tile) -> Tile:
     whole = [t if s == 1 else -(-t // s) * s for t, s in zip(tile, steps, strict=True)]
     return tuple([(t if t < n else n) or 1 for t, n in zip(whole, shape, strict=True)])
 
 
-def _descend(tile: Tile, shape: Tile, steps: Tile, measure: Callable[[Tile], float]) -> None:
+def _descend_tile(tile: Tile, shape: Tile, steps: Tile, measure: Callable[[Tile], float]) -> None:
     """Move to the best neighbour (one axis halved or doubled, or one up and one down) while it gains."""
     best = measure(tile)
     for _ in range(6):
-        around = _around(tile, shape, steps)
+        around = _sorted_neighbours(tile, shape, steps)
         if not around:
             return
         nearest = min(around, key=measure)
@@ -147,7 +147,7 @@ def _descend(tile: Tile, shape: Tile, steps: Tile, measure: Callable[[Tile], flo
         tile, best = nearest, measure(nearest)
 
 
-def _neighbours(tile: Tile) -> Iterator[Tile]:
+def _iter_neighbours(tile: Tile) -> Iterator[Tile]:
     # One axis or two at a time: as many moves as pairs of axes, not as many as subsets of them.
     for first, second in combinations(range(-1, len(tile)), 2):
         for factors in product((2, -2), repeat=1 + (first >= 0)):

@@ -61,8 +61,8 @@ class BoxPrices:
     def __init__(self, operator: ROperator, types: Mapping[str, TensorType], device: VDevice) -> None:
         self.operator, self.types, self.device = operator, types, device
         self.memory, self.capacity = device.layer("device"), device.layer("veu").capacity
-        self.stored = _stored(operator)
-        self.kept = _kept(operator, types, device, self.stored)
+        self.stored = _memory_tensors(operator)
+        self.kept = _on_chip_itemsizes(operator, types, device, self.stored)
         self.work = [(c.name, math.prod([r.extent for r in c.reduce]) * max(1, c.flops_per_point)) for c in operator.computes]
 
     def cost(self, output: Box) -> TaskCost:
@@ -74,8 +74,8 @@ class BoxPrices:
                 traffic += box_bytes(box, self.types[name], memory.transaction)
         for name, each in self.work:
             if name in boxes:
-                work += _points(boxes[name]) * each
-        kept = sum([_points(box) * self.kept[name] for name, box in boxes.items() if name in self.kept])
+                work += _box_points(boxes[name]) * each
+        kept = sum([_box_points(box) * self.kept[name] for name, box in boxes.items() if name in self.kept])
         # Written, and read again.
         traffic += 2 * max(0, kept - self.capacity) if device.spills and self.capacity else 0
         share = memory.bandwidth / device.veus
@@ -85,25 +85,25 @@ class BoxPrices:
         return TaskCost(traffic, kept, work, alone, crowded)
 
 
-def _points(box: Box) -> int:
+def _box_points(box: Box) -> int:
     points = 1
     for low, high in box:
         points *= high - low
     return points
 
 
-def _stored(operator: ROperator) -> set[str]:
+def _memory_tensors(operator: ROperator) -> set[str]:
     """What an operator reads from memory and writes there."""
     return {*operator.inputs, *operator.outputs}
 
 
-def _kept(operator: ROperator, types: Mapping[str, TensorType], device: VDevice, stored: set[str]) -> dict[str, int]:
+def _on_chip_itemsizes(operator: ROperator, types: Mapping[str, TensorType], device: VDevice, stored: set[str]) -> dict[str, int]:
     """Bytes of an element, of the tensors that a task keeps in its vEU's memory."""
     held = {c.producer for c in operator.connections if c.layer == "veu"}
     return {name: itemsize(types[name].dtype) for name in (held | stored if device.staged else held)}
 
 
-def footprint(operator: ROperator, boxes: Mapping[str, Box], types: Mapping[str, TensorType], device: VDevice) -> int:
+def task_footprint(operator: ROperator, boxes: Mapping[str, Box], types: Mapping[str, TensorType], device: VDevice) -> int:
     """Bytes of vEU memory one task needs: tiles connected there, and all it reads where the device stages."""
-    kept = _kept(operator, types, device, _stored(operator))
-    return sum([_points(box) * kept[name] for name, box in boxes.items() if name in kept])
+    kept = _on_chip_itemsizes(operator, types, device, _memory_tensors(operator))
+    return sum([_box_points(box) * kept[name] for name, box in boxes.items() if name in kept])

@@ -9,7 +9,7 @@ from typing import Any
 from rammer.ir.operator import ROperator
 
 
-def topological(
+def sort_topologically(
     operators: Sequence[ROperator], position: Mapping[str, int], roots: Callable[[str], Iterable[str]]
 ) -> tuple[ROperator, ...]:
     """By the ``position`` of the last Compute, as far as dependences allow: a group may write one of its results long before

@@ -17,13 +17,15 @@ PARTS: Final = (0.6, 0.75, 0.9, 1.0)
 LONG, STEP = 64, 16
 
 
-def shorter(operator: ROperator, parts: Sequence[float] = PARTS, inside: bool = False) -> tuple[ROperator, ...]:
+def shrink_to_parts(operator: ROperator, parts: Sequence[float] = PARTS, inside: bool = False) -> tuple[ROperator, ...]:
     """``operator`` at each of ``parts`` of the longest, without endings, its tile no larger than its result; itself where it
     never ends. Tasks end as a whole, or wherever the length is ``inside`` them."""
     ends = ending_axes(operator)
     if not ends:
         return (operator,)
-    return tuple(_cut(operator, ends, part, inside) if part < 1 else replace(operator, endings=(), stops=()) for part in parts)
+    return tuple(
+        _shrink_operator(operator, ends, part, inside) if part < 1 else replace(operator, endings=(), stops=()) for part in parts
+    )
 
 
 def ending_axes(operator: ROperator) -> frozenset[tuple[str, str]]:
@@ -54,12 +56,12 @@ def part_of(extent: int, part: float) -> int:
     return min(extent, max(math.ceil(extent * part / step), 1) * step)
 
 
-def _cut(operator: ROperator, ends: frozenset[tuple[str, str]], part: float, inside: bool) -> ROperator:
+def _shrink_operator(operator: ROperator, ends: frozenset[tuple[str, str]], part: float, inside: bool) -> ROperator:
     whole = dict[str, int]()  # tasks end as a whole; one that has all of an axis ends nowhere, unless its sums do
     for axis, size in () if inside else zip(operator.anchor.axes, operator.tile, strict=False):
         if (operator.anchor.name, axis.name) in ends and (size < axis.extent or not operator.stops):
             whole[axis.name] = min(axis.extent, math.ceil(part_of(axis.extent, part) / size) * size)
-    along = _anchored(operator)
+    along = _anchor_axes(operator)
 
     def short(compute: str, axis: Axis) -> Axis:
         known = whole.get(along.get((compute, axis.name), "")) or part_of(axis.extent, part)
@@ -73,7 +75,7 @@ def _cut(operator: ROperator, ends: frozenset[tuple[str, str]], part: float, ins
     return operator.shorter(computes, tile)
 
 
-def _anchored(operator: ROperator) -> dict[tuple[str, str], str]:
+def _anchor_axes(operator: ROperator) -> dict[tuple[str, str], str]:
     """The axes of the operator's Computes that are one of its anchor's, by compute and name: as those who read them say."""
     anchor, axes = operator.anchor, {c.name: c.axes for c in operator.computes}
     found = {(anchor.name, a.name): a.name for a in anchor.axes}

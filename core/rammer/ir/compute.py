@@ -19,7 +19,7 @@ import numpy as np
 from rammer.ir import expr as ex
 from rammer.ir.dequantized_product import Decoded, decoded_of
 from rammer.ir.expr import Cast, Const, Expr, Interval, Load, Op, Ref
-from rammer.ir.names import SHOWN, checked, quoted, unquoted
+from rammer.ir.names import SHOWN, check_identifier, quote_text, unquote_text
 from rammer.ir.parse import TENSOR, Form, Pattern, form_of, pattern_of
 from rammer.ir.types import LONG, SHORT, TensorType, is_float
 
@@ -41,7 +41,7 @@ class Axis:
     extent: int
 
     def __post_init__(self) -> None:
-        checked("an axis", self.name)
+        check_identifier("an axis", self.name)
 
     def __str__(self) -> str:
         return f"{self.name}:{self.extent}"
@@ -61,7 +61,7 @@ class Compute:
     used: InitVar[frozenset[str] | None] = None  #: Axes of the body, where they are known already.
 
     def __post_init__(self, used: frozenset[str] | None) -> None:
-        checked("a compute", self.name)
+        check_identifier("a compute", self.name)
         names = [a.name for a in (*self.axes, *self.reduce)]
         if len(set(names)) != len(names):
             raise ValueError(f"compute {self.name}: an axis name occurs twice in {names}")
@@ -76,18 +76,18 @@ class Compute:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __str__(self) -> str:
-        return self._line(self.name, self.body_text) + self.remark
+        return self._format_line(self.name, self.body_text) + self.remark
 
     @property
     def remark(self) -> str:
         """What ends its line: the ONNX node it came from."""
-        return f"{_REMARK}{quoted(self.origin)}" if self.origin else ""
+        return f"{_REMARK}{quote_text(self.origin)}" if self.origin else ""
 
-    def _line(self, name: str, body: str) -> str:
-        return f"{name}{self._between}{body}"
+    def _format_line(self, name: str, body: str) -> str:
+        return f"{name}{self._header_text}{body}"
 
     @cached_property
-    def _between(self) -> str:
+    def _header_text(self) -> str:
         """What stands between its name and the body."""
         over = f"{self.combiner}[{', '.join(map(str, self.reduce))}] " if self.combiner else ""
         return f": {SHORT[self.dtype]}[{', '.join(map(str, self.axes))}] = {over}"
@@ -99,7 +99,7 @@ class Compute:
         """
         parts = [*self._pieces]
         parts[1::2] = [names.get(n, n) for n in parts[1::2]]
-        return self._line(names.get(self.name, self.name), "".join(parts))
+        return self._format_line(names.get(self.name, self.name), "".join(parts))
 
     @cached_property
     def _pieces(self) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ class Compute:
     @cached_property
     def operands(self) -> tuple[Load, Load] | None:
         """See ``contraction_operands``."""
-        return _operands(self)
+        return _find_operands(self)
 
     @cached_property
     def decoded(self) -> Decoded | None:
@@ -161,7 +161,7 @@ class Compute:
     @cached_property
     def flops_per_point(self) -> int:
         """Floating-point operations of one body evaluation (a combine step counts as one)."""
-        return ex.flops(self.body) + (1 if self.reduce else 0)
+        return ex.count_flops(self.body) + (1 if self.reduce else 0)
 
     @property
     def flops(self) -> int:
@@ -175,7 +175,7 @@ class Compute:
             return "map"
         if contraction_operands(self) is not None or self.decoded is not None:
             return "contraction"
-        return "window" if any(_slides(i, self) for ld in self.loads for i in ld.indices) else "reduction"
+        return "window" if any(_is_sliding(i, self) for ld in self.loads for i in ld.indices) else "reduction"
 
     @cached_property
     def kin(self) -> object:
@@ -191,9 +191,11 @@ class Compute:
             raise ValueError(f"not a compute: {text[:SHOWN]!r}")
         name, short, axes, over, reduce, body = match.groups()
         pattern, tensors = pattern_of(body)
-        kin = _kin(short, axes, over, reduce or "", pattern)
+        kin = _make_kin(short, axes, over, reduce or "", pattern)
         made = object.__new__(Compute)  # all that Compute checks but the name was checked of its kin
-        made.__dict__.update(kin.parts, name=checked("a compute", name), reads=tensors, origin=unquoted(origin) if origin else "")
+        made.__dict__.update(
+            kin.parts, name=check_identifier("a compute", name), reads=tensors, origin=unquote_text(origin) if origin else ""
+        )
         if pattern.canonical:
             made.__dict__["body_text"] = body
         return made
@@ -218,12 +220,12 @@ class _Kin:
 
 
 @lru_cache(4096)
-def _kin(short: str, axes: str, over: Combiner | None, reduce: str, pattern: Pattern) -> _Kin:
+def _make_kin(short: str, axes: str, over: Combiner | None, reduce: str, pattern: Pattern) -> _Kin:
     """Raises ValueError where these make no Compute."""
     if short not in LONG:
         raise ValueError(f"unknown element type {short}")
     body = pattern.copy([f"t{i}" for i in range(1 + max(pattern.form[1], default=0))])
-    first = Compute("this", LONG[short], _axes(axes), body, _axes(reduce), over, "", pattern.axes)
+    first = Compute("this", LONG[short], _parse_axes(axes), body, _parse_axes(reduce), over, "", pattern.axes)
     parts = {n: getattr(first, n) for n in ("dtype", "axes", "reduce", "combiner", "shape")}
     kin = _Kin(pattern, parts)
     parts.update(form=pattern.form, kin=kin)
@@ -236,7 +238,7 @@ _LINE = re.compile(r"(\w+): (\w+)\[([^\]]*)\] = (?:(sum|max|min|prod)\[([^\]]*)\
 
 
 @lru_cache(4096)
-def _axes(text: str) -> tuple[Axis, ...]:
+def _parse_axes(text: str) -> tuple[Axis, ...]:
     found = [_AXIS.fullmatch(item) for item in text.split(", ")] if text else []
     if not all(found):
         raise ValueError(f"not axes: {text[:SHOWN]}")
@@ -249,7 +251,7 @@ def computed_at(c: Compute, indices: Iterable[Expr]) -> Expr:
     return Cast(c.dtype, body) if c.dtype == "float16" and not isinstance(body, Cast | Load) else body
 
 
-def identity(combiner: Combiner, dtype: str) -> Const:
+def combiner_identity(combiner: Combiner, dtype: str) -> Const:
     """What a reduction over nothing gives: 0, 1, or the type's least or greatest value."""
     if is_float(dtype) or combiner in ("sum", "prod"):
         return Const(IDENTITY[combiner], dtype)
@@ -259,7 +261,7 @@ def identity(combiner: Combiner, dtype: str) -> Const:
     return Const(int(bounds.min if combiner == "max" else bounds.max), dtype)
 
 
-def _slides(index: Expr, compute: Compute) -> bool:
+def _is_sliding(index: Expr, compute: Compute) -> bool:
     used = ex.axes_of(index)
     return bool(used & {a.name for a in compute.axes}) and bool(used & {a.name for a in compute.reduce})
 
@@ -270,7 +272,7 @@ def contraction_operands(compute: Compute) -> tuple[Load, Load] | None:
     return compute.operands
 
 
-def _operands(compute: Compute) -> tuple[Load, Load] | None:
+def _find_operands(compute: Compute) -> tuple[Load, Load] | None:
     body = compute.body
     if compute.combiner != "sum" or not isinstance(body, Op) or body.fn != "mul":
         return None
@@ -334,7 +336,7 @@ class ComputeGraph:
 
         lines = [f"computegraph {self.name}({ports(self.inputs)}) -> ({ports(self.outputs)})"]
         lines += [f"  constant {n}: {self.types[n]}" for n in self.constants]
-        lines += [f"  compute {describe(c)}" for c in self.computes]
+        lines += [f"  compute {describe_compute(c)}" for c in self.computes]
         return "\n".join(lines)
 
     @property
@@ -351,17 +353,17 @@ class ComputeGraph:
         return result
 
 
-def describe(compute: Compute) -> str:
+def describe_compute(compute: Compute) -> str:
     """``str(compute)`` with its classification and cost."""
     note = f"  [{compute.kind} {compute.flops / 1e6:.3g} MFLOP]"
-    return compute._line(compute.name, compute.body_text) + note + compute.remark
+    return compute._format_line(compute.name, compute.body_text) + note + compute.remark
 
 
 def verify_compute_graph(graph: ComputeGraph) -> None:
     """Check definitions before uses, ranks, types and bounds. Raises ValueError naming the Compute."""
     defined = {*graph.inputs, *graph.constants}
     for c in graph.computes:
-        for problem in _problems(c, graph.types, defined):
+        for problem in _find_problems(c, graph.types, defined):
             raise ValueError(f"compute {c.name} (from {c.origin or 'a pass'}): {problem}\n  {c}")
         defined.add(c.name)
     missing = [n for n in graph.outputs if n not in defined]
@@ -369,7 +371,7 @@ def verify_compute_graph(graph: ComputeGraph) -> None:
         raise ValueError(f"compute graph {graph.name}: outputs {missing} are never computed")
 
 
-def _problems(c: Compute, types: Mapping[str, TensorType], defined: set[str]) -> Iterator[str]:
+def _find_problems(c: Compute, types: Mapping[str, TensorType], defined: set[str]) -> Iterator[str]:
     if c.name in defined:
         yield "its output is defined twice"
     if types.get(c.name) != c.type:

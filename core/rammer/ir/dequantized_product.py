@@ -34,7 +34,7 @@ class Decoded:
     @property
     def weight(self) -> Expr:
         """The number that a code stands for: float32 by the codes' column and place in the sum."""
-        number = self._integer()
+        number = self._integer_code()
         if self.zero is not None:
             number = Op("sub", (number, Cast("int32", self.zero)))
         return Op("mul", (Cast("float32", number), self.scale))
@@ -44,10 +44,10 @@ class Decoded:
         """What is summed."""
         return Op("mul", (self.x, self.weight))
 
-    def _integer(self) -> Expr:
+    def _integer_code(self) -> Expr:
         if self.bits == 8:
             return Cast("int32", self.codes)
-        place = Cast("int32", ex.mul(ex.mod(self.depth, 8 // self.bits), self.bits))
+        place = Cast("int32", ex.make_mul(ex.make_mod(self.depth, 8 // self.bits), self.bits))
         shifted = Op("shr", (Cast("int32", self.codes), place))
         low = Op("and_", (shifted, Const((1 << self.bits) - 1, "int32")))
         top = Const(1 << self.bits - 1, "int32")
@@ -66,22 +66,22 @@ def decoded_of(body: Expr, depth: str, extent: int) -> Decoded | None:
     if not isinstance(column, Ref) or column.axis in ex.axes_of(x) or depth not in ex.axes_of(x):
         return None
     grains = [ld for ld in (scale, zero) if ld is not None]
-    blocks = {_block(ld.indices[1], depth, extent) for ld in grains}
+    blocks = {_block_size(ld.indices[1], depth, extent) for ld in grains}
     if len(blocks) != 1 or 0 in blocks or any(ld.indices[0] not in (column, ex.integer(0)) for ld in grains):
         return None
     for bits in BITS:
         for signed in (False, True):
             found = Decoded(x, codes, scale, zero, bits, signed, column.axis, depth, min(blocks))
-            if codes.indices[1] == ex.floordiv(depth, 8 // bits) and found.body == body:
+            if codes.indices[1] == ex.make_floordiv(depth, 8 // bits) and found.body == body:
                 return found
     return None
 
 
-def _block(index: Expr, depth: str, extent: int) -> int:
+def _block_size(index: Expr, depth: str, extent: int) -> int:
     """Values of axis ``depth`` for which ``index`` is the same; 0 where it is no block's number."""
     if index == ex.integer(0):
         return extent
     divisor = index.args[1] if isinstance(index, Op) and index.fn == "floordiv" else ex.integer(1)
-    if not isinstance(divisor, Const) or index != ex.floordiv(depth, int(divisor.value)):
+    if not isinstance(divisor, Const) or index != ex.make_floordiv(depth, int(divisor.value)):
         return 0
     return int(divisor.value)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from rammer.ir import expr as ex
-from rammer.ir.compute import Axis, Compute, ComputeGraph, contraction_operands, identity
+from rammer.ir.compute import Axis, Compute, ComputeGraph, combiner_identity, contraction_operands
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table
 from rammer.ir.reindex import reshape_indices
 from rammer.ir.types import is_float
@@ -31,12 +31,12 @@ BLOCK = 1 << 24
 PADDED = 8
 
 
-def _erf(x: Array) -> Array:
+def _erf_array(x: Array) -> Array:
     flat = np.asarray(x, dtype=np.float64).ravel()
     return np.array([math.erf(v) for v in flat], dtype=x.dtype).reshape(x.shape)
 
 
-def _safe(fn: Callable[..., Array]) -> Callable[..., Array]:
+def _ignore_warnings(fn: Callable[..., Array]) -> Callable[..., Array]:
     """Integer division by zero and the like give NumPy's value without a warning."""
 
     def wrapped(*args: Array) -> Array:
@@ -46,7 +46,7 @@ def _safe(fn: Callable[..., Array]) -> Callable[..., Array]:
     return wrapped
 
 
-def _divide(a: Array, b: Array) -> Array:
+def _divide_arrays(a: Array, b: Array) -> Array:
     kind = np.result_type(a, b)
     if np.issubdtype(kind, np.floating):
         return np.asarray(np.true_divide(a, b))
@@ -58,14 +58,14 @@ def _divide(a: Array, b: Array) -> Array:
     return np.asarray(quotient + inexact.astype(kind))
 
 
-def _power(a: Array, b: Array) -> Array:
+def _raise_power(a: Array, b: Array) -> Array:
     """Return ``a ** b`` as C's pow; NumPy takes the root for a broadcast exponent of 0.5, which differs for -inf and -0."""
     result = np.asarray(np.power(a, b))
     root = np.equal(b, 0.5)
     return np.where(root & (np.isneginf(a) | (a == 0)), np.abs(a), result) if root.any() else result
 
 
-def _bits(source: str, target: str) -> Callable[[Array], Array]:
+def _make_bitcast(source: str, target: str) -> Callable[[Array], Array]:
     """The same bits as a number of another type; ``precise`` values are rounded to their own type before."""
     return lambda x: np.asarray(x).astype(source).view(target)
 
@@ -74,13 +74,13 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
-    "div": _divide,
+    "div": _divide_arrays,
     "min": np.minimum,
     "max": np.maximum,
     "mod": np.mod,
     "floordiv": np.floor_divide,
     "fmod": np.fmod,
-    "pow": _power,
+    "pow": _raise_power,
     "neg": np.negative,
     "abs": np.abs,
     "sign": np.sign,
@@ -102,7 +102,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "asinh": np.arcsinh,
     "acosh": np.arccosh,
     "atanh": np.arctanh,
-    "erf": _erf,
+    "erf": _erf_array,
     "log1p": np.log1p,
     "expm1": np.expm1,
     "eq": np.equal,
@@ -117,36 +117,36 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "isnan": np.isnan,
     "isinf": np.isinf,
     "where": np.where,
-    "as_uint32": _bits("float32", "uint32"),
-    "as_float32": _bits("uint32", "float32"),
-    "as_uint64": _bits("float64", "uint64"),
-    "as_float64": _bits("uint64", "float64"),
+    "as_uint32": _make_bitcast("float32", "uint32"),
+    "as_float32": _make_bitcast("uint32", "float32"),
+    "as_uint64": _make_bitcast("float64", "uint64"),
+    "as_float64": _make_bitcast("uint64", "float64"),
 }
 REDUCERS: dict[str, Callable[..., Array]] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
 
-def evaluate(compute: Compute, tensors: Mapping[str, Array], precise: bool = False, watch: Watch | None = None) -> Array:
+def evaluate_compute(compute: Compute, tensors: Mapping[str, Array], precise: bool = False, watch: Watch | None = None) -> Array:
     """The whole output of ``compute``; ``precise`` keeps floats in float64. ``watch`` may change the value of every step; a
     product of two loads is one step with its sum, which nobody sees."""
     out_dtype = np.dtype("float64") if precise and is_float(compute.dtype) else np.dtype(compute.dtype)
     if compute.points == 0:
-        start = identity(compute.combiner, compute.dtype).value if compute.combiner else 0
+        start = combiner_identity(compute.combiner, compute.dtype).value if compute.combiner else 0
         return np.full(compute.shape, start, dtype=out_dtype)
-    fast = _contract(compute, tensors, out_dtype)
+    fast = _evaluate_contraction(compute, tensors, out_dtype)
     if fast is None and watch is None:
-        fast = _factored(compute, tensors, out_dtype, precise)
+        fast = _evaluate_factored(compute, tensors, out_dtype, precise)
     if fast is None:
-        fast = _rearranged(compute, tensors, out_dtype, precise, watch)
+        fast = _evaluate_rearrangement(compute, tensors, out_dtype, precise, watch)
     if fast is not None:
         return fast
-    return _blocks(compute, tensors, out_dtype, precise, watch)
+    return _evaluate_blocks(compute, tensors, out_dtype, precise, watch)
 
 
 def run_graph(graph: ComputeGraph, inputs: Mapping[str, Array], precise: bool = True) -> dict[str, Array]:
     """Every tensor of ``graph`` (inputs and constants included) evaluated by NumPy."""
     values: dict[str, Array] = {**graph.constants, **inputs}
     for compute in graph.computes:
-        values[compute.name] = evaluate(compute, values, precise)
+        values[compute.name] = evaluate_compute(compute, values, precise)
     return values
 
 
@@ -154,7 +154,7 @@ def run_graph(graph: ComputeGraph, inputs: Mapping[str, Array], precise: bool = 
 _LARGE = 1 << 14
 
 
-def _rearranged(
+def _evaluate_rearrangement(
     compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool, watch: Watch | None = None
 ) -> Array | None:
     """A reshape as NumPy's, and a large concatenation side by side, without an index for every element."""
@@ -177,41 +177,41 @@ def _rearranged(
         return None
     cut = int(form.args[1].value)
     sides = [
-        _part(compute, place, start, size, side)
+        _slice_compute(compute, place, start, size, side)
         for start, size, side in ((0, cut, body.args[1]), (cut, compute.axes[place].extent - cut, body.args[2]))
     ]
-    return np.concatenate([evaluate(side, tensors, precise, watch) for side in sides], axis=place)
+    return np.concatenate([evaluate_compute(side, tensors, precise, watch) for side in sides], axis=place)
 
 
-def _part(compute: Compute, place: int, start: int, size: int, body: Expr) -> Compute:
+def _slice_compute(compute: Compute, place: int, start: int, size: int, body: Expr) -> Compute:
     """``size`` positions of axis ``place`` from ``start`` on, of which ``body`` is the value."""
     axis = compute.axes[place]
-    shifted = ex.substitute(body, {axis.name: ex.add(axis.name, start)}) if start else body
+    shifted = ex.substitute(body, {axis.name: ex.make_add(axis.name, start)}) if start else body
     axes = (*compute.axes[:place], Axis(axis.name, size), *compute.axes[place + 1 :])
     return Compute(compute.name, compute.dtype, axes, shifted, compute.reduce, compute.combiner)
 
 
-def _blocks(
+def _evaluate_blocks(
     compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool, watch: Watch | None = None
 ) -> Array:
     """Evaluate slice by slice along the first output axis when all points at once are too many."""
     if not compute.axes or compute.points <= BLOCK or compute.axes[0].extent == 1:
         with np.errstate(over="ignore"):  # what float16 cannot hold is stored as infinity
-            return _dense(compute, tensors, {}, precise, watch).astype(dtype)
+            return _evaluate_dense(compute, tensors, {}, precise, watch).astype(dtype)
     first = compute.axes[0]
     step = max(1, int(first.extent * BLOCK // compute.points))
     parts = []
     for start in range(0, first.extent, step):
         size = min(step, first.extent - start)
-        parts.append(_dense(_part(compute, 0, start, size, compute.body), tensors, {}, precise, watch))
+        parts.append(_evaluate_dense(_slice_compute(compute, 0, start, size, compute.body), tensors, {}, precise, watch))
     return np.concatenate(parts).astype(dtype)
 
 
-def _dense(
+def _evaluate_dense(
     compute: Compute, tensors: Mapping[str, Array], memo: dict[Expr, Array], precise: bool, watch: Watch | None = None
 ) -> Array:
     axes = (*compute.axes, *compute.reduce)
-    body = _value(compute.body, axes, tensors, memo, precise, watch)
+    body = _evaluate_expr(compute.body, axes, tensors, memo, precise, watch)
     body = np.broadcast_to(body, tuple(a.extent for a in axes))
     if not compute.reduce:
         return body
@@ -221,7 +221,7 @@ def _dense(
     return REDUCERS[compute.combiner or "sum"](body, axis=over, **kwargs)
 
 
-def _value(
+def _evaluate_expr(
     e: Expr,
     axes: tuple[Axis, ...],
     tensors: Mapping[str, Array],
@@ -234,12 +234,12 @@ def _value(
     seen: list[Array] = []
 
     def sub(part: Expr) -> Array:
-        value = _value(part, axes, tensors, memo, precise, watch)
+        value = _evaluate_expr(part, axes, tensors, memo, precise, watch)
         seen.append(value)
         return value
 
     def kind(dtype: str) -> str:
-        return _arithmetic(dtype, precise)
+        return _arithmetic_dtype(dtype, precise)
 
     result: Array
     if isinstance(e, Const):
@@ -253,18 +253,18 @@ def _value(
         result = np.asarray(e.values, dtype=kind(e.dtype))[sub(e.index)]
     elif isinstance(e, Cast):
         stored = e.dtype if e.dtype == "float16" and not precise else kind(e.dtype)
-        result = _safe(lambda x: x.astype(stored).astype(kind(e.dtype), copy=False))(sub(e.arg))
+        result = _ignore_warnings(lambda x: x.astype(stored).astype(kind(e.dtype), copy=False))(sub(e.arg))
     elif isinstance(e, Load):
-        result = _load(e, axes, tensors, sub, precise)
+        result = _evaluate_load(e, axes, tensors, sub, precise)
     else:
-        result = _safe(FUNCTIONS[e.fn])(*_harmonise([sub(a) for a in e.args], e))
+        result = _ignore_warnings(FUNCTIONS[e.fn])(*_harmonise_types([sub(a) for a in e.args], e))
     if watch is not None:
         result = watch(e, axes, seen, result)
     memo[e] = result
     return result
 
 
-def _harmonise(args: list[Array], e: Op) -> list[Array]:
+def _harmonise_types(args: list[Array], e: Op) -> list[Array]:
     """Literals take the type of the tensors beside them, as in C text and in NumPy's weak scalars."""
     start = 1 if e.fn == "where" else 0
     typed = [a.dtype for a, part in zip(args[start:], e.args[start:], strict=True) if not isinstance(part, Const)]
@@ -275,10 +275,12 @@ def _harmonise(args: list[Array], e: Op) -> list[Array]:
     ]
 
 
-def _load(load: Load, axes: tuple[Axis, ...], tensors: Mapping[str, Array], sub: Callable[[Expr], Array], precise: bool) -> Array:
+def _evaluate_load(
+    load: Load, axes: tuple[Axis, ...], tensors: Mapping[str, Array], sub: Callable[[Expr], Array], precise: bool
+) -> Array:
     tensor = np.asarray(tensors[load.tensor])
-    tensor = tensor.astype(_arithmetic(str(tensor.dtype), precise), copy=False)
-    view = strided(load, axes, tensor)
+    tensor = tensor.astype(_arithmetic_dtype(str(tensor.dtype), precise), copy=False)
+    view = strided_view(load, axes, tensor)
     if view is not None:
         return view
     indices = [sub(i).astype(np.int64) for i in load.indices]
@@ -291,9 +293,9 @@ def _load(load: Load, axes: tuple[Axis, ...], tensors: Mapping[str, Array], sub:
     return np.where(inside, tensor[safe], np.asarray(load.fill, dtype=tensor.dtype))
 
 
-def strided(load: Load, axes: tuple[Axis, ...], tensor: Array) -> Array | None:
+def strided_view(load: Load, axes: tuple[Axis, ...], tensor: Array) -> Array | None:
     """The load over all ``axes`` as a strided view (extent 1 on axes it does not use), if affine."""
-    forms = [ex.affine(i) for i in load.indices]
+    forms = [ex.affine_form(i) for i in load.indices]
     if any(f is None for f in forms) or any(a.extent == 0 for a in axes):
         return None
     known = [f for f in forms if f is not None]
@@ -315,10 +317,10 @@ def strided(load: Load, axes: tuple[Axis, ...], tensor: Array) -> Array | None:
     strides = [sum(f[0].get(a.name, 0) * s for f, s in zip(known, tensor.strides, strict=True)) for a in axes]
     used = {name for f in known for name in f[0]}
     shape = tuple(a.extent if a.name in used else 1 for a in axes)
-    return _restride(tensor, offset, shape, tuple(strides))
+    return _restride_view(tensor, offset, shape, tuple(strides))
 
 
-def _restride(tensor: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+def _restride_view(tensor: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
     """A view starting ``offset`` bytes after the tensor's first element."""
     flat = as_strided(tensor, shape=(1,), strides=(tensor.itemsize,))
     address = flat.__array_interface__["data"][0] + offset
@@ -342,32 +344,32 @@ class _Holder:
         }
 
 
-def _arithmetic(dtype: str, precise: bool) -> str:
+def _arithmetic_dtype(dtype: str, precise: bool) -> str:
     """The type in which values of ``dtype`` compute."""
     if not is_float(dtype):
         return dtype
     return "float64" if precise else "float32" if dtype == "float16" else dtype
 
 
-def _contract(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any]) -> Array | None:
+def _evaluate_contraction(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any]) -> Array | None:
     """``sum[k] a * b`` over strided views through einsum (and so BLAS)."""
     operands = contraction_operands(compute)
     if operands is None:
         return None
     if np.issubdtype(dtype, np.floating):
-        wide = np.dtype(_arithmetic(str(dtype), precise=False))
-    elif dtype == np.int32 and _exact(compute, [np.asarray(tensors[load.tensor]) for load in operands]):
+        wide = np.dtype(_arithmetic_dtype(str(dtype), precise=False))
+    elif dtype == np.int32 and _is_exact(compute, [np.asarray(tensors[load.tensor]) for load in operands]):
         wide = np.dtype(np.float64)
     else:
         return None
     axes = (*compute.axes, *compute.reduce)
     terms: list[Any] = []
     for load in operands:
-        view = strided(load, axes, np.asarray(tensors[load.tensor]).astype(wide, copy=False))
+        view = strided_view(load, axes, np.asarray(tensors[load.tensor]).astype(wide, copy=False))
         if view is None:
             return None
         used = [i for i, a in enumerate(axes) if a.name in ex.axes_of(load)]
-        terms += [_squeeze(view, used), used]
+        terms += [_squeeze_unused(view, used), used]
     covered = {i for used in terms[1::2] for i in used}
     if not set(range(len(compute.axes))) <= covered:
         return None
@@ -376,7 +378,7 @@ def _contract(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[An
         return total.astype(np.int64).astype(dtype) if dtype == np.int32 else total.astype(dtype, copy=False)
 
 
-def _factored(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool) -> Array | None:
+def _evaluate_factored(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool) -> Array | None:
     """``sum[k] a * f(b, ..)`` of floats as a product of two tensors, the second made first, where neither factor has all axes."""
     body, axes = compute.body, (*compute.axes, *compute.reduce)
     if compute.combiner != "sum" or not isinstance(body, Op) or body.fn != "mul" or not np.issubdtype(dtype, np.floating):
@@ -390,12 +392,12 @@ def _factored(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[An
     if np.asarray(tensors[a.tensor]).dtype.kind != "f" or not summed <= used & ex.axes_of(a) or (dtype == np.float64) != precise:
         return None
     made = Load(".factor", tuple(Ref(x.name) for x in own))
-    values = evaluate(Compute("factor", kind, own, b), tensors, precise)
+    values = evaluate_compute(Compute("factor", kind, own, b), tensors, precise)
     product = replace(compute, body=Op("mul", (a, made)), used=None)
-    return _contract(product, {**tensors, made.tensor: values}, dtype)
+    return _evaluate_contraction(product, {**tensors, made.tensor: values}, dtype)
 
 
-def _exact(compute: Compute, operands: list[Array]) -> bool:
+def _is_exact(compute: Compute, operands: list[Array]) -> bool:
     """Whether sums of products of these integers are exact in float64."""
     if any(a.dtype.kind not in "iu" for a in operands):
         return False
@@ -403,6 +405,6 @@ def _exact(compute: Compute, operands: list[Array]) -> bool:
     return math.prod((*largest, *(r.extent for r in compute.reduce))) < 2**53
 
 
-def _squeeze(view: Array, used: list[int]) -> Array:
+def _squeeze_unused(view: Array, used: list[int]) -> Array:
     unused = tuple(i for i in range(view.ndim) if i not in used)
     return view.squeeze(axis=unused)

@@ -181,7 +181,7 @@ def as_index(value: Expr | int | str) -> Expr:
     return Ref(value) if isinstance(value, str) else value
 
 
-def add(a: Expr | int | str, b: Expr | int | str) -> Expr:
+def make_add(a: Expr | int | str, b: Expr | int | str) -> Expr:
     """Integer ``a + b``, folded where both are literals or one is zero."""
     x, y = as_index(a), as_index(b)
     if isinstance(x, Const) and isinstance(y, Const):
@@ -191,7 +191,7 @@ def add(a: Expr | int | str, b: Expr | int | str) -> Expr:
     return x if y == integer(0) else Op("add", (x, y))
 
 
-def mul(a: Expr | int | str, b: int) -> Expr:
+def make_mul(a: Expr | int | str, b: int) -> Expr:
     """Integer ``a * b`` with a literal factor, folded."""
     x = as_index(a)
     if isinstance(x, Const):
@@ -201,7 +201,7 @@ def mul(a: Expr | int | str, b: int) -> Expr:
     return x if b == 1 else Op("mul", (x, integer(b)))
 
 
-def floordiv(a: Expr | int | str, b: int) -> Expr:
+def make_floordiv(a: Expr | int | str, b: int) -> Expr:
     """Integer floor division by a positive literal, folded."""
     x = as_index(a)
     if isinstance(x, Const):
@@ -209,7 +209,7 @@ def floordiv(a: Expr | int | str, b: int) -> Expr:
     return x if b == 1 else Op("floordiv", (x, integer(b)))
 
 
-def mod(a: Expr | int | str, b: int) -> Expr:
+def make_mod(a: Expr | int | str, b: int) -> Expr:
     """Integer modulo (result in ``[0, b)``) by a positive literal, folded."""
     x = as_index(a)
     if isinstance(x, Const):
@@ -231,7 +231,7 @@ def children(e: Expr) -> tuple[Expr, ...]:
     return (e.arg,) if isinstance(e, Cast) else ()
 
 
-def rebuild(e: Expr, kids: tuple[Expr, ...]) -> Expr:
+def rebuild_expr(e: Expr, kids: tuple[Expr, ...]) -> Expr:
     """``e`` with its children replaced by as many."""
     if isinstance(e, Op):
         made = object.__new__(Op)  # what Op checks was checked of ``e``
@@ -257,7 +257,7 @@ def transform(e: Expr, fn: Callable[[Expr], Expr | None]) -> Expr:
     if not kids:
         return e
     made = tuple([transform(k, fn) for k in kids])
-    return e if all(map(is_, made, kids)) else rebuild(e, made)
+    return e if all(map(is_, made, kids)) else rebuild_expr(e, made)
 
 
 def walk(e: Expr) -> list[Expr]:
@@ -300,7 +300,7 @@ def substitute(e: Expr, axes: Mapping[str, Expr]) -> Expr:
         return e
     kids = children(e)
     made = tuple([substitute(k, axes) for k in kids])
-    return e if all(map(is_, made, kids)) else rebuild(e, made)
+    return e if all(map(is_, made, kids)) else rebuild_expr(e, made)
 
 
 def rename_tensors(e: Expr, names: Mapping[str, str]) -> Expr:
@@ -314,7 +314,7 @@ def rename_tensors(e: Expr, names: Mapping[str, str]) -> Expr:
     return transform(e, rule)
 
 
-def affine(e: Expr) -> tuple[dict[str, int], int] | None:
+def affine_form(e: Expr) -> tuple[dict[str, int], int] | None:
     """``(coefficients, constant)`` if ``e`` is affine in the axes, else None."""
     if isinstance(e, Const):
         return ({}, int(e.value)) if not isinstance(e.value, float) else None
@@ -322,24 +322,24 @@ def affine(e: Expr) -> tuple[dict[str, int], int] | None:
         return {e.axis: 1}, 0
     if not isinstance(e, Op) or e.fn not in ("add", "sub", "mul", "neg"):
         return None
-    parts = [affine(a) for a in e.args]
+    parts = [affine_form(a) for a in e.args]
     if any(p is None for p in parts):
         return None
     known = [p for p in parts if p is not None]
     if e.fn == "neg":
-        return _scaled(known[0], -1)
+        return _scale_affine(known[0], -1)
     left, right = known
     if e.fn == "mul":
         if right[0] and left[0]:
             return None
-        return _scaled(left, right[1]) if not right[0] else _scaled(right, left[1])
-    right = right if e.fn == "add" else _scaled(right, -1)
+        return _scale_affine(left, right[1]) if not right[0] else _scale_affine(right, left[1])
+    right = right if e.fn == "add" else _scale_affine(right, -1)
     names = {**left[0], **right[0]}
     coefficients = {a: left[0].get(a, 0) + right[0].get(a, 0) for a in names}
     return {a: c for a, c in coefficients.items() if c}, left[1] + right[1]
 
 
-def _scaled(part: tuple[dict[str, int], int], factor: int) -> tuple[dict[str, int], int]:
+def _scale_affine(part: tuple[dict[str, int], int], factor: int) -> tuple[dict[str, int], int]:
     return ({a: c * factor for a, c in part[0].items() if c * factor}, part[1] * factor)
 
 
@@ -363,10 +363,10 @@ def interval(e: Expr, box: Mapping[str, Interval]) -> Interval | None:
         if part is None:
             return None
         parts.append(part)
-    return combined(e.fn, parts)
+    return combine_intervals(e.fn, parts)
 
 
-def combined(fn: str, p: list[Interval]) -> Interval | None:
+def combine_intervals(fn: str, p: list[Interval]) -> Interval | None:
     """Interval arithmetic for the integer operations of the index language."""
     if fn == "neg":
         return -p[0][1], -p[0][0]
@@ -392,12 +392,12 @@ def combined(fn: str, p: list[Interval]) -> Interval | None:
     return (a % c, b % c) if a // c == b // c else (0, c - 1)
 
 
-def flops(e: Expr) -> int:
+def count_flops(e: Expr) -> int:
     """Floating-point operations of one evaluation, index arithmetic excluded."""
     if isinstance(e, Load | Const | Ref | Table):
         return 0
     own = OPS[e.fn].flops if isinstance(e, Op) else 0
-    return own + sum(flops(k) for k in children(e))
+    return own + sum(count_flops(k) for k in children(e))
 
 
 def dtype_of(e: Expr, tensors: Mapping[str, str]) -> str:

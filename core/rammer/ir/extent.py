@@ -163,7 +163,7 @@ class Ranged:
     def restored(record: Any, tensors: Mapping[str, int]) -> Ranged:
         """Inverse of ``record``. ValueError and the like for what is about others than ``tensors``, by their ranks."""
         lengths = {str(n): str(t) for n, t in record["lengths"].items()}
-        shapes = {str(n): tuple(_dim(d, lengths) for d in s) for n, s in record["shapes"].items()}
+        shapes = {str(n): tuple(_parse_dim(d, lengths) for d in s) for n, s in record["shapes"].items()}
         if any(tensors.get(t) != 0 for t in lengths.values()) or {n: len(s) for n, s in shapes.items()} != {
             n: rank for n, rank in tensors.items() if n not in lengths.values()
         }:
@@ -178,7 +178,7 @@ class Ranged:
         return tuple(d if isinstance(d, int) else d.at(point) for d in self.shapes[tensor])
 
 
-def _dim(record: Any, lengths: Mapping[str, str]) -> Dim:
+def _parse_dim(record: Any, lengths: Mapping[str, str]) -> Dim:
     if type(record) is int:
         return record
     terms, offset = record
@@ -187,6 +187,6 @@ def _dim(record: Any, lengths: Mapping[str, str]) -> Dim:
     return AffineExtent(tuple((n, f) for n, f in terms), offset)
 
 
-def spelled(point: Point) -> str:
+def format_point(point: Point) -> str:
     """``seq=5, batch=2``."""
     return ", ".join(f"{n}={v}" for n, v in point.items())

@@ -81,7 +81,7 @@ FORMATS: Final[Mapping[str, Format]] = {
 }
 
 
-def carrier(dtype: str) -> str:
+def carrier_dtype(dtype: str) -> str:
     """The type that tensors of ``dtype`` are carried by: itself where programs know it."""
     return FORMATS[dtype].carrier if dtype in FORMATS else dtype
 
@@ -92,18 +92,18 @@ def name_of(dtype: np.dtype[Any]) -> str:
     return str(dtype)
 
 
-def carried(array: Array) -> Array:
+def to_carrier(array: Array) -> Array:
     """An array as its carrier, in the same memory."""
     kind = FORMATS.get(name_of(array.dtype))
     return array if kind is None else array.view(kind.carrier)
 
 
-def restored(array: Array, dtype: str) -> Array:
+def from_carrier(array: Array, dtype: str) -> Array:
     """A carrier as the array of ``dtype`` that it carries, in the same memory; any other array as it is."""
     return array if dtype not in FORMATS else array.view(numpy_type(dtype))
 
 
-def readable(array: Array) -> Array:
+def to_readable(array: Array) -> Array:
     """An array of numbers that NumPy compares and prints: itself, where its type is none of ``FORMATS``."""
     kind = FORMATS.get(name_of(array.dtype))
     return array if kind is None else array.astype(kind.wide)
@@ -113,7 +113,7 @@ def from_file(array: Array, dtype: str) -> Array:
     """An array as NumPy's files hold one of ``dtype``, which is one of bytes, as it was; any other array as it is."""
     plain = dtype in FORMATS and array.dtype.kind == "V" and array.dtype.names is None
     fits = plain and name_of(array.dtype) not in FORMATS and array.dtype.itemsize == numpy_type(dtype).itemsize
-    return restored(array, dtype) if fits else array
+    return from_carrier(array, dtype) if fits else array
 
 
 def numpy_type(dtype: str) -> np.dtype[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.ir.names import quoted
+from rammer.ir.names import quote_text
 from rammer.ir.types import TensorType
 
 __all__ = ["Graph", "Node", "Value", "verify_graph"]
@@ -61,14 +61,14 @@ class Node:
         return self.op.removeprefix(f"{self.domain}.") if self.domain else self.op
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{k}={_attribute(v)}" for k, v in sorted(self.attributes.items()))
+        shown = ", ".join(f"{k}={_format_attribute(v)}" for k, v in sorted(self.attributes.items()))
         attributes = f" {{{shown}}}" if shown else ""
-        origin = f"  # {quoted(self.name)}" if self.name else ""
+        origin = f"  # {quote_text(self.name)}" if self.name else ""
         args = ", ".join(i or "_" for i in self.inputs)
         return f"{', '.join(o or '_' for o in self.outputs)} = {self.op}({args}){attributes}{origin}"
 
 
-def _attribute(value: Any) -> str:
+def _format_attribute(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"tensor<{value.dtype}{list(value.shape)}>"
     if isinstance(value, tuple):

@@ -117,10 +117,10 @@ def is_identifier(name: str) -> bool:
     return name.isascii() and name.isidentifier() and len(name) <= LIMIT
 
 
-def checked(what: str, name: str) -> str:
+def check_identifier(what: str, name: str) -> str:
     """``name``; ValueError unless it is an identifier."""
     if not is_identifier(name):
-        raise ValueError(f"{what} has the name {shortened(name)!r}, which is no identifier")
+        raise ValueError(f"{what} has the name {shorten_name(name)!r}, which is no identifier")
     return name
 
 
@@ -136,7 +136,7 @@ class Names(set[str]):
         return super().__contains__(name) or name in self.outer
 
 
-def identifier(name: str, taken: set[str] | None = None) -> str:
+def make_identifier(name: str, taken: set[str] | None = None) -> str:
     """An identifier for an arbitrary name, unique among ``taken``, to which it is added. One that is good already stays."""
     base = re.sub(r"\W", "_", name, flags=re.ASCII) or "t"
     if len(base) > LONGEST:
@@ -155,7 +155,7 @@ def identifier(name: str, taken: set[str] | None = None) -> str:
     return result
 
 
-def shortened(name: str) -> str:
+def shorten_name(name: str) -> str:
     """At most ``SHOWN`` letters of a foreign name, begin and end, with a hash for what is left out."""
     if len(name) <= SHOWN:
         return name
@@ -163,15 +163,15 @@ def shortened(name: str) -> str:
     return f"{name[: SHOWN - 50]}...{digest}...{name[-30:]}"
 
 
-def quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     """A foreign string as it stands in a line: itself where nothing in it can be misread, else in JSON's quotes."""
     plain = text.isprintable() and text == text.strip() and text and text[0] != '"'
     return text if plain else json.dumps(text)
 
 
-def unquoted(text: str) -> str:
+def unquote_text(text: str) -> str:
     """Inverse of ``quoted``. ValueError for what it does not print."""
     value = json.loads(text) if text.startswith('"') else text
-    if not isinstance(value, str) or quoted(value) != text:
-        raise ValueError(f"not a name as it is written: {shortened(text)!r}")
+    if not isinstance(value, str) or quote_text(value) != text:
+        raise ValueError(f"not a name as it is written: {shorten_name(text)!r}")
     return value

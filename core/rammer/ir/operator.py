@@ -12,7 +12,7 @@ from rammer.ir.compute import Axis, Box, Compute, load_box
 from rammer.ir.device import Scope
 from rammer.ir.expr import Interval, Load
 from rammer.ir.extent import Point, ReduceBound, SkipTasks
-from rammer.ir.names import checked
+from rammer.ir.names import check_identifier
 from rammer.ir.types import TensorType
 
 __all__ = ["Connection", "RKernel", "ROperator", "Resources", "Written"]
@@ -57,8 +57,8 @@ class ROperator:
 
     def __post_init__(self) -> None:
         for what, name in (("an operator", self.name), *((f"config of {self.name}", key) for key, _ in self.config)):
-            checked(what, name)
-        checked(f"family of operator {self.name}", self.family or GENERIC)
+            check_identifier(what, name)
+        check_identifier(f"family of operator {self.name}", self.family or GENERIC)
         if self.tile and len(self.tile) != len(self.anchor.axes):
             raise ValueError(f"operator {self.name}: tile {self.tile} does not fit axes {self.anchor.shape}")
         if self.anchor.name not in self.outputs:
@@ -111,13 +111,13 @@ class ROperator:
 
     def part(self, output: str, box: Box) -> Box:
         """What of ``output`` a task writes that has the ``box`` of the anchor."""
-        extents = self._uneven.get(output)
+        extents = self._uneven_shapes.get(output)
         if extents is None:
             return box
         return tuple(box[d] if d is not None else (0, n) for d, n in zip(self.shared[output], extents, strict=True))
 
     @cached_property
-    def _uneven(self) -> dict[str, tuple[int, ...]]:
+    def _uneven_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the outputs that are not cut as the anchor is."""
         axes = tuple(range(len(self.anchor.axes)))
         return {c.name: c.shape for c in self.computes if self.shared.get(c.name, axes) != axes}
@@ -187,7 +187,7 @@ class ROperator:
         from ``rammer.ir.compute.read_boxes``.
         """
         result: dict[str, Box] = {name: self.part(name, output) for name in self.outputs}
-        for name, axes, fixed, loads in self._propagation:
+        for name, axes, fixed, loads in self._propagation_steps:
             own = result.get(name)
             if own is None:
                 continue
@@ -196,11 +196,11 @@ class ROperator:
             for load in loads:
                 box = load_box(load, bounds, types[load.tensor].shape)
                 known = result.get(load.tensor)
-                result[load.tensor] = box if known is None else hull(known, box)
+                result[load.tensor] = box if known is None else box_hull(known, box)
         return result
 
     @cached_property
-    def _propagation(self) -> list[tuple[str, list[str], dict[str, Interval], tuple[Load, ...]]]:
+    def _propagation_steps(self) -> list[tuple[str, list[str], dict[str, Interval], tuple[Load, ...]]]:
         """What ``boxes`` asks of every Compute, the last first: name, output axes, bounds of reduction axes, loads."""
         return [
             (c.name, [a.name for a in c.axes], {r.name: (0, r.extent - 1) for r in c.reduce}, c.loads)
@@ -257,7 +257,7 @@ def inner_box(shape: tuple[int, ...], tile: tuple[int, ...]) -> Box:
     return tuple(box)
 
 
-def compared(operator: ROperator) -> tuple[ROperator, ROperator]:
+def prologue_variants(operator: ROperator) -> tuple[ROperator, ROperator]:
     """The contraction alone, and with the maps before it: what makes the difference that a device's rate tells. Maps that
     follow are left out, so that operators that differ in these share the answer."""
     first = len(operator.prologue)
@@ -266,7 +266,7 @@ def compared(operator: ROperator) -> tuple[ROperator, ROperator]:
     return ROperator(main.name, (main,), (), (main.name,)), ROperator(main.name, kept, links, (main.name,))
 
 
-def hull(a: Box, b: Box) -> Box:
+def box_hull(a: Box, b: Box) -> Box:
     """The smallest box that contains both; an empty box contributes nothing."""
     if any(lo >= hi for lo, hi in a):
         return b
@@ -315,18 +315,18 @@ class RKernel:
     spread: int = 1
 
     @cached_property
-    def _written(self) -> Written:
+    def _written_kernel(self) -> Written:
         return self.write()
 
     @property
     def source(self) -> str:
         """The text, in the device's language."""
-        return self._written.text
+        return self._written_kernel.text
 
     @property
     def resources(self) -> Resources:
         """What one task needs of a vEU: as compiled, else as written."""
-        return self.compiled or self._written.needs
+        return self.compiled or self._written_kernel.needs
 
     def task_time(self, busy: float) -> float:
         """Task time with the fraction ``busy`` (0..1) of vEUs occupied, interpolated."""

@@ -78,7 +78,7 @@ def pattern_of(text: str) -> tuple[Pattern, tuple[str, ...]]:
         raise ValueError(f"not a scalar expression: {text[:SHOWN]!r}")
     form, tensors = form_of(text)
     try:
-        return _pattern(form), tensors
+        return _make_pattern(form), tensors
     except (RecursionError, MemoryError):  # Python's parser and ours go as deep as the expression
         raise ValueError(f"an expression is nested too deeply: {text[:SHOWN]}") from None
     except (SyntaxError, KeyError, IndexError, TypeError, OverflowError) as problem:
@@ -95,17 +95,17 @@ def form_of(text: str) -> tuple[Form, tuple[str, ...]]:
 
 
 @lru_cache(REMEMBERED)
-def _pattern(form: Form) -> Pattern:
+def _make_pattern(form: Form) -> Pattern:
     """Of an expression with tensors of the form's numbers between its texts."""
     between, order = form
     text = "".join(f"{before}t{i}" for before, i in zip(between, order, strict=False)) + between[-1]
     if not all(map(_NUMBER.fullmatch, _DIGITS.findall(text))):
         raise ValueError("not a number as expressions print it")  # Python reads many more, some with a warning
-    expr = _read(ast.parse(text.strip(), mode="eval").body)
-    return Pattern(_copier(expr), frozenset(ex.axes_of(expr)), str(expr) == text, form)
+    expr = _read_node(ast.parse(text.strip(), mode="eval").body)
+    return Pattern(_make_copier(expr), frozenset(ex.axes_of(expr)), str(expr) == text, form)
 
 
-def _copier(e: Expr) -> Callable[[Sequence[str]], Expr]:
+def _make_copier(e: Expr) -> Callable[[Sequence[str]], Expr]:
     """Makes copies of ``e`` that share everything without loads."""
     if not ex.loads(e):
         return lambda tensors: e
@@ -113,35 +113,35 @@ def _copier(e: Expr) -> Callable[[Sequence[str]], Expr]:
         at, fill, indices = int(e.tensor[1:]), e.fill, e.indices
         if not any(map(ex.loads, indices)):
             return lambda tensors: Load(tensors[at], indices, fill)
-        inner = [_copier(i) for i in indices]
+        inner = [_make_copier(i) for i in indices]
         return lambda tensors: Load(tensors[at], tuple([i(tensors) for i in inner]), fill)
     if isinstance(e, Op):
-        fn, parts = e.fn, [_copier(a) for a in e.args]
+        fn, parts = e.fn, [_make_copier(a) for a in e.args]
         return lambda tensors: Op(fn, tuple([p(tensors) for p in parts]))
-    part = _copier(*ex.children(e))
-    return lambda tensors: ex.rebuild(e, (part(tensors),))
+    part = _make_copier(*ex.children(e))
+    return lambda tensors: ex.rebuild_expr(e, (part(tensors),))
 
 
-def _read(node: ast.expr) -> Expr:
+def _read_node(node: ast.expr) -> Expr:
     if isinstance(node, ast.Constant):
-        return _literal(node.value)
+        return _read_literal(node.value)
     if isinstance(node, ast.Name):
         return Const(math.inf if node.id == "inf" else math.nan) if node.id in ("inf", "nan") else Ref(node.id)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = _read(node.operand)
+        inner = _read_node(node.operand)
         if isinstance(inner, Const):
             return replace(inner, value=-inner.value)
     if isinstance(node, ast.BinOp):
-        return Op(_BINARY[type(node.op)], (_read(node.left), _read(node.right)))
+        return Op(_BINARY[type(node.op)], (_read_node(node.left), _read_node(node.right)))
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        return Load(node.value.id, tuple(_read(i) for i in items))
+        return Load(node.value.id, tuple(_read_node(i) for i in items))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return _call(node.func.id, node.args)
+        return _read_call(node.func.id, node.args)
     raise ValueError(f"not a scalar expression: {ast.unparse(node)[:SHOWN]}")
 
 
-def _literal(value: object) -> Const:
+def _read_literal(value: object) -> Const:
     if isinstance(value, bool):
         return Const(value, "bool")
     if isinstance(value, int) and value < LARGEST:
@@ -151,24 +151,24 @@ def _literal(value: object) -> Const:
     raise ValueError("not a literal of any element type")
 
 
-def _call(name: str, args: list[ast.expr]) -> Expr:
+def _read_call(name: str, args: list[ast.expr]) -> Expr:
     if name == "pad":
-        inner, fill = _read(args[0]), _read(args[1])
+        inner, fill = _read_node(args[0]), _read_node(args[1])
         if isinstance(inner, Load) and isinstance(fill, Const):
             return replace(inner, fill=fill.value)
     if name == "const":
-        literal = _read(args[1])
+        literal = _read_node(args[1])
         if isinstance(literal, Const):
-            return Const(literal.value, _dtype(args[0]))
+            return Const(literal.value, _read_dtype(args[0]))
     if name == "cast":
-        return Cast(_dtype(args[0]), _read(args[1]))
+        return Cast(_read_dtype(args[0]), _read_node(args[1]))
     if name == "table" and isinstance(args[1], ast.List):
-        values = [_read(v) for v in args[1].elts]
-        return Table(tuple(v.value for v in values if isinstance(v, Const)), _read(args[2]), _dtype(args[0]))
-    return Op(name, tuple(_read(a) for a in args))
+        values = [_read_node(v) for v in args[1].elts]
+        return Table(tuple(v.value for v in values if isinstance(v, Const)), _read_node(args[2]), _read_dtype(args[0]))
+    return Op(name, tuple(_read_node(a) for a in args))
 
 
-def _dtype(node: ast.expr) -> str:
+def _read_dtype(node: ast.expr) -> str:
     if isinstance(node, ast.Name) and node.id in SHORT:
         return node.id
     raise ValueError(f"not an element type: {ast.unparse(node)[:SHOWN]}")

@@ -27,7 +27,7 @@ def concat_body(parts: Sequence[tuple[str, int]], axes: Sequence[Axis], dim: int
         if extent == 0:
             continue
         indices: list[Expr] = [Ref(a.name) for a in axes]
-        indices[dim] = ex.add(axes[dim].name, -start)
+        indices[dim] = ex.make_add(axes[dim].name, -start)
         single = extent == axes[dim].extent
         leaves.append(Load(tensor, tuple(indices), None if single else fill))
         sizes.append(extent)
@@ -35,10 +35,10 @@ def concat_body(parts: Sequence[tuple[str, int]], axes: Sequence[Axis], dim: int
     if not leaves:
         tensor = parts[0][0]
         return Load(tensor, tuple(Ref(a.name) for a in axes), fill)
-    return piecewise(axes[dim].name, sizes, leaves)
+    return make_piecewise(axes[dim].name, sizes, leaves)
 
 
-def piecewise(axis: str, extents: Sequence[int], bodies: Sequence[Expr]) -> Expr:
+def make_piecewise(axis: str, extents: Sequence[int], bodies: Sequence[Expr]) -> Expr:
     """``bodies[i]`` on the i-th consecutive range of ``axis``; ``extents`` are the ranges' lengths (> 0)."""
 
     def build(first: int, stop: int, start: int) -> Expr:
@@ -52,7 +52,7 @@ def piecewise(axis: str, extents: Sequence[int], bodies: Sequence[Expr]) -> Expr
     return build(0, len(bodies), 0)
 
 
-def pieces(compute: Compute) -> list[tuple[Box, Load]] | None:
+def piecewise_regions(compute: Compute) -> list[tuple[Box, Load]] | None:
     """The regions of a piecewise Compute, or None when it is none (or has a single piece).
 
     Each entry is a half-open box of the output axes and the load that supplies it. The boxes
@@ -63,15 +63,15 @@ def pieces(compute: Compute) -> list[tuple[Box, Load]] | None:
     found: list[tuple[Box, Load]] = []
     whole = tuple((0, a.extent) for a in compute.axes)
     places = {a.name: d for d, a in enumerate(compute.axes)}
-    return found if _collect(compute.body, whole, places, found) else None
+    return found if _collect_pieces(compute.body, whole, places, found) else None
 
 
-def _collect(body: Expr, box: Box, places: dict[str, int], found: list[tuple[Box, Load]]) -> bool:
+def _collect_pieces(body: Expr, box: Box, places: dict[str, int], found: list[tuple[Box, Load]]) -> bool:
     if isinstance(body, Load):
         if all(low < high for low, high in box):
             found.append((box, body))
         return True
-    split = _split(body)
+    split = _split_where(body)
     if split is None:
         return False
     axis, boundary, left, right = split
@@ -80,10 +80,10 @@ def _collect(body: Expr, box: Box, places: dict[str, int], found: list[tuple[Box
     middle = min(max(boundary, low), high)
     before = (*box[:dim], (low, middle), *box[dim + 1 :])
     after = (*box[:dim], (middle, high), *box[dim + 1 :])
-    return _collect(left, before, places, found) and _collect(right, after, places, found)
+    return _collect_pieces(left, before, places, found) and _collect_pieces(right, after, places, found)
 
 
-def _split(body: Expr) -> tuple[str, int, Expr, Expr] | None:
+def _split_where(body: Expr) -> tuple[str, int, Expr, Expr] | None:
     """``(axis, boundary, left, right)`` of ``where(lt(axis, boundary), left, right)``."""
     if not isinstance(body, Op) or body.fn != "where":
         return None

@@ -25,7 +25,7 @@ class PrefixSet:
     def __or__(self, other: PrefixSet) -> PrefixSet:
         high, low = (self, other) if self.base >= other.base else (other, self)
         more = low.bits >> (high.base - low.base)
-        return high if not more else _settled(high.base, high.bits | more)
+        return high if not more else _normalise_set(high.base, high.bits | more)
 
     def __and__(self, other: PrefixSet) -> PrefixSet:
         high, low = (self, other) if self.base >= other.base else (other, self)
@@ -34,7 +34,7 @@ class PrefixSet:
 
     def having(self, number: int) -> PrefixSet:
         """This and ``number``."""
-        return self if number in self else _settled(self.base, self.bits | 1 << (number - self.base))
+        return self if number in self else _normalise_set(self.base, self.bits | 1 << (number - self.base))
 
     def has(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of ``numbers`` are members."""
@@ -46,7 +46,7 @@ class PrefixSet:
         return result
 
 
-def _settled(base: int, bits: int) -> PrefixSet:
+def _normalise_set(base: int, bits: int) -> PrefixSet:
     """All below ``base`` and what ``bits`` say, with as large a base as can be."""
     low = (~bits & (bits + 1)).bit_length() - 1
     return PrefixSet(base + low, bits >> low)

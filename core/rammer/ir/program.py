@@ -132,7 +132,7 @@ class RProgram(ProgramParts):
     @cached_property
     def digest(self) -> str:
         """Hash of the program's text, for keeping what was computed from it."""
-        return _digest(str(self))
+        return _text_digest(str(self))
 
     def __str__(self) -> str:
         return format_parts(self)
@@ -141,11 +141,11 @@ class RProgram(ProgramParts):
     def parse(text: str) -> RProgram:
         """Inverse of ``str``. Raises ValueError naming the line."""
         program = RProgram(**vars(parse_parts(text)))
-        program.__dict__["digest"] = _digest(text)  # printing a large program again takes longer than reading it
+        program.__dict__["digest"] = _text_digest(text)  # printing a large program again takes longer than reading it
         return program
 
 
-def _digest(text: str) -> str:
+def _text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 

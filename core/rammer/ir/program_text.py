@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from rammer.ir.compute import Compute
 from rammer.ir.extent import AffineExtent, ReduceBound, SkipTasks
-from rammer.ir.names import quoted, shortened, unquoted
+from rammer.ir.names import quote_text, shorten_name, unquote_text
 from rammer.ir.operator import GENERIC, Connection, ROperator
 from rammer.ir.parts import PRECISIONS, Buffer, Counter, HomeDevice, Move, Port, ProgramParts, Repeat, Storage, Task, Wait
 from rammer.ir.types import LONG, SHORT
@@ -40,7 +40,7 @@ class _Run:
         return f"{waits + ' ' if waits else ''}{self.operator}[{start}:{self.count}:{self.step}]"
 
 
-def _runs(row: tuple[Task, ...]) -> list[_Run]:
+def _split_runs(row: tuple[Task, ...]) -> list[_Run]:
     runs: list[_Run] = []
     for task in row:
         last = runs[-1] if runs else None
@@ -54,7 +54,7 @@ def _runs(row: tuple[Task, ...]) -> list[_Run]:
     return runs
 
 
-def _shift(a: list[_Run], b: list[_Run]) -> tuple[int, ...] | None:
+def _row_shift(a: list[_Run], b: list[_Run]) -> tuple[int, ...] | None:
     """Per-run shift from row ``a`` to row ``b`` when they are otherwise alike."""
     if len(a) != len(b):
         return None
@@ -65,8 +65,8 @@ def _shift(a: list[_Run], b: list[_Run]) -> tuple[int, ...] | None:
 
 
 def _row_lines(rows: tuple[tuple[Task, ...], ...]) -> Iterator[str]:
-    runs = [_runs(row) for row in rows]
-    shifts = [_shift(a, b) for a, b in pairwise(runs)]
+    runs = [_split_runs(row) for row in rows]
+    shifts = [_row_shift(a, b) for a, b in pairwise(runs)]
     first = 0
     while first < len(rows):
         last = first
@@ -81,9 +81,9 @@ def _row_lines(rows: tuple[tuple[Task, ...], ...]) -> Iterator[str]:
 
 def format_parts(p: ProgramParts) -> str:
     """The whole program as text."""
-    head = f"program {p.name} policy {quoted(p.policy)} on {len(p.rows)} vEUs, predicted {p.predicted!r} s"
+    head = f"program {p.name} policy {quote_text(p.policy)} on {len(p.rows)} vEUs, predicted {p.predicted!r} s"
     lines = [head if p.precision == PRECISIONS[0] else f"{head} in {p.precision}"]
-    lines += [f"  home {quoted(h.device)} of {h.rows} rows" for h in p.homes]
+    lines += [f"  home {quote_text(h.device)} of {h.rows} rows" for h in p.homes]
     lines += [f"  input {json.dumps(i.external)} -> {i.tensor}" for i in p.inputs]
     lines += [f"  output {json.dumps(o.external)} <- {o.tensor}" for o in p.outputs]
     lines += [
@@ -121,7 +121,7 @@ def parse_parts(text: str) -> ProgramParts:
             try:
                 reader.feed(line.strip())
             except ValueError as problem:
-                raise ValueError(f"line {number}: {problem}\n  {shortened(line)}") from problem
+                raise ValueError(f"line {number}: {problem}\n  {shorten_name(line)}") from problem
     return reader.parts()
 
 
@@ -164,7 +164,7 @@ _WAIT = re.compile(r"wait\((\w+)>=(\d+)\)", re.ASCII)
 _Folded: TypeAlias = "tuple[tuple[Wait, ...], str, int, int, int, int]"
 
 
-def _ints(text: str) -> tuple[int, ...]:
+def _parse_ints(text: str) -> tuple[int, ...]:
     return tuple([int(n) for n in text.split(",") if n.strip()])
 
 
@@ -197,26 +197,26 @@ class _Reader:
 
     def feed(self, line: str) -> None:
         word = line.partition(" ")[0]
-        match, read = self.known.get(word, (_nothing, _nothing))
+        match, read = self.known.get(word, (_match_nothing, _match_nothing))
         found = match(line)
         if found is None or (self.head is None) != (word == "program"):
             raise ValueError("not a line of a program")
         read(*found.groups())
 
     def _program(self, name: str, policy: str, veus: str, predicted: str, precision: str | None) -> None:
-        self.head = (name, unquoted(policy), int(veus), float(predicted))
+        self.head = (name, unquote_text(policy), int(veus), float(predicted))
         self.precision = precision or PRECISIONS[0]
         if int(veus) > MOST_ROWS or not math.isfinite(self.head[3]):
             raise ValueError(f"a program has at most {MOST_ROWS} rows, and takes some time")
 
     def _input(self, external: str, tensor: str) -> None:
-        self.inputs.append(Port(_external(external), tensor))
+        self.inputs.append(Port(_parse_external(external), tensor))
 
     def _output(self, external: str, tensor: str) -> None:
-        self.outputs.append(Port(_external(external), tensor))
+        self.outputs.append(Port(_parse_external(external), tensor))
 
     def _home(self, device: str, rows: str) -> None:
-        self.homes.append(HomeDevice(unquoted(device), int(rows)))
+        self.homes.append(HomeDevice(unquote_text(device), int(rows)))
 
     def _buffer(self, name: str, dtype: str, size: str, kind: str, offset: str, home: str | None) -> None:
         if dtype not in LONG:
@@ -226,7 +226,7 @@ class _Reader:
     def _storage(self, tensor: str, buffer: str, offset: str, shape: str, strides: str) -> None:
         for text in (shape, strides):
             if text not in self.numbers:
-                self.numbers[text] = _ints(text)
+                self.numbers[text] = _parse_ints(text)
         self.storages.append(Storage(tensor, buffer, int(offset), self.numbers[shape], self.numbers[strides]))
 
     def _repeat(self, count: str, step: str | None, until: str | None) -> None:
@@ -318,7 +318,7 @@ class _Reader:
         """The waits and the operator."""
         match = _HEAD.fullmatch(head)
         if match is None:
-            raise ValueError(f"not a run of tasks: {shortened(part)!r}")
+            raise ValueError(f"not a run of tasks: {shorten_name(part)!r}")
         texts, operator = match.groups()
         waits = self.waits.setdefault(texts, tuple([Wait(c, int(n)) for c, n in _WAIT.findall(texts)]))
         return waits, operator
@@ -347,11 +347,11 @@ class _Reader:
         )
 
 
-def _external(text: str) -> str:
+def _parse_external(text: str) -> str:
     """What a model calls a port."""
     name = json.loads(text)
     if not isinstance(name, str):
-        raise ValueError(f"not a name: {shortened(text)}")
+        raise ValueError(f"not a name: {shorten_name(text)}")
     return name
 
 
@@ -359,9 +359,9 @@ def _tail_of_run(tail: str, part: str) -> tuple[int, ...]:
     """First task, how much further it is in each following row of a fold, number of tasks, and how far they are apart."""
     match = _TAIL.fullmatch(tail)
     if match is None:
-        raise ValueError(f"not a run of tasks: {shortened(part)!r}")
+        raise ValueError(f"not a run of tasks: {shorten_name(part)!r}")
     return tuple([int(n or 0) for n in match.groups()])
 
 
-def _nothing(line: str) -> None:
+def _match_nothing(line: str) -> None:
     """Matches no line."""

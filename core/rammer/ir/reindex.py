@@ -28,16 +28,16 @@ def reshape_indices(source: tuple[int, ...], axes: Sequence[Axis]) -> tuple[Expr
     if 0 in source:
         return tuple(ex.integer(0) for _ in source)
     terms = [(a, s) for a, s in zip(axes, row_major(target), strict=True) if a.extent > 1]
-    return tuple(_digit(terms, s, n) for s, n in zip(row_major(source), source, strict=True))
+    return tuple(_extract_digit(terms, s, n) for s, n in zip(row_major(source), source, strict=True))
 
 
-def collected(index: Expr) -> Expr:
+def collect_terms(index: Expr) -> Expr:
     """``index`` with its terms collected where it is affine in the axes, else as it is."""
-    form = ex.affine(index)
-    return index if form is None else ex.add(_total(form[0].items()), form[1])
+    form = ex.affine_form(index)
+    return index if form is None else ex.make_add(_sum_named_terms(form[0].items()), form[1])
 
 
-def _digit(terms: Sequence[Term], stride: int, extent: int) -> Expr:
+def _extract_digit(terms: Sequence[Term], stride: int, extent: int) -> Expr:
     """``(sum of terms) // stride % extent``."""
     if extent == 1:
         return ex.integer(0)
@@ -45,36 +45,36 @@ def _digit(terms: Sequence[Term], stride: int, extent: int) -> Expr:
     # Multiples of stride * extent change neither the quotient's residue nor the remainder below it.
     kept = [(a, c) for a, c in terms if c % period]
     whole = [(a, c // stride) for a, c in kept if c % stride == 0]
-    quotient, top = _quotient([(a, c) for a, c in kept if c % stride], stride)
-    total = ex.add(_sum(whole), quotient)
-    return total if _maximum(whole) + top < extent else ex.mod(total, extent)
+    quotient, top = _divide_terms([(a, c) for a, c in kept if c % stride], stride)
+    total = ex.make_add(_sum_terms(whole), quotient)
+    return total if _maximum_sum(whole) + top < extent else ex.make_mod(total, extent)
 
 
-def _quotient(terms: Sequence[Term], divisor: int) -> tuple[Expr, int]:
+def _divide_terms(terms: Sequence[Term], divisor: int) -> tuple[Expr, int]:
     """``(sum of terms) // divisor`` and its maximum."""
-    top = _maximum(terms) // divisor
+    top = _maximum_sum(terms) // divisor
     if top == 0:
         return ex.integer(0), 0
     # Small terms cannot carry into a common factor of the large ones and of the divisor.
     for count in range(1, len(terms) + 1):
         factor = math.gcd(divisor, *(c for _, c in terms[:count]))
-        if _maximum(terms[count:]) < factor:
+        if _maximum_sum(terms[count:]) < factor:
             reduced = [(a, c // factor) for a, c in terms[:count]]
-            return ex.floordiv(_sum(reduced), divisor // factor), top
+            return ex.make_floordiv(_sum_terms(reduced), divisor // factor), top
     raise AssertionError("unreachable: with no term left over, any factor exceeds their maximum")
 
 
-def _sum(terms: Iterable[Term]) -> Expr:
-    return _total((axis.name, coefficient) for axis, coefficient in terms)
+def _sum_terms(terms: Iterable[Term]) -> Expr:
+    return _sum_named_terms((axis.name, coefficient) for axis, coefficient in terms)
 
 
-def _total(terms: Iterable[tuple[str, int]]) -> Expr:
+def _sum_named_terms(terms: Iterable[tuple[str, int]]) -> Expr:
     """The sum of coefficients times axes, by their names."""
     total: Expr = ex.integer(0)
     for axis, coefficient in terms:
-        total = ex.add(total, ex.mul(axis, coefficient))
+        total = ex.make_add(total, ex.make_mul(axis, coefficient))
     return total
 
 
-def _maximum(terms: Sequence[Term]) -> int:
+def _maximum_sum(terms: Sequence[Term]) -> int:
     return sum(c * (a.extent - 1) for a, c in terms)

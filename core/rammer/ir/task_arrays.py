@@ -70,7 +70,7 @@ def sorted_runs(values: Longs) -> tuple[Longs, Longs]:
     return order, np.flatnonzero(np.diff(values[order], prepend=-1))
 
 
-def distinct(values: Longs) -> Longs:
+def distinct_values(values: Longs) -> Longs:
     """Distinct ``values`` (not negative) in order."""
     ordered = np.sort(values, axis=None)
     return ordered[np.flatnonzero(np.diff(ordered, prepend=-1))]

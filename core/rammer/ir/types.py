@@ -45,7 +45,7 @@ class TensorType:
             raise ValueError(f"unknown element type {self.dtype!r}; known: {', '.join(KNOWN)}")
 
     def __str__(self) -> str:
-        return _shown(self.dtype, self.shape)
+        return _format_type(self.dtype, self.shape)
 
     @property
     def size(self) -> int:
@@ -67,7 +67,7 @@ class TensorType:
 
 
 @lru_cache(1 << 12)
-def _shown(dtype: str, shape: tuple[int, ...]) -> str:
+def _format_type(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{KNOWN[dtype]}[{','.join(map(str, shape))}]"
 
 

@@ -11,22 +11,22 @@ from typing import Any, Final
 LARGEST: Final = (1 << 63) - 1
 
 
-def loads(text: str | bytes) -> Any:
+def load_json(text: str | bytes) -> Any:
     """The value of a JSON text. ValueError for anything else, for NaN and infinities, which Python reads though JSON has none,
     and for nesting beyond what Python reads."""
     try:
-        return json.loads(text, parse_constant=_refused, parse_float=_finite)
+        return json.loads(text, parse_constant=_refuse_number, parse_float=_parse_finite)
     except RecursionError as error:
         raise ValueError("a JSON text is nested too deeply") from error
 
 
-def _refused(text: str) -> float:
+def _refuse_number(text: str) -> float:
     raise ValueError(f"{text} is no number in JSON")
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _refused(text)
+    return value if math.isfinite(value) else _refuse_number(text)
 
 
 def whole_number(text: str, most: int = LARGEST) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Protocol, runtime_checkable
 
-from rammer.errors import BadInput, RammerError, blamed
+from rammer.errors import BadInput, RammerError, attribute_errors
 from rammer.ir.graph import Graph, verify_graph
 from rammer.passes.graph.cancel_transposes import CancelTranspositions
 from rammer.passes.graph.cse import CommonSubexpressions
@@ -102,12 +102,12 @@ class Pipeline:
         for _ in range(self.rounds):
             before = graph
             for step in self.passes:
-                result = _checked(step, graph, reports)
+                result = _run_with_blame(step, graph, reports)
                 last = last if result is graph else step
                 graph = result
             if graph is before:
                 return graph, reports
-        with blamed(last):
+        with attribute_errors(last):
             raise PassError(
                 f"pass {last} still changes the graph after {self.rounds} rounds",
                 f"graph {graph.name}",
@@ -115,12 +115,12 @@ class Pipeline:
             )
 
 
-def _checked(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
-    with blamed(step):
-        return _run(step, graph, reports)
+def _run_with_blame(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
+    with attribute_errors(step):
+        return _run_pass(step, graph, reports)
 
 
-def _run(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
+def _run_pass(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
     start = time.perf_counter()
     result, details = step.explained(graph) if isinstance(step, Explaining) else (step(graph), ())
     seconds = time.perf_counter() - start
@@ -190,12 +190,12 @@ def parse_passes(text: str, known: Mapping[str, Callable[..., Pass]] = _KNOWN) -
         if match is None:
             where = f"column {position + 1}"
             raise BadInput(f"not a list of passes: {text!r}", where, "write for example fold,cse,dce")
-        passes.append(_built(match[1], match[2] or "", known))
+        passes.append(_build_pass(match[1], match[2] or "", known))
         position = match.end()
     return tuple(passes)
 
 
-def _built(name: str, options: str, known: Mapping[str, Callable[..., Pass]]) -> Pass:
+def _build_pass(name: str, options: str, known: Mapping[str, Callable[..., Pass]]) -> Pass:
     if name not in known:
         raise BadInput(f"unknown pass {name!r}", f"pass {name}", f"the passes are {', '.join(known)}")
     try:

@@ -12,14 +12,14 @@ from rammer.ir.graph import Graph, Node
 from rammer.ir.types import TensorType
 
 
-def readers(graph: Graph) -> Counter[str]:
+def count_readers(graph: Graph) -> Counter[str]:
     """How often each value is read; being an output of the graph counts as one."""
     counts = Counter(name for node in graph.nodes for name in node.inputs if name)
     counts.update(v.name for v in graph.outputs)
     return counts
 
 
-def producers(graph: Graph) -> dict[str, Node]:
+def find_producers(graph: Graph) -> dict[str, Node]:
     """Value name -> the node that computes it."""
     return {name: node for node in graph.nodes for name in node.outputs if name}
 
@@ -29,7 +29,7 @@ def output_names(graph: Graph) -> set[str]:
     return {v.name for v in graph.outputs}
 
 
-def renamed(nodes: Iterable[Node], names: Mapping[str, str]) -> list[Node]:
+def rename_values(nodes: Iterable[Node], names: Mapping[str, str]) -> list[Node]:
     """``nodes`` with inputs and outputs renamed; a chain of renamings is followed to its end."""
 
     def final(name: str) -> str:
@@ -45,7 +45,7 @@ def renamed(nodes: Iterable[Node], names: Mapping[str, str]) -> list[Node]:
     return result
 
 
-def rebuilt(graph: Graph, nodes: Iterable[Node], constants: Mapping[str, np.ndarray] | None = None) -> Graph:
+def rebuild_graph(graph: Graph, nodes: Iterable[Node], constants: Mapping[str, np.ndarray] | None = None) -> Graph:
     """``graph`` with other nodes, further constants, and no type or constant that nobody reads."""
     nodes = tuple(nodes)
     read = {name for node in nodes for name in node.inputs if name}
@@ -56,6 +56,6 @@ def rebuilt(graph: Graph, nodes: Iterable[Node], constants: Mapping[str, np.ndar
     return replace(graph, nodes=nodes, constants=kept, types=types)
 
 
-def scalar(value: np.ndarray | None, number: float) -> bool:
+def is_filled_with(value: np.ndarray | None, number: float) -> bool:
     """Whether every element of a constant is ``number``."""
     return value is not None and value.size > 0 and bool(np.all(value == number))

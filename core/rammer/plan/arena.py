@@ -44,13 +44,13 @@ class MemoryPlan:
 
 def plan_memory(uses: Sequence[BufferUse], order: Order) -> MemoryPlan:
     """Place the largest buffers first, each at the lowest gap among those it must not overlap."""
-    sizes = np.array([_aligned(u.nbytes) for u in uses], dtype=np.int64)
+    sizes = np.array([_align_up(u.nbytes) for u in uses], dtype=np.int64)
     conflicts = Conflicts(uses, order)
     offsets = np.zeros(len(uses), dtype=np.int64)
     placed = np.zeros(len(uses), dtype=bool)
     for i in sorted(range(len(uses)), key=lambda i: (-sizes[i], i)):
         others = conflicts.of(i, placed)
-        offsets[i] = _gap(offsets[others], sizes[others], int(sizes[i]))
+        offsets[i] = _smallest_gap(offsets[others], sizes[others], int(sizes[i]))
         placed[i] = sizes[i] > 0
     peak = int((offsets + sizes).max(initial=0))
     return MemoryPlan({u.buffer: int(o) for u, o in zip(uses, offsets, strict=True)}, peak, int(sizes.sum()))
@@ -68,7 +68,7 @@ class Conflicts:
         self.last = len(order.names) - 1
         self.writers = _Lists([[number[w] for w in u.writers] for u in uses])
         self.users = _Lists([[number[x] for x in {*u.writers, *u.readers}] for u in uses])
-        after = _after(order)
+        after = _operators_after(order)
         everything = PrefixSet(len(order.names))
         self.ready = [reduce(and_, (order.before[w] for w in ws), everything) if ws else PrefixSet() for ws in self.writers.lists]
         self.over = [reduce(and_, (after[x] for x in xs), everything) for xs in self.users.lists]
@@ -108,7 +108,7 @@ class _Lists:
         return owner, self.flat[np.repeat(self.start[which], count) + inside]
 
 
-def _after(order: Order) -> list[PrefixSet]:
+def _operators_after(order: Order) -> list[PrefixSet]:
     """For each operator those that start after all its tasks, numbered from the last operator on."""
     last = len(order.names) - 1
     result = [PrefixSet()] * len(order.names)
@@ -119,11 +119,11 @@ def _after(order: Order) -> list[PrefixSet]:
     return result
 
 
-def _aligned(nbytes: int) -> int:
+def _align_up(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _gap(offsets: NDArray[np.int64], sizes: NDArray[np.int64], need: int) -> int:
+def _smallest_gap(offsets: NDArray[np.int64], sizes: NDArray[np.int64], need: int) -> int:
     """Start of the smallest gap of at least ``need`` bytes, the end of all when there is none."""
     if not len(offsets) or not need:
         return 0

@@ -20,7 +20,7 @@ from rammer.fusion.tile_graph import TileGraph
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands
 from rammer.ir.expr import Expr, Load
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.operator import ROperator
 from rammer.ir.parts import Storage
 from rammer.ir.types import TensorType, row_major
@@ -75,29 +75,29 @@ class _Orders:
         lying = [self.plan.storages[n].buffer for n in self.readers]
         self.shared = {b for b in lying if lying.count(b) > 1}
         self.taken = Names(self.plan.graph.types)
-        self.orders = dict(self._found())
+        self.orders = dict(self._candidate_orders())
         types, storages = dict(self.binding.types), dict(self.binding.storages)
         for name, turned in ((n, t) for n, ways in self.orders.items() for t in ways if t.name != n):
-            types[turned.name], storages[turned.name] = self._typed(name, turned), self._stored(name, turned)
+            types[turned.name], storages[turned.name] = self._permuted_type(name, turned), self._permuted_storage(name, turned)
         same = {t.name: n for n, ways in self.orders.items() for t in ways}
         constants = self.binding.constants | {*same}
         reused = self.binding.reused | {t for t, n in same.items() if n in self.binding.reused}
         self.both = replace(self.binding, types=types, storages=storages, constants=constants, reused=reused)
 
-    def _found(self) -> Iterator[tuple[str, tuple[TurnedConstant, TurnedConstant]]]:
+    def _candidate_orders(self) -> Iterator[tuple[str, tuple[TurnedConstant, TurnedConstant]]]:
         """Constants that may lie either way: columns innermost, sums innermost."""
         seen = set[str]()
         for o in self.tile.operators:
-            for weights, summed in _weights(o, self.binding.constants):
+            for weights, summed in _weight_loads(o, self.binding.constants):
                 name = weights.tensor
-                if name in seen or not self._alone(self.plan.storages[name]):
+                if name in seen or not self._is_sole_constant(self.plan.storages[name]):
                     continue
                 seen.add(name)
                 depth = [d for d, i in enumerate(weights.indices) if ex.axes_of(i) & summed]
                 width = [d for d in range(len(weights.indices)) if d not in depth]
                 yield name, (self._turned(name, (*depth, *width)), self._turned(name, (*width, *depth)))
 
-    def _alone(self, storage: Storage) -> bool:
+    def _is_sole_constant(self, storage: Storage) -> bool:
         """Whether a constant is all that is read of its buffer, as the model has it."""
         whole = prod(storage.shape) == self.plan.buffers[storage.buffer][1]
         return storage.row_major and whole and not storage.offset and storage.buffer not in self.shared
@@ -106,7 +106,7 @@ class _Orders:
         shape = self.plan.graph.types[name].shape
         if [d for d in order if shape[d] > 1] == [d for d in range(len(shape)) if shape[d] > 1]:
             return TurnedConstant(name, tuple(range(len(shape))))
-        return TurnedConstant(identifier(f"{name}_turned", self.taken), order)
+        return TurnedConstant(make_identifier(f"{name}_turned", self.taken), order)
 
     def groups(self) -> list[list[str]]:
         """The constants that are decided together: those that operators read beside each other."""
@@ -118,22 +118,22 @@ class _Orders:
 
     def best(self, names: Sequence[str]) -> dict[str, TurnedConstant]:
         """The fastest of all one way and all the other, from where one after another turns as long as that is faster."""
-        best = min(({n: self.orders[n][way] for n in names} for way in (0, 1)), key=self._cost)
+        best = min(({n: self.orders[n][way] for n in names} for way in (0, 1)), key=self._layout_cost)
         improved = len(names) > 1
         while improved:
             improved = False
             for name in names:
                 one, other = self.orders[name]
                 turned = {**best, name: other if best[name] == one else one}
-                if self._cost(turned) < self._cost(best):
+                if self._layout_cost(turned) < self._layout_cost(best):
                     best, improved = turned, True
-        return best if self._cost(best) < self._cost({n: TurnedConstant(n, ()) for n in names}) else {}
+        return best if self._layout_cost(best) < self._layout_cost({n: TurnedConstant(n, ()) for n in names}) else {}
 
-    def _cost(self, chosen: Chosen) -> float:
+    def _layout_cost(self, chosen: Chosen) -> float:
         """Seconds of the operators that read the constants, lying so."""
-        return sum(self._asked(o, chosen) for o in {o.name: o for n in chosen for o in self.readers[n]}.values())
+        return sum(self._operator_cost(o, chosen) for o in {o.name: o for n in chosen for o in self.readers[n]}.values())
 
-    def _asked(self, operator: ROperator, chosen: Chosen) -> float:
+    def _operator_cost(self, operator: ROperator, chosen: Chosen) -> float:
         """What one of them takes. One that takes the same with all its constants either way has no use for their order: it is
         not asked for what lies between."""
         names = [n for n in operator.inputs if n in chosen]
@@ -143,15 +143,15 @@ class _Orders:
             if len(either) == 1 and None not in either:
                 return self.known[operator.name, tuple(self.orders[n][0].name for n in names)]
             own = all(chosen[n].name == n for n in names)
-            self.known[key] = self.seconds(_reading(operator, chosen), self.binding if own else self.both)
+            self.known[key] = self.seconds(_read_permuted(operator, chosen), self.binding if own else self.both)
         return self.known[key]
 
-    def _typed(self, name: str, turned: TurnedConstant) -> TensorType:
+    def _permuted_type(self, name: str, turned: TurnedConstant) -> TensorType:
         kind = self.plan.graph.types[name]
         return TensorType(kind.dtype, tuple(kind.shape[d] for d in turned.order))
 
-    def _stored(self, name: str, turned: TurnedConstant) -> Storage:
-        shape = self._typed(name, turned).shape
+    def _permuted_storage(self, name: str, turned: TurnedConstant) -> Storage:
+        shape = self._permuted_type(name, turned).shape
         return Storage(turned.name, turned.name, 0, shape, row_major(shape))
 
     def applied(self, chosen: Chosen) -> tuple[StoragePlan, TileGraph]:
@@ -160,17 +160,17 @@ class _Orders:
         types, storages, buffers = dict(graph.types), dict(self.plan.storages), dict(self.plan.buffers)
         for name, turned in chosen.items():
             constants[turned.name] = constants.pop(name).transpose(turned.order)
-            types[turned.name], storages[turned.name] = self._typed(name, turned), self._stored(name, turned)
+            types[turned.name], storages[turned.name] = self._permuted_type(name, turned), self._permuted_storage(name, turned)
             buffers[turned.name] = buffers.pop(storages.pop(name).buffer)
-        computes = tuple(_turned(c, chosen) for c in graph.computes)
+        computes = tuple(_permute_loads(c, chosen) for c in graph.computes)
         graph = replace(graph, computes=computes, types=types, constants=constants)
-        operators = tuple(_reading(o, chosen) for o in self.tile.operators)
+        operators = tuple(_read_permuted(o, chosen) for o in self.tile.operators)
         return replace(self.plan, graph=graph, storages=storages, buffers=buffers), replace(
             self.tile, graph=graph, operators=operators
         )
 
 
-def _weights(operator: ROperator, constants: Collection[str]) -> Iterator[tuple[Load, frozenset[str]]]:
+def _weight_loads(operator: ROperator, constants: Collection[str]) -> Iterator[tuple[Load, frozenset[str]]]:
     """The constants by which ``operator`` multiplies few rows, and the axes that it sums along."""
     for c in operator.computes:
         for weights in contraction_operands(c) or ():
@@ -179,14 +179,14 @@ def _weights(operator: ROperator, constants: Collection[str]) -> Iterator[tuple[
                 yield weights, frozenset(a.name for a in c.reduce)
 
 
-def _reading(operator: ROperator, chosen: Chosen) -> ROperator:
+def _read_permuted(operator: ROperator, chosen: Chosen) -> ROperator:
     """``operator`` on the chosen constants."""
     if chosen.keys().isdisjoint(operator.inputs):
         return operator
-    return replace(operator, computes=tuple(_turned(c, chosen) for c in operator.computes))
+    return replace(operator, computes=tuple(_permute_loads(c, chosen) for c in operator.computes))
 
 
-def _turned(c: Compute, chosen: Chosen) -> Compute:
+def _permute_loads(c: Compute, chosen: Chosen) -> Compute:
     if chosen.keys().isdisjoint(c.reads):
         return c
 

@@ -21,7 +21,7 @@ class LaunchPiece:
     share: float
 
 
-def packs(pieces: Sequence[LaunchPiece], launch: float) -> list[tuple[int, ...]]:
+def pack_launches(pieces: Sequence[LaunchPiece], launch: float) -> list[tuple[int, ...]]:
     """The positions of the launches by kernel, kernels in a legal order; all of a kernel's tasks are on the device at once.
     ``launch`` is what a launch takes, in seconds."""
     readers: list[list[int]] = [[] for _ in pieces]
@@ -32,7 +32,7 @@ def packs(pieces: Sequence[LaunchPiece], launch: float) -> list[tuple[int, ...]]
     found: list[list[int]] = []
     for i, piece in enumerate(pieces):
         known = open_.setdefault(tuple(sorted(piece.after)), [])
-        home = next((p for p in known if piece.share and _beside(pieces, readers, [*p, i], launch)), None)
+        home = next((p for p in known if piece.share and _can_pack(pieces, readers, [*p, i], launch)), None)
         if home is not None:
             home.append(i)
             continue
@@ -42,7 +42,7 @@ def packs(pieces: Sequence[LaunchPiece], launch: float) -> list[tuple[int, ...]]
     return [tuple(p) for p in found]
 
 
-def _beside(pieces: Sequence[LaunchPiece], readers: Sequence[list[int]], members: Sequence[int], launch: float) -> bool:
+def _can_pack(pieces: Sequence[LaunchPiece], readers: Sequence[list[int]], members: Sequence[int], launch: float) -> bool:
     """Whether these launches are on the device at once, and nobody waits for one of them much longer than for itself."""
     times = [pieces[i].seconds for i in members]
     alike = all(readers[i] == readers[members[0]] for i in members)

@@ -62,18 +62,18 @@ class _Moves:
         tenants: dict[str, list[Storage]] = {}
         for storage in self.plan.storages.values():
             tenants.setdefault(storage.buffer, []).append(storage)
-        images = {self.plan.storages[t].buffer for o in self.operators for t in _images(o)}
+        images = {self.plan.storages[t].buffer for o in self.operators for t in _image_tensors(o)}
         graph = self.plan.graph
         fixed = {self.plan.storages[t].buffer for t in (*graph.inputs, *graph.outputs, *graph.constants)}
         found = {}
-        for buffer in (b for b in tenants if b in images - fixed and not (self.codes and self._numbers(tenants[b]))):
-            moved = [_followed(s, self.plan.storages[buffer].shape) for s in tenants[buffer]]
+        for buffer in (b for b in tenants if b in images - fixed and not (self.codes and self._has_uncoded_tensor(tenants[b]))):
+            moved = [_to_channels_last(s, self.plan.storages[buffer].shape) for s in tenants[buffer]]
             known = [m for m in moved if m is not None]
             if len(known) == len(moved):
                 found[buffer] = {m.tensor: m for m in known}
         return found
 
-    def _numbers(self, storages: Sequence[Storage]) -> bool:
+    def _has_uncoded_tensor(self, storages: Sequence[Storage]) -> bool:
         """Whether a tensor there has no 8-bit codes."""
         return any(self.plan.graph.types[s.tensor].dtype not in CODES for s in storages)
 
@@ -117,12 +117,12 @@ class _Moves:
         return best
 
 
-def _images(operator: ROperator) -> tuple[str, ...]:
+def _image_tensors(operator: ROperator) -> tuple[str, ...]:
     """What an operator with a convolution reads and writes; () for another."""
-    return (*operator.inputs, *operator.outputs) if any(map(_convolves, operator.computes)) else ()
+    return (*operator.inputs, *operator.outputs) if any(map(_is_convolution, operator.computes)) else ()
 
 
-def _convolves(compute: Compute) -> bool:
+def _is_convolution(compute: Compute) -> bool:
     """Whether ``compute`` sums over the channels, axis 1, of a tensor (N, C, ..., W) and keeps its last axis."""
     if compute.kind != "contraction":
         return False
@@ -132,7 +132,7 @@ def _convolves(compute: Compute) -> bool:
     )
 
 
-def _followed(storage: Storage, shape: tuple[int, ...]) -> Storage | None:
+def _to_channels_last(storage: Storage, shape: tuple[int, ...]) -> Storage | None:
     """``storage``, a part of a dense row-major tensor of ``shape``, after that one moved to channels last; None where nothing
     would move, or where steps along one of its axes are not steps along one axis of that tensor, as in a flattening."""
     if len(shape) < 4 or 0 in shape or shape[1] == 1 or prod(shape[2:]) == 1:

@@ -32,7 +32,7 @@ def load_address(indices: Sequence[Expr], axes: Sequence[Axis], storage: Storage
     offset, strides = storage.offset, dict.fromkeys((a.name for a in axes), 0)
     rest: list[tuple[int, Expr]] = []
     for index, stride in zip(indices, storage.strides, strict=True):
-        form = ex.affine(index)
+        form = ex.affine_form(index)
         if form is None:
             rest.append((stride, index))
             continue
@@ -40,7 +40,7 @@ def load_address(indices: Sequence[Expr], axes: Sequence[Axis], storage: Storage
         for name, coefficient in form[0].items():
             strides[name] += coefficient * stride
     if rest:
-        found = _measured(rest, axes)
+        found = _affine_address(rest, axes)
         if found is None:
             return None
         offset += found[0]
@@ -49,7 +49,7 @@ def load_address(indices: Sequence[Expr], axes: Sequence[Axis], storage: Storage
     return offset, tuple(strides[a.name] if a.extent > 1 else 0 for a in axes)
 
 
-def _measured(terms: Sequence[tuple[int, Expr]], axes: Sequence[Axis]) -> tuple[int, dict[str, int]] | None:
+def _affine_address(terms: Sequence[tuple[int, Expr]], axes: Sequence[Axis]) -> tuple[int, dict[str, int]] | None:
     """``sum(stride * index)`` as (offset, step by axis) if it is affine at every point of its axes."""
     used = set[str]().union(*(ex.axes_of(i) for _, i in terms))
     span = [a for a in axes if a.name in used]
@@ -87,12 +87,12 @@ def index_values(index: Expr, grid: dict[str, np.ndarray[Any, Any]]) -> np.ndarr
     return np.asarray(FUNCTIONS[index.fn](*known)) if len(known) == len(args) else None
 
 
-def dense(tensor: str, buffer: str, shape: tuple[int, ...]) -> Storage:
+def dense_storage(tensor: str, buffer: str, shape: tuple[int, ...]) -> Storage:
     """Row-major storage at the start of ``buffer``."""
     return Storage(tensor, buffer, 0, shape, row_major(shape))
 
 
-def viewed(tensor: str, load: Load, axes: Sequence[Axis], source: Storage) -> Storage | None:
+def view_storage(tensor: str, load: Load, axes: Sequence[Axis], source: Storage) -> Storage | None:
     """Storage of ``tensor[axes] = load`` as a view of ``source``, or None where its address is not affine."""
     address = load_address(load.indices, axes, source)
     if address is None:
@@ -100,12 +100,12 @@ def viewed(tensor: str, load: Load, axes: Sequence[Axis], source: Storage) -> St
     return Storage(tensor, source.buffer, address[0], tuple(a.extent for a in axes), address[1])
 
 
-def inverted(source: str, shape: tuple[int, ...], load: Load, axes: Sequence[Axis], target: Storage) -> Storage | None:
+def invert_view(source: str, shape: tuple[int, ...], load: Load, axes: Sequence[Axis], target: Storage) -> Storage | None:
     """Storage of ``source`` such that ``tensor[axes] = load`` (a load of it) lies exactly in ``target``.
 
     None unless the load visits every element of ``source`` once and the result is affine.
     """
-    address = load_address(load.indices, axes, dense(source, source, shape))
+    address = load_address(load.indices, axes, dense_storage(source, source, shape))
     if address is None or math.prod(shape) != math.prod(a.extent for a in axes):
         return None
     order = sorted((d for d, a in enumerate(axes) if a.extent > 1), key=lambda d: -address[1][d])

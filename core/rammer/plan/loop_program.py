@@ -37,7 +37,7 @@ def turn_ports(turn: RolledTurn, program: RProgram) -> TurnPorts:
     )
 
 
-def repeated(
+def repeat_program(
     turn: RProgram,
     ports: TurnPorts,
     types: Mapping[str, TensorType],
@@ -77,37 +77,37 @@ class _Seam:
 
     def read(self, value: str) -> str:
         """The buffer of a value from outside."""
-        return self._buffer(value, "constant" if value in self.constants else "input")
+        return self._add_buffer(value, "constant" if value in self.constants else "input")
 
     def written(self, value: str) -> str:
         """The buffer of a value of all turns."""
-        return self._buffer(value, "output")
+        return self._add_buffer(value, "output")
 
-    def _buffer(self, name: str, kind: BufferKind) -> str:
+    def _add_buffer(self, name: str, kind: BufferKind) -> str:
         known = self.types[name]
         self.buffers.setdefault(name, Buffer(name, known.dtype, math.prod(known.shape), kind))
         return name
 
     def move(self, when: MoveTime, target: str, source: str, back: bool = False) -> None:
         """Elements of one turn: all of the turn's buffer, and its slice of what holds those of all turns."""
-        whole, sizes = {target, source} & self.buffers.keys(), (self._size(target), self._size(source))
+        whole, sizes = {target, source} & self.buffers.keys(), (self._buffer_size(target), self._buffer_size(source))
         size = min(sizes)
         if whole and when in ("before", "after"):  # of a turn: what holds those of all may end within its last slice
             size = next(s for n, s in zip((target, source), sizes, strict=True) if n not in whole)
-        to, into = self._slices(when, target, size, back)
-        begin, by = self._slices(when, source, size, back)
-        self.moves.append(Move(when, self._place(target), to, into, self._place(source), begin, by, size))
+        to, into = self._slice_offsets(when, target, size, back)
+        begin, by = self._slice_offsets(when, source, size, back)
+        self.moves.append(Move(when, self._buffer_name(target), to, into, self._buffer_name(source), begin, by, size))
 
-    def _slices(self, when: MoveTime, name: str, size: int, back: bool) -> tuple[int, int]:
+    def _slice_offsets(self, when: MoveTime, name: str, size: int, back: bool) -> tuple[int, int]:
         """Where the slice of turn 0 begins, and how much further on in each following turn."""
         if name not in self.buffers or when in ("once", "first", "last"):
             return 0, 0
         return ((self.count - 1) * size, -size) if back else (0, size)
 
-    def _size(self, name: str) -> int:
-        return self.buffers[name].size if name in self.buffers else self.turn.buffer[self._place(name)].size
+    def _buffer_size(self, name: str) -> int:
+        return self.buffers[name].size if name in self.buffers else self.turn.buffer[self._buffer_name(name)].size
 
-    def _place(self, name: str) -> str:
+    def _buffer_name(self, name: str) -> str:
         return name if name in self.buffers else self.turn.storage[name].buffer
 
     def program(self) -> RProgram:

@@ -21,17 +21,17 @@ from rammer.ir.program import Storage
 MAX_RUNS = 1 << 20
 
 
-def overlap(a: Storage, b: Storage) -> bool:
+def has_overlap(a: Storage, b: Storage) -> bool:
     """Whether ``a`` and ``b`` (same buffer) have an element in common; over-approximates beyond ``MAX_RUNS``."""
     (a_low, a_high), (b_low, b_high) = a.span(), b.span()
     if a_low >= a_high or b_low >= b_high or a_high <= b_low or b_high <= a_low:
         return False
-    x, y = _dims(a), _dims(b)
+    x, y = _merged_dims(a), _merged_dims(b)
     if _is_one_run(x) and _is_one_run(y):
         return True
     if max(_run_count(x), _run_count(y)) > MAX_RUNS:
         return True
-    (starts, length), (others, other_length) = _runs(a_low, x), _runs(b_low, y)
+    (starts, length), (others, other_length) = _run_starts(a_low, x), _run_starts(b_low, y)
     # The last other run that starts before the end of each run is the only one that can reach it.
     before = np.searchsorted(others, starts + length, side="left") - 1
     return bool(np.any((before >= 0) & (others[before] + other_length > starts)))
@@ -65,7 +65,7 @@ class Shared:
         return [self.items[i] for i in sorted(order[bisect_right(highs, low) : bisect_left(lows, high)])]
 
 
-def _dims(storage: Storage) -> list[tuple[int, int]]:
+def _merged_dims(storage: Storage) -> list[tuple[int, int]]:
     """(stride, extent) pairs with positive strides, outermost first, contiguous neighbours merged."""
     pairs = sorted(((abs(s), n) for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1 and s), reverse=True)
     merged: list[tuple[int, int]] = []
@@ -86,7 +86,7 @@ def _run_count(dims: list[tuple[int, int]]) -> int:
     return math.prod(extent for _, extent in outer)
 
 
-def _runs(low: int, dims: list[tuple[int, int]]) -> tuple[NDArray[np.int64], int]:
+def _run_starts(low: int, dims: list[tuple[int, int]]) -> tuple[NDArray[np.int64], int]:
     """Sorted starts of the contiguous runs, and their common length."""
     length = 1
     if dims and dims[-1][0] == 1:

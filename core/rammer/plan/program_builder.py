@@ -13,7 +13,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage
 from rammer.ir.types import itemsize
 from rammer.plan.arena import BufferUse, plan_memory
-from rammer.plan.process_memory import room
+from rammer.plan.process_memory import available_bytes
 from rammer.plan.waits import plan_waits, stage_order
 from rammer.schedule.policy import Schedule
 from rammer.verify.verifier import verify
@@ -61,14 +61,14 @@ def build_program(
     """
     inputs, outputs, constants = interface.inputs, interface.outputs, interface.constants
     operators = stage_order(schedule)
-    tensors = _tensors(operators, inputs, outputs)
+    tensors = _program_tensors(operators, inputs, outputs)
     known, touched = set(tensors), {storage.storages[t].buffer for t in tensors}
     tensors += [c for c in constants if c not in known and storage.storages[c].buffer in touched]  # a view of it is read
     storages = {t: storage.storages[t] for t in tensors}
-    kinds = _kinds(storages, inputs, outputs, constants)
+    kinds = _buffer_kinds(storages, inputs, outputs, constants)
     _check_outputs(operators, outputs, storages, kinds)
     waits = plan_waits(schedule, storages)
-    uses = _uses(operators, storages, storage.buffers, kinds)
+    uses = _buffer_uses(operators, storages, storage.buffers, kinds)
     memory = plan_memory(uses, waits.order)
     buffers = tuple(Buffer(b, *storage.buffers[b], kind, memory.offsets.get(b, 0)) for b, kind in kinds.items())
     program = RProgram(
@@ -88,7 +88,7 @@ def build_program(
     return program
 
 
-def _tensors(operators: Sequence[ROperator], inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> list[str]:
+def _program_tensors(operators: Sequence[ROperator], inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> list[str]:
     """Tensors that the program touches, each once: ports, then operands in operator order."""
     used = [p.tensor for p in (*inputs, *outputs)]
     for op in operators:
@@ -96,7 +96,7 @@ def _tensors(operators: Sequence[ROperator], inputs: tuple[Port, ...], outputs: 
     return list(dict.fromkeys(used))
 
 
-def _kinds(
+def _buffer_kinds(
     storages: Mapping[str, Storage], inputs: tuple[Port, ...], outputs: tuple[Port, ...], constants: Collection[str]
 ) -> dict[str, BufferKind]:
     """Kind of every buffer in use."""
@@ -124,7 +124,7 @@ def _check_outputs(
             )
 
 
-def _uses(
+def _buffer_uses(
     operators: Sequence[ROperator],
     storages: Mapping[str, Storage],
     buffers: Mapping[str, tuple[str, int]],
@@ -139,10 +139,10 @@ def _uses(
             for buffer in (storages[t].buffer for t in tensors):
                 if buffer in table:
                     table[buffer][op.name] = None
-    return [BufferUse(b, _nbytes(*buffers[b]), tuple(writers[b]), tuple(readers[b])) for b in writers]
+    return [BufferUse(b, _tensor_bytes(*buffers[b]), tuple(writers[b]), tuple(readers[b])) for b in writers]
 
 
-def _nbytes(dtype: str, size: int) -> int:
+def _tensor_bytes(dtype: str, size: int) -> int:
     return size * itemsize(dtype)
 
 
@@ -150,7 +150,7 @@ def check_capacity(name: str, plan: Storages, kept: Iterable[str], device: VDevi
     """DeviceFailure when the tensors in ``kept`` (inputs, outputs, constants: there all the time) and the largest
     other buffer exceed the device's lowest memory layer. Capacity 0 means that it is not modelled: it is this machine's."""
     layer = device.layers[0]
-    capacity = layer.capacity or room()
+    capacity = layer.capacity or available_bytes()
     sizes = {buffer: size * itemsize(dtype) for buffer, (dtype, size) in plan.buffers.items()}
     permanent = {plan.storages[tensor].buffer for tensor in kept if tensor in plan.storages}
     others = [n for buffer, n in sizes.items() if buffer not in permanent]

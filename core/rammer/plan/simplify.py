@@ -13,12 +13,12 @@ from dataclasses import replace
 import numpy as np
 
 from rammer.ir import expr as ex
-from rammer.ir.compute import Compute, ComputeGraph, identity
-from rammer.ir.evaluate import evaluate
+from rammer.ir.compute import Compute, ComputeGraph, combiner_identity
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Const, Expr, Load
 
 
-def simplified(graph: ComputeGraph) -> ComputeGraph:
+def simplify_graph(graph: ComputeGraph) -> ComputeGraph:
     """``graph`` without empty Computes, without views of constants and without what nobody reads; itself where it has none."""
     return without_unread(constant_views(without_empty(graph)))
 
@@ -42,16 +42,16 @@ def without_empty(graph: ComputeGraph) -> ComputeGraph:
     read of a tensor without elements is what lies outside."""
     if not any(t.size == 0 for t in graph.types.values()) and all(c.points for c in graph.computes):
         return graph
-    computes = tuple(_filled(c, graph) for c in graph.computes if 0 not in c.shape)
+    computes = tuple(_fill_empty(c, graph) for c in graph.computes if 0 not in c.shape)
     used = {n for c in computes for n in c.reads} | set(graph.outputs)
     constants = {n: v for n, v in graph.constants.items() if n in used}
     return replace(graph, computes=computes, constants=constants)
 
 
-def _filled(c: Compute, graph: ComputeGraph) -> Compute:
+def _fill_empty(c: Compute, graph: ComputeGraph) -> Compute:
     if not c.points:
         assert c.combiner is not None  # without reduction axes the output is empty
-        return replace(c, body=identity(c.combiner, c.dtype), reduce=(), combiner=None)
+        return replace(c, body=combiner_identity(c.combiner, c.dtype), reduce=(), combiner=None)
 
     def rule(e: Expr) -> Expr | None:
         if not isinstance(e, Load) or graph.types[e.tensor].size:
@@ -68,8 +68,8 @@ def constant_views(graph: ComputeGraph) -> ComputeGraph:
     constants, outputs = dict(graph.constants), set(graph.outputs)
     kept = list[Compute]()
     for c in graph.computes:
-        if c.name not in outputs and _rearranges(c, constants):
-            constants[c.name] = np.ascontiguousarray(evaluate(c, constants))
+        if c.name not in outputs and _is_constant_view(c, constants):
+            constants[c.name] = np.ascontiguousarray(evaluate_compute(c, constants))
         else:
             kept.append(c)
     if len(kept) == len(graph.computes):
@@ -78,6 +78,6 @@ def constant_views(graph: ComputeGraph) -> ComputeGraph:
     return replace(graph, computes=tuple(kept), constants={n: v for n, v in constants.items() if n in used})
 
 
-def _rearranges(c: Compute, constants: Mapping[str, np.ndarray]) -> bool:
+def _is_constant_view(c: Compute, constants: Mapping[str, np.ndarray]) -> bool:
     body = c.body
     return c.combiner is None and isinstance(body, Load) and body.fill is None and c.points > 0 and constants.keys() >= {*c.reads}

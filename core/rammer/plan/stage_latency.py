@@ -12,7 +12,7 @@ from rammer.fusion.stitch_latency import Evaluator
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import RProgram
-from rammer.plan.waits import dependences, plan_waits
+from rammer.plan.waits import find_dependences, plan_waits
 from rammer.schedule.policy import Schedule, rows_of
 from rammer.schedule.stage_clock import in_waves
 from rammer.schedule.task_placement import Row, side_by_side
@@ -20,7 +20,7 @@ from rammer.tuning.kernel_probe import OwnTensors
 from rammer.tuning.kernel_store import KernelStore, key_of, unit_key
 from rammer.tuning.tuner import MEASURED, Tuner
 
-__all__ = ["StageTimer", "evaluator", "stage_program"]
+__all__ = ["StageTimer", "make_evaluator", "stage_program"]
 
 #: Runs of a stage of which the median counts, the seconds that they should take together, and the most there are of short ones.
 RUNS, SPAN, MOST_RUNS = 10, 5e-3, 100
@@ -46,10 +46,10 @@ class StageTimer:
         if whole is None:
             return None
         if self._start is None:
-            self._start = self._starting(kernels[0])
+            self._start = self._launch_overhead(kernels[0])
         return max(whole - self._start, 0.0) + self.backend.vdevice.launch
 
-    def _starting(self, kernel: RKernel) -> float:
+    def _launch_overhead(self, kernel: RKernel) -> float:
         """What a run takes besides its tasks: that of one operator less its own time."""
         whole = self._whole([kernel])
         return max((whole or 0.0) - kernel.operator_time(self.backend.vdevice.veus), 0.0)
@@ -57,7 +57,7 @@ class StageTimer:
     def _whole(self, kernels: Sequence[RKernel]) -> float | None:
         operators = [k.operator for k in kernels]
         place = {o.name: i for i, o in enumerate(operators)}
-        inside = dependences(operators, self.binding.storages)
+        inside = find_dependences(operators, self.binding.storages)
         edges = [(place[p], i) for i, o in enumerate(operators) for p in inside[o.name]]
         shared = [sorted(place[p.name] for p in operators if set(p.inputs) & set(o.inputs)) for o in operators]
         key = key_of(unit_key(self.backend), "stage", str(edges), str(shared), *map(self.binding.key, operators))
@@ -74,7 +74,7 @@ class StageTimer:
         return known
 
 
-def evaluator(tuner: Tuner, binding: Binding) -> Evaluator:
+def make_evaluator(tuner: Tuner, binding: Binding) -> Evaluator:
     """What stitching asks of a device: kernels as predicted, side by side as the schedule has them, and, where kernels are
     measured, runs of operators each by its best one, as ``StageTimer`` says."""
     device, timed = tuner.backend.vdevice, StageTimer(tuner.backend, tuner.store, binding)
@@ -103,7 +103,7 @@ def stage_program(kernels: Sequence[RKernel], binding: Binding, device: VDevice)
     reads under another name what another one writes: that takes the model's own buffers.
     """
     operators = [k.operator for k in kernels]
-    inside = dependences(operators, binding.storages)
+    inside = find_dependences(operators, binding.storages)
     by_name = {o.name: {p.name for p in operators if set(p.outputs) & set(o.inputs)} for o in operators}
     if any(set(inside[o.name]) != by_name[o.name] for o in operators):
         return None

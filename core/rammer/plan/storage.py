@@ -15,13 +15,13 @@ from typing import Final
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Box, Compute, ComputeGraph
 from rammer.ir.expr import Expr, Load
-from rammer.ir.names import Names, identifier
-from rammer.ir.piecewise import pieces
+from rammer.ir.names import Names, make_identifier
+from rammer.ir.piecewise import piecewise_regions
 from rammer.ir.program import Storage
-from rammer.ir.reindex import collected
-from rammer.passes.compute.batch_candidates import rearranges
-from rammer.plan.load_addresses import dense, inverted, viewed
-from rammer.plan.overlap import Shared, overlap
+from rammer.ir.reindex import collect_terms
+from rammer.passes.compute.batch_candidates import is_rearrangement
+from rammer.plan.load_addresses import dense_storage, invert_view, view_storage
+from rammer.plan.overlap import Shared, has_overlap
 
 Pieces = list[tuple[Box, Load]]
 #: No output that lies over an input.
@@ -43,7 +43,7 @@ class StoragePlan:
     @property
     def copies(self) -> list[Compute]:
         """The Computes that run and only rearrange."""
-        return [c for c in self.graph.computes if rearranges(c) or pieces(c) is not None]
+        return [c for c in self.graph.computes if is_rearrangement(c) or piecewise_regions(c) is not None]
 
 
 def assign_storage(graph: ComputeGraph, kept: Mapping[str, str] = NOTHING) -> StoragePlan:
@@ -84,7 +84,7 @@ class _Assigner:
     def own(self, name: str) -> None:
         """Give ``name`` a dense buffer of its own."""
         kind = self.graph.types[name]
-        self.storages[name] = dense(name, name, kind.shape)
+        self.storages[name] = dense_storage(name, name, kind.shape)
         self.buffers[name] = (kind.dtype, kind.size)
 
     def ports(self) -> None:
@@ -93,7 +93,7 @@ class _Assigner:
             self.own(name)
         for output, past in self.kept.items():
             del self.buffers[past]
-            self.storages[past] = dense(past, output, self.graph.types[past].shape)
+            self.storages[past] = dense_storage(past, output, self.graph.types[past].shape)
 
     def free(self, name: str) -> bool:
         """Whether ``name`` is computed here and has no storage yet."""
@@ -120,8 +120,8 @@ class _Assigner:
             if compute is None or load is None or not self.free(load.tensor):
                 return
             shape = self.graph.types[load.tensor].shape
-            storage = inverted(load.tensor, shape, load, compute.axes, self.storages[name])
-            if storage is None or _contiguous(storage) < _contiguous(self.storages[name]):
+            storage = invert_view(load.tensor, shape, load, compute.axes, self.storages[name])
+            if storage is None or _is_contiguous(storage) < _is_contiguous(self.storages[name]):
                 return
             self.eliminated.add(name)
             self.storages[load.tensor] = storage
@@ -133,7 +133,7 @@ class _Assigner:
         load = self.view_load(compute)
         if load is None or not self.free(compute.name) or not self._only_reader(compute):
             return
-        if viewed(compute.name, load, compute.axes, self._expected(load.tensor)) is None:
+        if view_storage(compute.name, load, compute.axes, self._expected_storage(load.tensor)) is None:
             self.own(compute.name)
             self.write_behind(compute.name)
 
@@ -151,28 +151,28 @@ class _Assigner:
         self.alone |= dict.fromkeys(chain, alone)
         return alone
 
-    def _expected(self, name: str) -> Storage:
+    def _expected_storage(self, name: str) -> Storage:
         """The storage that ``settle`` would give ``name`` now, which is read by one Compute, as all that it rearranges."""
         chain = list[tuple[Compute, Load]]()
         while name not in self.storages and name not in self.expected:
             compute = self.producers.get(name)
             load = self.view_load(compute) if compute is not None else None
             if compute is None or load is None:
-                self.expected[name] = dense(name, name, self.graph.types[name].shape)
+                self.expected[name] = dense_storage(name, name, self.graph.types[name].shape)
                 break
             chain.append((compute, load))
             name = load.tensor
         found = self.storages.get(name) or self.expected[name]
         for compute, load in reversed(chain):
-            view = viewed(compute.name, load, compute.axes, found)
-            found = self.expected[compute.name] = view or dense(compute.name, compute.name, compute.shape)
+            view = view_storage(compute.name, load, compute.axes, found)
+            found = self.expected[compute.name] = view or dense_storage(compute.name, compute.name, compute.shape)
         return found
 
     def concatenations(self) -> Iterator[tuple[Compute, Pieces]]:
         """Piecewise Computes, the largest first: what a large one has placed, a smaller one may just view."""
         found = []
         for position, compute in enumerate(self.graph.computes):
-            parts = pieces(compute)
+            parts = piecewise_regions(compute)
             if parts and compute.points > 0 and self._same_type(compute, parts):
                 found.append((-compute.points, -position, compute, parts))
         for *_, compute, parts in sorted(found, key=lambda f: f[:2]):
@@ -184,13 +184,13 @@ class _Assigner:
     def concatenate(self, compute: Compute, parts: Pieces) -> None:
         """Place the parts of a concatenation, or see that they already lie as it wants them."""
         if self.free(compute.name):
-            ready = self._assembled(compute, parts)
+            ready = self._concat_storage(compute, parts)
             if ready is not None:
                 self.storages[compute.name] = ready
                 self.eliminated.add(compute.name)
                 return
             self.own(compute.name)
-        parts = self._joined(compute, parts)
+        parts = self._join_parts(compute, parts)
         placed = [self._place_part(compute, box, load) for box, load in parts]
         if not any(placed):
             return
@@ -199,33 +199,33 @@ class _Assigner:
             self._copy(compute, box, load) for (box, load), done in zip(parts, placed, strict=True) if not done
         ]
 
-    def _joined(self, compute: Compute, parts: Pieces) -> Pieces:
+    def _join_parts(self, compute: Compute, parts: Pieces) -> Pieces:
         """Neighbouring parts that are all the slices of one free tensor become one part: that tensor."""
         groups: list[tuple[Box, Load, Pieces]] = []
         for box, load in parts:
-            source = self._through(load)
+            source = self._resolve_load(load)
             last = groups[-1] if groups else None
-            union = _union(last[0], box) if last is not None and last[1] == source else None
+            union = _union_box(last[0], box) if last is not None and last[1] == source else None
             if last is not None and union is not None:
                 groups[-1] = (union, source, [*last[2], (box, load)])
             else:
                 groups.append((box, source, [(box, load)]))
         joined: Pieces = []
         for box, source, members in groups:
-            whole = len(members) > 1 and self._slot(compute, box, source) is not None
+            whole = len(members) > 1 and self._slot_storage(compute, box, source) is not None
             joined += [(box, source)] if whole else members
         return joined
 
-    def _through(self, load: Load) -> Load:
+    def _resolve_load(self, load: Load) -> Load:
         """``load`` of a free rearranging tensor as a load of what that one reads."""
         compute = self.producers.get(load.tensor)
         inner = self.view_load(compute) if compute is not None and self.free(load.tensor) else None
         if compute is None or inner is None:
             return load
         axes = {a.name: i for a, i in zip(compute.axes, load.indices, strict=True)}
-        return Load(inner.tensor, tuple(collected(ex.substitute(i, axes)) for i in inner.indices), load.fill)
+        return Load(inner.tensor, tuple(collect_terms(ex.substitute(i, axes)) for i in inner.indices), load.fill)
 
-    def _assembled(self, compute: Compute, parts: Pieces) -> Storage | None:
+    def _concat_storage(self, compute: Compute, parts: Pieces) -> Storage | None:
         """The storage of a concatenation whose parts already lie side by side (a prefix of a larger one)."""
         origin = tuple(0 for _ in compute.axes)
         whole: Storage | None = None
@@ -234,27 +234,27 @@ class _Assigner:
         if any(v is None for v in views):
             return None
         known = [v for v in views if v is not None]
-        first = next((v for v, (box, _) in zip(known, parts, strict=True) if _start(box) == origin), None)
+        first = next((v for v, (box, _) in zip(known, parts, strict=True) if _box_start(box) == origin), None)
         if first is None or any(v.buffer != first.buffer for v in known):
             return None
         for d in range(len(strides)):
-            strides[d] = _step(d, known, parts, first)
+            strides[d] = _common_stride(d, known, parts, first)
         whole = Storage(compute.name, first.buffer, first.offset, compute.shape, tuple(strides))
-        fits = (v == _slice(whole, box, v.tensor) for v, (box, _) in zip(known, parts, strict=True))
+        fits = (v == _slice_storage(whole, box, v.tensor) for v, (box, _) in zip(known, parts, strict=True))
         return whole if all(fits) else None
 
     def _part_view(self, compute: Compute, box: Box, load: Load) -> Storage | None:
         """Where the region ``box`` of a concatenation lies if its part has a storage; extent-1 axes get stride 0."""
-        source, local = self.storages.get(load.tensor), self._local(compute, box, load)
+        source, local = self.storages.get(load.tensor), self._localise_load(compute, box, load)
         if source is None or local.fill is not None:
             return None
-        return viewed(compute.name, local, _axes(compute, box), source)
+        return view_storage(compute.name, local, _box_axes(compute, box), source)
 
-    def _local(self, compute: Compute, box: Box, load: Load) -> Load:
+    def _localise_load(self, compute: Compute, box: Box, load: Load) -> Load:
         """``load`` in the axes of one region, without its guard where the region never leaves the tensor."""
-        shifts: dict[str, Expr] = {a.name: ex.add(a.name, low) for a, (low, _) in zip(compute.axes, box, strict=True) if low}
-        indices = tuple(collected(ex.substitute(i, shifts)) for i in load.indices)
-        bounds = {a.name: (0, a.extent - 1) for a in _axes(compute, box)}
+        shifts: dict[str, Expr] = {a.name: ex.make_add(a.name, low) for a, (low, _) in zip(compute.axes, box, strict=True) if low}
+        indices = tuple(collect_terms(ex.substitute(i, shifts)) for i in load.indices)
+        bounds = {a.name: (0, a.extent - 1) for a in _box_axes(compute, box)}
         spans = [ex.interval(i, bounds) for i in indices]
         shape = self.graph.types[load.tensor].shape
         inside = all(s is not None and 0 <= s[0] <= s[1] < n for s, n in zip(spans, shape, strict=True))
@@ -262,33 +262,35 @@ class _Assigner:
 
     def _place_part(self, compute: Compute, box: Box, load: Load) -> bool:
         """Let the part's producer write into its slice, if it can."""
-        storage = self._slot(compute, box, load)
+        storage = self._slot_storage(compute, box, load)
         if storage is not None:
             self.place(load.tensor, storage)
         return storage is not None
 
-    def _slot(self, compute: Compute, box: Box, load: Load) -> Storage | None:
+    def _slot_storage(self, compute: Compute, box: Box, load: Load) -> Storage | None:
         """Storage of a part inside its concatenation; None if it is taken or rearranged beyond strides."""
-        local = self._local(compute, box, load)
+        local = self._localise_load(compute, box, load)
         if not self.free(load.tensor) or local.fill is not None:
             return None
-        target = _slice(self.storages[compute.name], box, load.tensor)
+        target = _slice_storage(self.storages[compute.name], box, load.tensor)
         shape = self.graph.types[load.tensor].shape
-        storage = inverted(load.tensor, shape, local, _axes(compute, box), target)
-        return None if storage is None or _contiguous(storage) < _contiguous(target) else storage
+        storage = invert_view(load.tensor, shape, local, _box_axes(compute, box), target)
+        return None if storage is None or _is_contiguous(storage) < _is_contiguous(target) else storage
 
     def _copy(self, compute: Compute, box: Box, load: Load) -> Compute:
         """A Compute that copies one part into its slice."""
-        name = identifier(f"{load.tensor}_copy", self.taken)
-        self.storages[name] = _slice(self.storages[compute.name], box, name)
-        return Compute(name, compute.dtype, _axes(compute, box), self._local(compute, box, load), origin=compute.origin)
+        name = make_identifier(f"{load.tensor}_copy", self.taken)
+        self.storages[name] = _slice_storage(self.storages[compute.name], box, name)
+        return Compute(
+            name, compute.dtype, _box_axes(compute, box), self._localise_load(compute, box, load), origin=compute.origin
+        )
 
     def settle(self, compute: Compute) -> None:
         """Storage of what nothing constrained: a view where possible, else a buffer."""
         if compute.name in self.storages:
             return
         load = self.view_load(compute)
-        view = viewed(compute.name, load, compute.axes, self.storages[load.tensor]) if load is not None else None
+        view = view_storage(compute.name, load, compute.axes, self.storages[load.tensor]) if load is not None else None
         if view is None:
             self.own(compute.name)
             return
@@ -303,13 +305,13 @@ class _Assigner:
                 yield compute
 
 
-def _contiguous(storage: Storage) -> bool:
+def _is_contiguous(storage: Storage) -> bool:
     """Whether neighbours along the last axis longer than 1 are neighbours in memory."""
     steps = [s for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1]
     return not steps or steps[-1] == 1
 
 
-def _union(a: Box, b: Box) -> Box | None:
+def _union_box(a: Box, b: Box) -> Box | None:
     """The box that two boxes make up which differ along one axis and meet there."""
     differing = [d for d, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
     if len(differing) != 1:
@@ -318,16 +320,16 @@ def _union(a: Box, b: Box) -> Box | None:
     return (*a[:d], (a[d][0], b[d][1]), *a[d + 1 :]) if a[d][1] == b[d][0] else None
 
 
-def _start(box: Box) -> tuple[int, ...]:
+def _box_start(box: Box) -> tuple[int, ...]:
     return tuple(low for low, _ in box)
 
 
-def _axes(compute: Compute, box: Box) -> tuple[Axis, ...]:
+def _box_axes(compute: Compute, box: Box) -> tuple[Axis, ...]:
     """The axes of one region, counted from its start."""
     return tuple(Axis(a.name, high - low) for a, (low, high) in zip(compute.axes, box, strict=True))
 
 
-def _slice(storage: Storage, box: Box, tensor: str) -> Storage:
+def _slice_storage(storage: Storage, box: Box, tensor: str) -> Storage:
     """The region ``box`` of ``storage`` (axes of extent 1 get stride 0)."""
     offset = storage.offset + sum(low * s for (low, _), s in zip(box, storage.strides, strict=True))
     shape = tuple(high - low for low, high in box)
@@ -335,12 +337,12 @@ def _slice(storage: Storage, box: Box, tensor: str) -> Storage:
     return Storage(tensor, storage.buffer, offset, shape, strides)
 
 
-def _step(d: int, views: list[Storage], parts: Pieces, first: Storage) -> int:
+def _common_stride(d: int, views: list[Storage], parts: Pieces, first: Storage) -> int:
     """The stride along axis ``d`` that the views of the parts agree on, or that the distance of two gives."""
     for view, (box, _) in zip(views, parts, strict=True):
         if view.shape[d] > 1:
             return view.strides[d]
-        start = _start(box)
+        start = _box_start(box)
         if start[d] > 0 and not any(low for i, low in enumerate(start) if i != d):
             return (view.offset - first.offset) // start[d]
     return 0
@@ -360,5 +362,5 @@ def view_sources(graph: ComputeGraph, storages: Mapping[str, Storage]) -> dict[s
         if name not in given:
             mine = storages[name]
             near = written[mine.buffer].near(mine) if mine.buffer in written else ()
-            result[name] = tuple(tensor for tensor, s in near if overlap(mine, s))
+            result[name] = tuple(tensor for tensor, s in near if has_overlap(mine, s))
     return result

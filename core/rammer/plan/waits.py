@@ -21,7 +21,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.prefix_set import PrefixSet
 from rammer.ir.program import Counter, Storage, Task, Wait
 from rammer.ir.task_arrays import Longs
-from rammer.plan.overlap import Shared, overlap
+from rammer.plan.overlap import Shared, has_overlap
 from rammer.schedule.policy import Schedule
 from rammer.verify.happens_before import Ints
 
@@ -48,7 +48,7 @@ class Waits:
     order: Order
 
 
-def dependences(operators: Iterable[ROperator], storages: Mapping[str, Storage]) -> dict[str, tuple[str, ...]]:
+def find_dependences(operators: Iterable[ROperator], storages: Mapping[str, Storage]) -> dict[str, tuple[str, ...]]:
     """For each operator those that write an element which it reads, in topological order.
 
     ``operators`` come in topological order. Raises ValueError when an operator reads a tensor without a
@@ -58,7 +58,7 @@ def dependences(operators: Iterable[ROperator], storages: Mapping[str, Storage])
     listed = list(operators)
     for op in listed:
         for tensor in op.outputs:
-            storage = _storage(storages, tensor, op.name)
+            storage = _require_storage(storages, tensor, op.name)
             written.setdefault(storage.buffer, Shared()).add(op.name, storage)
     place = {op.name: i for i, op in enumerate(listed)}
     cached: dict[tuple[Storage, Storage], bool] = {}
@@ -66,9 +66,9 @@ def dependences(operators: Iterable[ROperator], storages: Mapping[str, Storage])
     for op in listed:
         found: set[str] = set()
         for tensor in op.inputs:
-            read = _storage(storages, tensor, op.name)
+            read = _require_storage(storages, tensor, op.name)
             for writer, target in written[read.buffer].near(read) if read.buffer in written else ():
-                if writer not in found and writer != op.name and _overlap(read, target, cached):
+                if writer not in found and writer != op.name and _has_overlap(read, target, cached):
                     found.add(writer)
         late = [w for w in found if place[w] > place[op.name]]
         if late:
@@ -77,13 +77,13 @@ def dependences(operators: Iterable[ROperator], storages: Mapping[str, Storage])
     return result
 
 
-def _overlap(a: Storage, b: Storage, cached: dict[tuple[Storage, Storage], bool]) -> bool:
+def _has_overlap(a: Storage, b: Storage, cached: dict[tuple[Storage, Storage], bool]) -> bool:
     if (a, b) not in cached:
-        cached[a, b] = overlap(a, b)
+        cached[a, b] = has_overlap(a, b)
     return cached[a, b]
 
 
-def _storage(storages: Mapping[str, Storage], tensor: str, operator: str) -> Storage:
+def _require_storage(storages: Mapping[str, Storage], tensor: str, operator: str) -> Storage:
     if tensor not in storages:
         raise ValueError(f"operator {operator} uses tensor {tensor}, which has no storage")
     return storages[tensor]
@@ -93,7 +93,7 @@ def _storage(storages: Mapping[str, Storage], tensor: str, operator: str) -> Sto
 def plan_waits(schedule: Schedule, storages: Mapping[str, Storage]) -> Waits:
     """Counters and waits for a schedule: one counter for each operator that somebody waits for."""
     operators = stage_order(schedule)
-    order = operator_order(schedule, dependences(operators, storages))
+    order = operator_order(schedule, find_dependences(operators, storages))
     tasks = {op.name: op.task_count for op in operators}
     placing = Placing(schedule.rows, order, tasks)
     rows = placing.place()
@@ -116,7 +116,7 @@ def operator_order(schedule: Schedule, after: Mapping[str, tuple[str, ...]]) -> 
     stages = [[n for n in stage if tasks[n]] for stage in schedule.stages]
     names = [name for stage in stages for name in stage]
     number = {name: i for i, name in enumerate(names)}
-    fences = _fences(stages) if schedule.barriers else {}
+    fences = _stage_fences(stages) if schedule.barriers else {}
     needs: list[tuple[int, ...]] = []
     before: list[PrefixSet] = []
     for name in names:
@@ -131,7 +131,7 @@ def operator_order(schedule: Schedule, after: Mapping[str, tuple[str, ...]]) -> 
     return Order(tuple(names), tuple(needs), tuple(before))
 
 
-def _fences(stages: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
+def _stage_fences(stages: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
     """The whole previous stage, for every operator of a later one. A stage without tasks fences nothing."""
     filled = [stage for stage in stages if stage]
     return {name: earlier for earlier, later in pairwise(filled) for name in later}
@@ -219,7 +219,7 @@ class Placing:
     def place(self) -> tuple[tuple[Task, ...], ...]:
         """All rows with their waits. Where rows can never meet, whatever they need is waited for: ``verify`` tells."""
         for veu in range(len(self.runs)):
-            self._arrive(veu)
+            self._arrive_at_run(veu)
         while self.ready:
             me = heappop(self.ready)
             veus, self.at[me] = self.at[me], []
@@ -231,13 +231,13 @@ class Placing:
                         heappush(self.ready, reader)
             for veu in veus:
                 self.cursor[veu] += 1
-                self._arrive(veu)
+                self._arrive_at_run(veu)
         for veu, row in enumerate(self.runs):
             for me, indices in row[self.cursor[veu] :]:
-                self._append(veu, me, indices, self._said(self.needs[me]))
+                self._append_run(veu, me, indices, self._make_waits(self.needs[me]))
         return tuple(map(tuple, self.placed))
 
-    def _arrive(self, veu: int) -> None:
+    def _arrive_at_run(self, veu: int) -> None:
         """Row ``veu`` stands before its next run."""
         if self.cursor[veu] < len(self.runs[veu]):
             me = self.runs[veu][self.cursor[veu]][0]
@@ -249,15 +249,15 @@ class Placing:
         """These rows run their tasks of ``me``, the first of each after its waits."""
         rows = np.array(veus)
         now = self.now[rows]
-        waits = self._waits(me, rows, now)
+        waits = self._plan_waits(me, rows, now)
         for veu, wait in zip(veus, waits, strict=True):
-            self._append(veu, me, self.runs[veu][self.cursor[veu]][1], wait)
+            self._append_run(veu, me, self.runs[veu][self.cursor[veu]][1], wait)
         now[np.arange(len(veus)), rows] = [len(self.placed[veu]) for veu in veus]
         self.now[rows] = now
         np.maximum(self.finished[me], now.max(axis=0), out=self.finished[me])
         self.left[me] -= sum([len(self.runs[veu][self.cursor[veu]][1]) for veu in veus])
 
-    def _waits(self, me: int, rows: Longs, now: Ints) -> Sequence[tuple[Wait, ...]]:
+    def _plan_waits(self, me: int, rows: Longs, now: Ints) -> Sequence[tuple[Wait, ...]]:
         """What each of ``rows`` waits for before it runs ``me``; ``now`` becomes what they know afterwards."""
         result: list[tuple[Wait, ...]] = [()] * len(rows)
         needs = self.needs[me]
@@ -269,7 +269,7 @@ class Placing:
                 mine, said, tell = group[members], ps[chosen], told[chosen]
                 now[mine] = np.maximum(now[mine], tell.max(axis=0))
                 for kept, few in _alike(self._not_spared(said, before[members], tell)):
-                    waits = self._said(said[kept])
+                    waits = self._make_waits(said[kept])
                     for i in mine[few].tolist():
                         result[i] = waits
             self.knows[ps[:, None], rows[group]] = True
@@ -281,13 +281,13 @@ class Placing:
         later[:-1] = np.maximum.accumulate(told[:0:-1], axis=0)[::-1]
         return ~self.ends.implied(ps, before, told, later)
 
-    def _said(self, ps: Longs) -> tuple[Wait, ...]:
+    def _make_waits(self, ps: Longs) -> tuple[Wait, ...]:
         """The waits for operators."""
         numbers = sorted(ps.tolist())
         self.used.update(numbers)
         return tuple([self.wait[p] for p in numbers])
 
-    def _append(self, veu: int, me: int, indices: Sequence[int], waits: tuple[Wait, ...]) -> None:
+    def _append_run(self, veu: int, me: int, indices: Sequence[int], waits: tuple[Wait, ...]) -> None:
         """Place a run, of which the first task waits."""
         name, row = self.order.names[me], self.placed[veu]
         row.append(Task(name, indices[0], waits))

@@ -40,7 +40,7 @@ def run_reference(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]
             raise BadInput(
                 f"plugin {operator.plugin} declares no reference of {operator.title}", "--against reference", "give a file F.npz"
             )
-    with _refusals("onnx.reference"):
+    with _convert_refusals("onnx.reference"):
         values = ReferenceEvaluator(model.whole, new_ops=reference_operators(model.custom)).run(None, dict(inputs))
     return dict(zip(model.outputs, map(np.asarray, values), strict=True))
 
@@ -78,7 +78,7 @@ def onnxruntime_session(model: Model, threads: int = 0, optimised: bool = True) 
     if not optimised:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     source = str(model.path) if model.path else model.whole.SerializeToString()
-    with _refusals("ONNX Runtime", model):
+    with _convert_refusals("ONNX Runtime", model):
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
@@ -87,12 +87,12 @@ def run_onnxruntime(model: Model, inputs: Mapping[str, Array]) -> dict[str, Arra
     BadInput where it refuses the model or the inputs."""
     session = onnxruntime_session(model, optimised=False)
     names = [o.name for o in session.get_outputs()]
-    with _refusals("ONNX Runtime"):
+    with _convert_refusals("ONNX Runtime"):
         return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
 
 @contextmanager
-def _refusals(who: str, model: Model | None = None) -> Iterator[None]:
+def _convert_refusals(who: str, model: Model | None = None) -> Iterator[None]:
     """What a reference refuses is bad input, quoted; its exceptions have no class in common but Exception. A ``model`` with
     operators that ONNX does not define may be refused for them."""
     try:

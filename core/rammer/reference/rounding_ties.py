@@ -18,7 +18,7 @@ import onnx
 from onnx import ModelProto, NodeProto, helper
 
 from rammer.errors import BadInput, DeviceUnavailable
-from rammer.report.output_errors import differences
+from rammer.report.output_errors import compare_outputs
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -62,7 +62,7 @@ class Ties:
         return "; ".join([found, *(f"no tie: {fault}" for fault in self.faults[:3])])
 
 
-def coded(proto: ModelProto) -> dict[str, NodeProto]:
+def find_coded_tensors(proto: ModelProto) -> dict[str, NodeProto]:
     """Tensors of codes that a model computes from its inputs, and what makes them."""
     live, found = {i.name for i in proto.graph.input} - {t.name for t in proto.graph.initializer}, dict[str, NodeProto]()
     for node in proto.graph.node:  # in topological order, as ONNX has it
@@ -74,25 +74,25 @@ def coded(proto: ModelProto) -> dict[str, NodeProto]:
     return found
 
 
-def shown(proto: ModelProto) -> ModelProto:
+def expose_codes(proto: ModelProto) -> ModelProto:
     """The model with its tensors of codes as outputs, too."""
     result = ModelProto.FromString(proto.SerializeToString())
     known = {o.name for o in proto.graph.output}
-    result.graph.output.extend(onnx.ValueInfoProto(name=n) for n in coded(proto) if n not in known)
+    result.graph.output.extend(onnx.ValueInfoProto(name=n) for n in find_coded_tensors(proto) if n not in known)
     return result
 
 
-def cut(proto: ModelProto, made: Mapping[str, Array]) -> ModelProto:
+def cut_at_codes(proto: ModelProto, made: Mapping[str, Array]) -> ModelProto:
     """The model where whatever reads a tensor of codes reads an input instead, with the numbers before rounding and the scales as
     further outputs."""
     result = ModelProto.FromString(proto.SerializeToString())
-    graph, found = result.graph, coded(proto)
+    graph, found = result.graph, find_coded_tensors(proto)
     steps = list[NodeProto]()
     for node in graph.node:
         for place, name in enumerate(node.input):
             if name in found:
                 node.input[place] = name + _GIVEN
-        steps += [node, *(_numbers(node) if node.output and node.output[0] in found else ())]
+        steps += [node, *(_to_float_nodes(node) if node.output and node.output[0] in found else ())]
     copies = [NodeProto.FromString(s.SerializeToString()) for s in steps]
     del graph.node[:]
     graph.node.extend(copies)
@@ -100,12 +100,12 @@ def cut(proto: ModelProto, made: Mapping[str, Array]) -> ModelProto:
         kind = helper.np_dtype_to_tensor_dtype(made[name].dtype)
         graph.input.append(helper.make_tensor_value_info(name + _GIVEN, kind, made[name].shape))
     known = {o.name for o in graph.output} | {t.name for t in graph.initializer} | {i.name for i in graph.input}
-    wanted = [v for name, node in found.items() for v in (name, *_judged(node)) if v]
+    wanted = [v for name, node in found.items() for v in (name, *_rounded_operands(node)) if v]
     graph.output.extend(onnx.ValueInfoProto(name=n) for n in dict.fromkeys(wanted) if n not in known)
     return result
 
 
-def _judged(node: NodeProto) -> tuple[str, str]:
+def _rounded_operands(node: NodeProto) -> tuple[str, str]:
     """Names of the numbers that a node rounds and of what it divides them by; "" where they cannot be told."""
     name = node.output[0]
     if node.op_type == "QuantizeLinear":
@@ -118,7 +118,7 @@ def _judged(node: NodeProto) -> tuple[str, str]:
     return name + _NUMBER, node.input[last + 3]
 
 
-def _numbers(node: NodeProto) -> list[NodeProto]:
+def _to_float_nodes(node: NodeProto) -> list[NodeProto]:
     """Nodes that compute on numbers what an operator computes on codes."""
     if node.op_type not in _ON_CODES:
         return []
@@ -140,7 +140,7 @@ def _numbers(node: NodeProto) -> list[NodeProto]:
     return [*steps, plain]
 
 
-def judged(
+def judge_ties(
     proto: ModelProto,
     inputs: Mapping[str, Array],
     outputs: Mapping[str, Array],
@@ -149,16 +149,18 @@ def judged(
 ) -> Ties | None:
     """What ties explain of ``outputs``, the device's of ``inputs``; ``run`` runs a model on the device with the same. None for a
     model without codes, and where ONNX Runtime does not run it in parts."""
-    found = coded(proto)
+    found = find_coded_tensors(proto)
     if not found or any(n.attribute and "channels_last" in {a.name for a in n.attribute if a.i} for n in found.values()):
         return None
-    made = run(shown(proto))
-    faults = [f"{d.name} is another when codes are outputs, too" for d in differences(made, outputs, *tolerance) if not d.good]
-    reference = _referred(cut(proto, made), {**inputs, **{n + _GIVEN: made[n] for n in found}})
+    made = run(expose_codes(proto))
+    faults = [
+        f"{d.name} is another when codes are outputs, too" for d in compare_outputs(made, outputs, *tolerance) if not d.good
+    ]
+    reference = _run_reference(cut_at_codes(proto, made), {**inputs, **{n + _GIVEN: made[n] for n in found}})
     if reference is None:
         return None
     plain = {n: reference[n] for n in outputs if n in reference and n not in found}
-    faults += [f"{d.name} {d.why} from the same codes" for d in differences(made, plain, *tolerance) if not d.good]
+    faults += [f"{d.name} {d.why} from the same codes" for d in compare_outputs(made, plain, *tolerance) if not d.good]
     apart, farthest, codes = 0, 0.0, 0
     constants = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
     values: dict[str, Array] = {**constants, **inputs, **reference}
@@ -177,7 +179,7 @@ def judged(
 
 def _from_ties(node: NodeProto, values: Mapping[str, Array], where: Array) -> Array | None:
     """How far the numbers at ``where`` are from a tie of rounding, in codes; None where they cannot be told."""
-    number, scale = (values.get(n) if n else None for n in _judged(node))
+    number, scale = (values.get(n) if n else None for n in _rounded_operands(node))
     if number is None or scale is None or number.shape != where.shape:
         return None
     attributes = {a.name: a.i for a in node.attribute}
@@ -193,7 +195,7 @@ def _from_ties(node: NodeProto, values: Mapping[str, Array], where: Array) -> Ar
     return found
 
 
-def _referred(proto: ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
+def _run_reference(proto: ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
     """Outputs of ONNX Runtime; None where it refuses."""
     from rammer.frontend.read.reader import read_model
     from rammer.reference.outputs import run_onnxruntime

@@ -56,7 +56,7 @@ class Effort:
     duration: float = 1.0
 
 
-def sample(call: Callable[[], float], effort: Effort) -> tuple[float, list[float]]:
+def sample_times(call: Callable[[], float], effort: Effort) -> tuple[float, list[float]]:
     """(seconds of the first call, seconds of the timed calls); ``call`` returns its own seconds."""
     first = call()
     for _ in range(effort.warmup):
@@ -68,7 +68,7 @@ def sample(call: Callable[[], float], effort: Effort) -> tuple[float, list[float
     return first, times
 
 
-def percentiles(times: list[float]) -> tuple[float, float, float]:
+def latency_percentiles(times: list[float]) -> tuple[float, float, float]:
     """Median, 90th and 99th percentile."""
     median, p90, p99 = np.percentile(times, [50, 90, 99])
     return float(median), float(p90), float(p99)
@@ -104,11 +104,11 @@ def bench_device(
         times, first, timed = [timing.device], timing.device, "simulated cycles"
     elif on_device:
         bound = special.bind(inputs, {})
-        first, times = sample(bound_call(bound, stream_delays()), effort)
+        first, times = sample_times(bound_call(bound, stream_delays()), effort)
         timed = bound.clock
         bound.close()
     else:
-        _, times = sample(lambda: special.run(inputs)[1].total, effort)
+        _, times = sample_times(lambda: special.run(inputs)[1].total, effort)
         first, timed = timing.total, WHOLE
     hosted = len(special.host_nodes)
     return Row(
@@ -117,7 +117,7 @@ def bench_device(
         runner.hardware,
         timed,
         simulated,
-        *percentiles(times),
+        *latency_percentiles(times),
         special.compile_seconds,
         first,
         special.kernels,
@@ -128,7 +128,9 @@ def bench_device(
 
 def bench_peer(runner: Runner, prepared: Prepared, effort: Effort) -> Row:
     """Time a model that a peer has prepared."""
-    first, times = sample(prepared.seconds, effort)
+    first, times = sample_times(prepared.seconds, effort)
     prepared.close()
     place, spent = prepared.hardware or runner.hardware, prepared.prepare_seconds
-    return Row(runner.model, runner.name, place, prepared.timed, False, *percentiles(times), spent, first, 0, 0, len(times))
+    return Row(
+        runner.model, runner.name, place, prepared.timed, False, *latency_percentiles(times), spent, first, 0, 0, len(times)
+    )

@@ -15,15 +15,15 @@ from rammer.device.loader import GROUP
 PACKAGES: Final = ("rammer-core", "numpy", "onnx", "onnxruntime", "torch", "jax")
 
 
-def environment() -> dict[str, str]:
+def describe_environment() -> dict[str, str]:
     """Processor, cores, operating system, Python and package versions: the core's, the plugins' and what those require."""
     found = {
-        "cpu": _cpu(),
+        "cpu": _cpu_name(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
-    for package in dict.fromkeys((*PACKAGES, *_plugins())):
+    for package in dict.fromkeys((*PACKAGES, *_plugin_distributions())):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -31,7 +31,7 @@ def environment() -> dict[str, str]:
     return found
 
 
-def _plugins() -> list[str]:
+def _plugin_distributions() -> list[str]:
     """The distributions of the installed plugins, and what they require to run (extras among it, but for tests)."""
     names = list[str]()
     for plugin in sorted({e.dist for e in entry_points(group=GROUP) if e.dist is not None}, key=lambda d: d.name):
@@ -40,7 +40,7 @@ def _plugins() -> list[str]:
     return names
 
 
-def _cpu() -> str:
+def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rammer.device.manifest import Recorded, Span
 from rammer.ir.program import RProgram
-from rammer.report.text_table import duration, plain
+from rammer.report.text_table import format_duration, plain_table
 
 #: Operators listed in a summary, those that take the longest first.
 MOST_OPERATORS = 20
@@ -49,25 +49,26 @@ class Summary:
 
     def __str__(self) -> str:
         lines = [
-            f"trace: {duration(self.span)} from the first task's start to the last one's end on {self.units} units",
+            f"trace: {format_duration(self.span)} from the first task's start to the last one's end on {self.units} units",
             f"  units busy {self.utilisation:.1%}; no task anywhere {self.idle:.1%} of the time; median gap between "
-            f"dependent operators {duration(self.gap)}",
+            f"dependent operators {format_duration(self.gap)}",
         ]
         ranked = sorted(self.operators, key=lambda o: -o.seconds)
         rows = [
-            [o.name, o.tasks, duration(o.seconds), duration(o.work / o.tasks), duration(o.gap)] for o in ranked[:MOST_OPERATORS]
+            [o.name, o.tasks, format_duration(o.seconds), format_duration(o.work / o.tasks), format_duration(o.gap)]
+            for o in ranked[:MOST_OPERATORS]
         ]
         rest = len(ranked) - len(rows)
         return "\n".join(
             [
                 *lines,
-                plain(rows, ["operator", "tasks", "first start to last end", "a task", "gap before"]),
+                plain_table(rows, ["operator", "tasks", "first start to last end", "a task", "gap before"]),
                 *([f"... and {rest} more operators"] if rest else []),
             ]
         )
 
 
-def covered(intervals: Iterable[tuple[float, float]]) -> float:
+def union_length(intervals: Iterable[tuple[float, float]]) -> float:
     """Length of the union of intervals."""
     total, reach = 0.0, -np.inf
     for start, end in sorted(intervals):
@@ -76,7 +77,7 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
     return float(total)
 
 
-def summarise(run: Recorded, units: int) -> Summary:
+def summarise_run(run: Recorded, units: int) -> Summary:
     """The figures of one run on a device with so many units; all 0 where no task took any time."""
     spans = run.spans
     if not any(s.end > s.start for s in spans):
@@ -85,9 +86,9 @@ def summarise(run: Recorded, units: int) -> Summary:
     by_unit: dict[int, list[tuple[float, float]]] = {}
     for s in spans:
         by_unit.setdefault(s.veu, []).append((s.start, s.end))
-    busy = sum(covered(intervals) for intervals in by_unit.values())
-    idle = 1 - covered((s.start, s.end) for s in spans) / span
-    operators, before = operator_times(run), _before(run.program)
+    busy = sum(union_length(intervals) for intervals in by_unit.values())
+    idle = 1 - union_length((s.start, s.end) for s in spans) / span
+    operators, before = operator_times(run), _operator_producers(run.program)
     gaps = [o.gap for o in operators if before[o.name]]
     return Summary(units, span, busy / (units * span), idle, float(np.median(gaps)) if gaps else 0.0, operators)
 
@@ -99,7 +100,7 @@ def operator_times(run: Recorded) -> tuple[OperatorTime, ...]:
         found.setdefault(s.operator, []).append(s)
     start = {name: min(s.start for s in group) for name, group in found.items()}
     end = {name: max(s.end for s in group) for name, group in found.items()}
-    before = _before(run.program)
+    before = _operator_producers(run.program)
     return tuple(
         OperatorTime(
             o.name,
@@ -113,7 +114,7 @@ def operator_times(run: Recorded) -> tuple[OperatorTime, ...]:
     )
 
 
-def _before(program: RProgram) -> Mapping[str, list[str]]:
+def _operator_producers(program: RProgram) -> Mapping[str, list[str]]:
     """Operator -> the operators whose results it reads."""
     maker = {t: o.name for o in program.operators for t in o.outputs}
     return {o.name: list(dict.fromkeys(maker[t] for t in o.inputs if t in maker)) for o in program.operators}

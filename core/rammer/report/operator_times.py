@@ -10,14 +10,14 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.compiled.host_timing import watched
+from rammer.compiled.host_timing import collect_host_times
 from rammer.compiled.segments import HostSegment, ProgramSegment
-from rammer.device.guard import compiling
+from rammer.device.guard import compile_lock
 from rammer.device.manifest import Backend, Binding, Tracer
 from rammer.errors import DeviceUnavailable
 from rammer.ir.operator import ROperator
-from rammer.report.measured_trace import covered
-from rammer.report.text_table import duration
+from rammer.report.measured_trace import union_length
+from rammer.report.text_table import format_duration
 from rammer.runtime.continuation import Continuation
 from rammer.runtime.loaded_model import LoadedModel
 
@@ -45,16 +45,16 @@ class OperatorShare:
     how: str
 
 
-def shares(backend: Backend, special: LoadedModel, inputs: Mapping[str, Array]) -> list[OperatorShare]:
+def operator_shares(backend: Backend, special: LoadedModel, inputs: Mapping[str, Array]) -> list[OperatorShare]:
     """What each operator takes of a run on ``inputs``, the longest first. What waits for values is that of this run."""
     feeds: dict[int, Mapping[str, Array]] = {}
     special.run(inputs)  # whatever is done once
-    with watched() as spent:
+    with collect_host_times() as spent:
         special.run(inputs, lambda segment, given: feeds.update({id(segment): given}))
     found = [OperatorShare("", (), (op,), "", spent.calls[op], s, HOST) for op, s in spent.seconds.items()]
     known: dict[str, tuple[float, str]] = {}
-    for segment, kinds in _programs(special):
-        traced = _traced(backend, segment, feeds.get(id(segment)))
+    for segment, kinds in _iterate_programs(special):
+        traced = _traced_seconds(backend, segment, feeds.get(id(segment)))
         binding = Binding.of(segment.program, segment.constants)
         for operator in segment.program.operators:
             nodes = tuple(dict.fromkeys(c.origin for c in operator.computes if c.origin))
@@ -63,8 +63,8 @@ def shares(backend: Backend, special: LoadedModel, inputs: Mapping[str, Array]) 
             else:
                 key = f"{binding.key(operator)} {operator.tile} {operator.family} {operator.config}"
                 if key not in known:
-                    with compiling(backend):
-                        known[key] = alone(backend, operator, binding)
+                    with compile_lock(backend):
+                        known[key] = isolated_seconds(backend, operator, binding)
                 seconds, how = known[key]
             types = tuple(kinds.get(n, "") for n in nodes)
             family = operator.family or "generic"
@@ -72,7 +72,7 @@ def shares(backend: Backend, special: LoadedModel, inputs: Mapping[str, Array]) 
     return sorted(found, key=lambda s: -s.seconds)
 
 
-def _programs(special: LoadedModel) -> Iterator[tuple[ProgramSegment, Mapping[str, str]]]:
+def _iterate_programs(special: LoadedModel) -> Iterator[tuple[ProgramSegment, Mapping[str, str]]]:
     """The programs of a run, those of what waited for values among them, with types of ONNX nodes by name."""
     kinds = special.compiled.node_types
     for segment in special.compiled.segments:
@@ -80,10 +80,10 @@ def _programs(special: LoadedModel) -> Iterator[tuple[ProgramSegment, Mapping[st
             yield segment, kinds
     if isinstance(special.following, Continuation):
         for last in [*special.following.residents.held.values()][-1:]:
-            yield from _programs(last)
+            yield from _iterate_programs(last)
 
 
-def _traced(backend: Backend, segment: ProgramSegment, feeds: Mapping[str, Array] | None) -> dict[str, float]:
+def _traced_seconds(backend: Backend, segment: ProgramSegment, feeds: Mapping[str, Array] | None) -> dict[str, float]:
     """Seconds in which any unit ran a task of an operator, where the device records that. Not of a simulated one: what tasks
     wait for there, exchanges and syncs, is an operator's own by its profiler alone."""
     if feeds is None or not isinstance(backend, Tracer) or backend.vdevice.simulated:
@@ -91,10 +91,10 @@ def _traced(backend: Backend, segment: ProgramSegment, feeds: Mapping[str, Array
     spans: dict[str, list[tuple[float, float]]] = {}
     for span in backend.trace(segment.program, segment.constants, feeds).spans:
         spans.setdefault(span.operator, []).append((span.start, span.end))
-    return {name: covered(intervals) for name, intervals in spans.items()}
+    return {name: union_length(intervals) for name, intervals in spans.items()}
 
 
-def alone(backend: Backend, operator: ROperator, binding: Binding) -> tuple[float, str]:
+def isolated_seconds(backend: Backend, operator: ROperator, binding: Binding) -> tuple[float, str]:
     """Seconds of all tasks by the profiler's time of one, and how they were found."""
     kernel, veus = backend.kernel(operator, binding), backend.vdevice.veus
     if not operator.task_count:
@@ -111,19 +111,19 @@ def table_rows(found: Sequence[OperatorShare]) -> list[list[str]]:
     """Rows of a table; what it leaves out is its last one."""
     whole = sum(s.seconds for s in found) or 1.0
     rows = [
-        [s.operator, _named(s), s.family, str(s.tasks), duration(s.seconds), f"{s.seconds / whole:.1%}", s.how]
+        [s.operator, _share_label(s), s.family, str(s.tasks), format_duration(s.seconds), f"{s.seconds / whole:.1%}", s.how]
         for s in found[:MOST_OPERATORS]
     ]
     rest = found[MOST_OPERATORS:]
     if rest:
         seconds = sum(s.seconds for s in rest)
         rows.append(
-            [f"{len(rest)} more", "", "", str(sum(s.tasks for s in rest)), duration(seconds), f"{seconds / whole:.1%}", ""]
+            [f"{len(rest)} more", "", "", str(sum(s.tasks for s in rest)), format_duration(seconds), f"{seconds / whole:.1%}", ""]
         )
     return rows
 
 
-def _named(share: OperatorShare) -> str:
+def _share_label(share: OperatorShare) -> str:
     if not share.nodes:
         return f"{', '.join(share.types)} on the host" if share.how == HOST else ""
     named = [f"{n} ({t})" if t else n for n, t in zip(share.nodes, share.types, strict=True)]
@@ -137,7 +137,7 @@ def grouped(segments: Sequence[HostSegment]) -> list[str]:
     return [f"{op} x {count}: {why}" for (op, why), count in found.most_common()]
 
 
-def stays(lines: Sequence[str]) -> list[str]:
+def summarise_float32(lines: Sequence[str]) -> list[str]:
     """Return how many operators of each type float16 left in float32, in one line; nothing where there are none."""
     found = Counter(line.partition(" ")[0] for line in lines)
     return [f"{len(lines)} operators stay float32: {', '.join(f'{n} {op}' for op, n in found.most_common())}"] if lines else []

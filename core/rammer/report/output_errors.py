@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.ir.formats import from_file, readable
+from rammer.ir.formats import from_file, to_readable
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -25,13 +25,13 @@ class Difference:
     why: str = ""
 
 
-def difference(name: str, have: Array, want: Array, rtol: float, atol: float) -> Difference:
+def compare_output(name: str, have: Array, want: Array, rtol: float, atol: float) -> Difference:
     """Good when ``|a-b| <= atol + rtol*|b|`` everywhere, or the relative L2 error is at most ``rtol``.
 
     Single elements near zero carry rounding of much larger terms, so the L2 error is the verdict's main figure; shape,
     type kind and NaN (unless the reference has NaN in the same place) always count.
     """
-    have, want = readable(have), readable(from_file(want, str(have.dtype)))
+    have, want = to_readable(have), to_readable(from_file(want, str(have.dtype)))
     if have.shape != want.shape:
         return Difference(name, np.inf, np.inf, np.inf, False, f"shape {have.shape} instead of {want.shape}")
     if have.dtype.kind not in "biuf" or want.dtype.kind not in "biuf":
@@ -51,12 +51,12 @@ def difference(name: str, have: Array, want: Array, rtol: float, atol: float) ->
     return Difference(name, worst, relative, l2, good, "" if good else "differs")
 
 
-def differences(have: Mapping[str, Array], want: Mapping[str, Array], rtol: float, atol: float) -> list[Difference]:
+def compare_outputs(have: Mapping[str, Array], want: Mapping[str, Array], rtol: float, atol: float) -> list[Difference]:
     """One Difference for each expected output; a missing output is a mismatch."""
     result = []
     for name, array in want.items():
         if name in have:
-            result.append(difference(name, have[name], array, rtol, atol))
+            result.append(compare_output(name, have[name], array, rtol, atol))
         else:
             result.append(Difference(name, np.inf, np.inf, np.inf, False, "missing"))
     return result
@@ -72,7 +72,7 @@ _LARGEST: Final = 65504.0
 _LOOSE: Final = 0.5
 
 
-def perturbed(inputs: Mapping[str, Array], seed: int) -> dict[str, Array]:
+def perturb_inputs(inputs: Mapping[str, Array], seed: int) -> dict[str, Array]:
     """Return ``inputs`` with a relative error of half precision, at most, in every float."""
     rng = np.random.default_rng([seed, 2])
 
@@ -94,7 +94,7 @@ def outlier_differences(
     for name, array in want.items():
         label = f"{name}, outliers"
         if name not in have or array.dtype.kind != "f" or have[name].shape != array.shape:
-            result += [difference(label, have[name], array, rtol, atol)] if name in have else []
+            result += [compare_output(label, have[name], array, rtol, atol)] if name in have else []
             continue
         inside = np.isfinite(array) & (np.abs(array) <= _LARGEST)
         lost = int((~np.isfinite(have[name][inside])).sum())
@@ -102,22 +102,28 @@ def outlier_differences(
             result.append(Difference(label, np.inf, np.inf, np.inf, False, f"{lost} not finite within float16's range"))
             continue
         known, own = np.where(inside, array, 0), np.where(inside, have[name], 0)
-        movement = difference(label, np.where(inside, moved[name], 0), known, 0, 0).l2
-        found = difference(label, own, known, rtol + _FACTOR * movement, atol)
+        movement = compare_output(label, np.where(inside, moved[name], 0), known, 0, 0).l2
+        found = compare_output(label, own, known, rtol + _FACTOR * movement, atol)
         loose = not found.good and not rtol + _FACTOR * movement < _LOOSE
         result.append(replace(found, good=True, why="the reference is unstable") if loose else found)
     return result
 
 
-def rows(found: list[Difference]) -> list[list[str]]:
+def difference_rows(found: list[Difference]) -> list[list[str]]:
     """Table rows: output, max abs, max rel, relative L2, verdict."""
     return [
-        [d.name, f"{d.worst:.3g}", f"{d.relative:.3g}", f"{d.l2:.3g}", " ".join(filter(None, [word(d), d.why and f"({d.why})"]))]
+        [
+            d.name,
+            f"{d.worst:.3g}",
+            f"{d.relative:.3g}",
+            f"{d.l2:.3g}",
+            " ".join(filter(None, [verdict_word(d), d.why and f"({d.why})"])),
+        ]
         for d in found
     ]
 
 
-def word(found: Difference) -> str:
+def verdict_word(found: Difference) -> str:
     """The verdict in a word."""
     return "ok" if found.good else "MISMATCH"
 

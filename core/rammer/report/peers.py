@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.device.loader import installed
+from rammer.device.loader import find_entry_points
 from rammer.frontend.read.reader import Model
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -48,16 +48,16 @@ OpenPeer: TypeAlias = Callable[[Model, Mapping[str, Array], str], Prepared]
 
 def peer_names() -> tuple[str, ...]:
     """Return the names of the installed peers in alphabetical order. Nothing is imported."""
-    return tuple(dict.fromkeys(point.name for point in installed(GROUP)))
+    return tuple(dict.fromkeys(point.name for point in find_entry_points(GROUP)))
 
 
 def load_peer(name: str) -> OpenPeer:
     """Import the installed peer ``name``."""
-    (point,) = (p for p in installed(GROUP) if p.name == name)
+    (point,) = (p for p in find_entry_points(GROUP) if p.name == name)
     found: OpenPeer = point.load()
     return found
 
 
 def stream_delays() -> tuple[StreamDelay, ...]:
     """Import the stream delays of the installed distributions."""
-    return tuple(point.load() for point in installed(DELAYS))
+    return tuple(point.load() for point in find_entry_points(DELAYS))

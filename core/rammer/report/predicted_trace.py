@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rammer.device.manifest import Span
 from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram, waves
-from rammer.report.text_table import duration
+from rammer.report.text_table import format_duration
 
 #: Columns of the text chart, and rows beyond which it is cut (a chip has a thousand).
 WIDTH = 72
@@ -34,7 +34,7 @@ def _same_tile(kernel: RKernel, program: RProgram) -> bool:
     return (mine.tile, mine.family, mine.config) == (used.tile, used.family, used.config)
 
 
-def spans(program: RProgram, seconds: Mapping[str, float]) -> list[Span]:
+def task_spans(program: RProgram, seconds: Mapping[str, float]) -> list[Span]:
     """Every task with its predicted start and end, in an order that the waits allow."""
     free = [0.0] * program.veus
     full = {c.name: 0.0 for c in program.counters}
@@ -52,26 +52,28 @@ def spans(program: RProgram, seconds: Mapping[str, float]) -> list[Span]:
     return result
 
 
-def gantt(program: RProgram, seconds: Mapping[str, float], width: int = WIDTH) -> str:
+def gantt_chart(program: RProgram, seconds: Mapping[str, float], width: int = WIDTH) -> str:
     """One line a vEU, one letter an operator, ``.`` where the vEU waits; ``width`` columns span the whole time."""
-    found = spans(program, seconds)
+    found = task_spans(program, seconds)
     total = max((s.end for s in found), default=0.0)
     if not total:
         return f"schedule {program.name}: no task times are known"
     marks = {o.name: _MARKS[i % len(_MARKS)] for i, o in enumerate(program.operators)}
     busy = sum(s.end - s.start for s in found) / (total * program.veus)
-    lines = [f"schedule {program.name} on {program.veus} vEUs: {duration(total)} without launches, {busy:.0%} busy"]
-    lines += [f"  {marks[o.name]} {o.name}: {o.task_count} tasks, {duration(seconds[o.name])} each" for o in program.operators]
+    lines = [f"schedule {program.name} on {program.veus} vEUs: {format_duration(total)} without launches, {busy:.0%} busy"]
+    lines += [
+        f"  {marks[o.name]} {o.name}: {o.task_count} tasks, {format_duration(seconds[o.name])} each" for o in program.operators
+    ]
     by_row: list[list[Span]] = [[] for _ in range(program.veus)]
     for span in found:
         by_row[span.veu].append(span)
-    lines += _chart(by_row[:MOST_ROWS], marks, total, width)
+    lines += _chart_lines(by_row[:MOST_ROWS], marks, total, width)
     if program.veus > MOST_ROWS:
         lines.append(f"  ... and {program.veus - MOST_ROWS} more vEUs")
     return "\n".join(lines)
 
 
-def _chart(rows: Sequence[Sequence[Span]], marks: Mapping[str, str], total: float, width: int) -> Iterator[str]:
+def _chart_lines(rows: Sequence[Sequence[Span]], marks: Mapping[str, str], total: float, width: int) -> Iterator[str]:
     for veu, row in enumerate(rows):
         cells = ["."] * width
         for span in row:
@@ -98,6 +100,6 @@ def chrome_trace(programs: Sequence[tuple[RProgram, Mapping[str, float]]]) -> st
                 "dur": (s.end - s.start) * 1e6,
                 "args": {"task": s.index},
             }
-            for s in spans(program, seconds)
+            for s in task_spans(program, seconds)
         ]
     return json.dumps({"displayTimeUnit": "ns", "traceEvents": events})

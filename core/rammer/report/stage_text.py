@@ -7,11 +7,11 @@ from collections.abc import Callable
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
-from rammer.report.predicted_trace import chrome_trace, gantt, task_seconds
-from rammer.report.text_table import duration
+from rammer.report.predicted_trace import chrome_trace, gantt_chart, task_seconds
+from rammer.report.text_table import format_duration
 
 
-def _each(compiled: Compiled, text: Callable[[ProgramSegment], str]) -> str:
+def _join_segments(compiled: Compiled, text: Callable[[ProgramSegment], str]) -> str:
     parts = []
     for segment in compiled.segments:
         if isinstance(segment, HostSegment):
@@ -23,26 +23,26 @@ def _each(compiled: Compiled, text: Callable[[ProgramSegment], str]) -> str:
     return "\n".join(parts)
 
 
-def graph(compiled: Compiled, device: VDevice) -> str:
+def graph_text(compiled: Compiled, device: VDevice) -> str:
     """The Graph after all passes, and what each pass changed."""
     reports = "\n".join(f"# pass {r}" for r in compiled.passes)
     later = f"\n# later: {compiled.rest}" if compiled.rest is not None else ""
     return f"{compiled.graph}\n{reports}{later}"
 
 
-def compute(compiled: Compiled, device: VDevice) -> str:
+def compute_text(compiled: Compiled, device: VDevice) -> str:
     """The tensor expressions."""
-    return _each(compiled, lambda s: str(s.compute))
+    return _join_segments(compiled, lambda s: str(s.compute))
 
 
-def tile(compiled: Compiled, device: VDevice) -> str:
+def tile_text(compiled: Compiled, device: VDevice) -> str:
     """The tile-graph with the device's memory layers and the log of connections tried."""
-    return _each(compiled, lambda s: s.tile.describe(device) if s.tile else "")
+    return _join_segments(compiled, lambda s: s.tile.describe(device) if s.tile else "")
 
 
-def kernels(compiled: Compiled, device: VDevice) -> str:
+def kernel_text(compiled: Compiled, device: VDevice) -> str:
     """Every operator's candidate kernels with resources and task times."""
-    return _each(compiled, lambda s: "\n".join(_operator_kernels(name, ks, device) for name, ks in s.kernels.items()))
+    return _join_segments(compiled, lambda s: "\n".join(_operator_kernels(name, ks, device) for name, ks in s.kernels.items()))
 
 
 def _operator_kernels(name: str, found: tuple[RKernel, ...], device: VDevice) -> str:
@@ -55,47 +55,47 @@ def _operator_kernels(name: str, found: tuple[RKernel, ...], device: VDevice) ->
         registers = "?" if r.registers < 0 else str(r.registers)
         lines.append(
             f"  kernel {name}.{number}  {k.operator.head()}  {k.operator.task_count} tasks  {r.threads} threads  "
-            f"{registers} regs  {r.local_bytes} B local  {duration(k.alone)} alone  {duration(k.crowded)} crowded  "
+            f"{registers} regs  {r.local_bytes} B local  {format_duration(k.alone)} alone  {format_duration(k.crowded)} crowded  "
             f"({k.origin})  {', '.join(marks)}"
         )
     return "\n".join(lines)
 
 
-def source(compiled: Compiled, device: VDevice) -> str:
+def source_text(compiled: Compiled, device: VDevice) -> str:
     """The source of every chosen kernel."""
-    return _each(compiled, lambda s: "\n".join(f"// {n}\n{ks[0].source}" for n, ks in s.kernels.items()))
+    return _join_segments(compiled, lambda s: "\n".join(f"// {n}\n{ks[0].source}" for n, ks in s.kernels.items()))
 
 
-def program(compiled: Compiled, device: VDevice) -> str:
+def program_text(compiled: Compiled, device: VDevice) -> str:
     """The RProgram."""
-    return _each(compiled, lambda s: str(s.program))
+    return _join_segments(compiled, lambda s: str(s.program))
 
 
-def schedule(compiled: Compiled, device: VDevice) -> str:
+def schedule_text(compiled: Compiled, device: VDevice) -> str:
     """What every vEU does when, as the task times predict it."""
-    return _each(compiled, _drawn)
+    return _join_segments(compiled, _segment_schedule)
 
 
-def _drawn(segment: ProgramSegment) -> str:
-    drawn = gantt(segment.program, task_seconds(segment.program, segment.kernels))
+def _segment_schedule(segment: ProgramSegment) -> str:
+    drawn = gantt_chart(segment.program, task_seconds(segment.program, segment.kernels))
     return f"{drawn}\npolicy {segment.choice}" if segment.choice else drawn
 
 
-def trace(compiled: Compiled, device: VDevice) -> str:
+def trace_text(compiled: Compiled, device: VDevice) -> str:
     """The same as a Chrome trace (JSON), for Perfetto."""
     programs = [s for s in compiled.segments if isinstance(s, ProgramSegment)]
     return chrome_trace([(s.program, task_seconds(s.program, s.kernels)) for s in programs])
 
 
 STAGES: dict[str, Callable[[Compiled, VDevice], str]] = {
-    "graph": graph,
-    "compute": compute,
-    "tile": tile,
-    "kernels": kernels,
-    "source": source,
-    "program": program,
-    "schedule": schedule,
-    "trace": trace,
+    "graph": graph_text,
+    "compute": compute_text,
+    "tile": tile_text,
+    "kernels": kernel_text,
+    "source": source_text,
+    "program": program_text,
+    "schedule": schedule_text,
+    "trace": trace_text,
 }
 
 

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from rammer.errors import bounded, printable
+from rammer.errors import bound_text, to_printable
 
 
-def plain(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
+def plain_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
     """An aligned table; numbers keep the text they come with."""
-    rows = [[bounded(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    return printable(str(tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)))
+    rows = [[bound_text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    return to_printable(str(tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)))
 
 
-def markdown(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
+def markdown_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
     """A GitHub-flavoured Markdown table."""
     return str(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """``12.3 ms`` and the like: three significant digits with a fitting unit."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= scale:
@@ -28,7 +28,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Bytes with a binary unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":

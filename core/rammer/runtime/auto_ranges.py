@@ -15,7 +15,7 @@ from rammer.runtime.shape_buckets import FIXED, Lengths, Shapes, Span
 FEWEST = 8
 
 
-def doubling(first: int, value: int) -> Span:
+def doubling_range(first: int, value: int) -> Span:
     """The least and greatest length of the program for ``value``: ``first``, or FEWEST, times a power of two at most. Nothing at
     all is no length, unless it was the first."""
     high = max(first, FEWEST)
@@ -43,7 +43,7 @@ class Seen:
         if not self.on or not point:
             return FIXED
         with self._lock:
-            return self._learned(point)
+            return self._infer_lengths(point)
 
     def until(self, ports: tuple[InputPort, ...], shapes: Shapes) -> Lengths:
         """The range up to these lengths, of dimensions that runs have shown to change; FIXED where none has. Nothing is learned:
@@ -61,7 +61,7 @@ class Seen:
                     derived[name] = AffineExtent(((root, 1),), first[name] - first[root])
             return Lengths({d: (min(first[d], 1), point[d]) for d in roots}, derived, buckets=1) if roots else FIXED
 
-    def _learned(self, point: Point) -> Lengths:
+    def _infer_lengths(self, point: Point) -> Lengths:
         if self.first is None:
             self.first = point
             return FIXED
@@ -76,4 +76,4 @@ class Seen:
             else:
                 roots.append(name)
                 self.apart.add(name)
-        return Lengths({d: doubling(first[d], point[d]) for d in roots}, derived, buckets=1)
+        return Lengths({d: doubling_range(first[d], point[d]) for d in roots}, derived, buckets=1)

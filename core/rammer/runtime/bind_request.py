@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rammer.device.arrays import by_name, dtype_of, mapped, shape_of
+from rammer.device.arrays import by_name, check_mapping, dtype_of, shape_of
 from rammer.errors import BadInput
-from rammer.ir.formats import carrier
+from rammer.ir.formats import carrier_dtype
 from rammer.ir.port import InputPort
 from rammer.runtime.auto_ranges import Seen
 from rammer.runtime.input_checks import check_ports
@@ -32,9 +32,9 @@ class Asked(NamedTuple):
         return self.lengths.spans
 
 
-def asked(head: Head, lengths: Lengths, seen: Seen, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Asked:
+def parse_bind_request(head: Head, lengths: Lengths, seen: Seen, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Asked:
     """What a call of ``bind`` is about. BadInput for a wrong name, type or shape, and for what cannot be known."""
-    arrays, outputs = by_name("input", inputs), mapped("output", outputs)
+    arrays, outputs = by_name("input", inputs), check_mapping("output", outputs)
     kept = {o: i for o, i in outputs.items() if isinstance(i, str)}
     _check_kept(head, kept)
     shapes = {n: shape_of(a) for n, a in arrays.items()}
@@ -45,7 +45,7 @@ def asked(head: Head, lengths: Lengths, seen: Seen, inputs: Mapping[str, Any], o
     ports = {p.name: p for p in head.inputs}
     for name in dict.fromkeys(kept.values()):
         shapes[name] = _state_shape(ports[name], head, shapes, wholes if whole else {})
-    bits = {p.name: p.dtype for p in head.inputs if p.name in arrays and dtype_of(arrays[p.name]) == carrier(p.dtype)}
+    bits = {p.name: p.dtype for p in head.inputs if p.name in arrays and dtype_of(arrays[p.name]) == carrier_dtype(p.dtype)}
     kinds = {n: bits.get(n, dtype_of(arrays[n]) if n in arrays else ports[n].dtype) for n in shapes}
     check_ports(head.inputs, {n: (kinds[n], s) for n, s in shapes.items()})
     given = by_name("output", {o: a for o, a in outputs.items() if o not in kept})

@@ -14,7 +14,7 @@ from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
 from rammer.device.arrays import Array, by_name, check_distinct, check_names, check_type, dtype_of, host_view, on_host
 from rammer.device.manifest import Bound, Loaded
 from rammer.errors import BadInput, DeviceFailure
-from rammer.ir.formats import carried, restored
+from rammer.ir.formats import from_carrier, to_carrier
 from rammer.ir.graph import Value
 from rammer.runtime.host_bound import check_values
 
@@ -41,32 +41,34 @@ class ModelBound:
         self._hosted: dict[str, Array] = {}  # tensors that host operators read or write, in fixed arrays
         self._fed: list[tuple[Bound, str, str]] = []  # (bound call, its input, tensor)
         self._made: dict[str, tuple[Bound, str]] = {}  # tensor -> who computes it
-        self._values: dict[str, Any] = {v.name: _bits("input", v, inputs[v.external or v.name]) for v in self.graph.inputs}
+        self._values: dict[str, Any] = {
+            v.name: _to_program_array("input", v, inputs[v.external or v.name]) for v in self.graph.inputs
+        }
         given = self._outputs_given(outputs)
         try:
             for number, segment in enumerate(compiled.segments):
                 if isinstance(segment, ProgramSegment):
-                    self._program(segment, loaded[number], given, stream)
+                    self._bind_program(segment, loaded[number], given, stream)
                 else:
-                    self._host(segment, given)
+                    self._bind_host_operator(segment, given)
         except BaseException:
             self.close()
             raise
-        self.inputs = {v.external or v.name: _outside(v, self._input(v.name)) for v in self.graph.inputs}
-        self.outputs = {v.external or v.name: _outside(v, self._values[v.name]) for v in self.graph.outputs}
+        self.inputs = {v.external or v.name: _to_user_array(v, self._input_array(v.name)) for v in self.graph.inputs}
+        self.outputs = {v.external or v.name: _to_user_array(v, self._values[v.name]) for v in self.graph.outputs}
         self._host_nodes = len(compiled.host_nodes)
 
     def _outputs_given(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
         """User arrays by tensor; every output is computed by a segment. BadInput for a wrong name, type or shape."""
         ports = {v.external or v.name: v for v in self.graph.outputs}
         check_names("output", outputs, ports)
-        given = {name: _bits("output", ports[name], array) for name, array in outputs.items()}
+        given = {name: _to_program_array("output", ports[name], array) for name, array in outputs.items()}
         for name, array in given.items():
             check_type(f"output {name!r}", array, ports[name].type)
             check_distinct(f"output {name!r}", array)
         return {ports[name].name: array for name, array in given.items()}
 
-    def _program(self, segment: ProgramSegment, loaded: Loaded, given: Mapping[str, Any], stream: Any) -> None:
+    def _bind_program(self, segment: ProgramSegment, loaded: Loaded, given: Mapping[str, Any], stream: Any) -> None:
         """Bind one program; what host operators computed is written into its inputs before every run."""
         program = segment.program
         inputs = {p.external: self._values[p.tensor] for p in program.inputs}
@@ -80,11 +82,11 @@ class ModelBound:
             self._made[port.tensor] = bound, port.external
         if fresh:
             self._runs.append(lambda: bound.write(dict(fresh)))
-            self._steps.append(lambda: _timed(lambda: bound.write(dict(fresh))))
+            self._steps.append(lambda: _time_call(lambda: bound.write(dict(fresh))))
         self._runs.append(bound.run)
         self._steps.append(bound.seconds)
 
-    def _host(self, segment: HostSegment, given: Mapping[str, Any]) -> None:
+    def _bind_host_operator(self, segment: HostSegment, given: Mapping[str, Any]) -> None:
         """One operator on the host, between fixed arrays."""
         node = segment.node
         reads = [n for n in node.inputs if n]
@@ -101,7 +103,7 @@ class ModelBound:
                 np.copyto(self._hosted[name], values)
 
         self._runs.append(run)
-        self._steps.append(lambda: _timed(run))
+        self._steps.append(lambda: _time_call(run))
 
     def _host_input(self, tensor: str) -> Array:
         """A model input that a host operator reads: a host array, so that it can be read in every run."""
@@ -117,7 +119,7 @@ class ModelBound:
             return bound.to_host(name)[name]
         return self._hosted[tensor] if tensor in self._hosted else self.graph.constants[tensor]
 
-    def _input(self, tensor: str) -> Any:
+    def _input_array(self, tensor: str) -> Any:
         """The array that runs read: a program's, which a host array may have been copied into, or the host's."""
         if tensor in self._hosted:
             return self._hosted[tensor]
@@ -168,8 +170,8 @@ class ModelBound:
         tensors = {name: v.name for name, v in ports.items()}
         with self.turn():
             for name, given in inputs.items():
-                value = _bits("input", ports[name], given)
-                check_values(name, value, _bits("input", ports[name], self.inputs[name]))
+                value = _to_program_array("input", ports[name], given)
+                check_values(name, value, _to_program_array("input", ports[name], self.inputs[name]))
                 check_distinct(f"input {name!r}", self.inputs[name])
                 self.put(tensors[name], value)
                 if tensors[name] in self._hosted:
@@ -186,7 +188,7 @@ class ModelBound:
         check_names("output", dict.fromkeys(names), self.outputs)
         ports = {v.external or v.name: v for v in self.graph.outputs}
         with self.turn():
-            return {n: restored(np.array(self.fetched(ports[n].name)), ports[n].port.dtype) for n in names or self.outputs}
+            return {n: from_carrier(np.array(self.fetched(ports[n].name)), ports[n].port.dtype) for n in names or self.outputs}
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -204,10 +206,10 @@ class ModelBound:
                 bound.close()
 
 
-def _bits(what: str, port: Value, array: Any) -> Any:
+def _to_program_array(what: str, port: Value, array: Any) -> Any:
     """An array as programs take it: of NumPy's, the codes in the same memory where its type is one of ``FORMATS``."""
     if isinstance(array, np.ndarray):
-        return carried(array)
+        return to_carrier(array)
     if port.outside and dtype_of(array) == port.outside:
         raise BadInput(
             f"{what} {port.external or port.name!r} is an array of {port.outside}, which libraries exchange by its bits only",
@@ -216,12 +218,12 @@ def _bits(what: str, port: Value, array: Any) -> Any:
     return array
 
 
-def _outside(port: Value, array: Any) -> Any:
+def _to_user_array(port: Value, array: Any) -> Any:
     """What users see of it: NumPy's arrays in the type that the model declares."""
-    return restored(array, port.port.dtype) if isinstance(array, np.ndarray) else array
+    return from_carrier(array, port.port.dtype) if isinstance(array, np.ndarray) else array
 
 
-def _timed(call: Callable[[], None]) -> float:
+def _time_call(call: Callable[[], None]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

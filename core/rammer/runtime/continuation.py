@@ -52,15 +52,15 @@ class Continuation:
         """The model's outputs, of the values that the rest waits for, by ONNX names. The arrays are the caller's own."""
         start, rest = time.perf_counter(), self.rest
         known: dict[str, Array] = {**rest.known, **values}
-        known.update(self._hosted(known))
+        known.update(self._run_host_operators(known))
         host, timing, found = time.perf_counter() - start, NO_RUN, dict[str, Array]()
         if rest.proto.graph.node:
-            with self.residents.used(lambda: self._specialised(known)) as special:
-                found, timing = special.run({n: own(known[n], copied=False) for n in rest.reads})
-        outputs = {n: found[n] if n in found else own(known[n]) for n in rest.outputs}
+            with self.residents.used(lambda: self._specialise_rest(known)) as special:
+                found, timing = special.run({n: to_owned_value(known[n], copied=False) for n in rest.reads})
+        outputs = {n: found[n] if n in found else to_owned_value(known[n]) for n in rest.outputs}
         return outputs, Timing(timing.device, host + timing.host, time.perf_counter() - start, timing.notes)
 
-    def _hosted(self, known: dict[str, Array]) -> dict[str, Array]:
+    def _run_host_operators(self, known: dict[str, Array]) -> dict[str, Array]:
         """What the operators compute whose results show their shapes only then."""
         from rammer.compiled.host_node import HostNode
 
@@ -69,7 +69,7 @@ class Continuation:
             made |= HostNode(node, {}).values({n: known[n] for n in node.inputs if n}, self.bodies, self.rest.known)
         return made
 
-    def _specialised(self, known: Mapping[str, Array]) -> LoadedModel:
+    def _specialise_rest(self, known: Mapping[str, Array]) -> LoadedModel:
         model = self.rest.model(known)
         decided = ((n, a) for n, a in model.known.items() if n not in self.rest.known)
         key = (model.inputs, tuple((n, str(a.dtype), a.shape, a.tobytes()) for n, a in decided))
@@ -84,10 +84,10 @@ class Continuation:
         self.residents.close()
 
 
-def own(value: Any, copied: bool = True) -> Any:
+def to_owned_value(value: Any, copied: bool = True) -> Any:
     """A value for a caller: an array of its own (or at least a contiguous one), or a list of such."""
     if isinstance(value, list | tuple):
-        return [own(v, copied) for v in value]
+        return [to_owned_value(v, copied) for v in value]
     if value is None:
         return None
     if isinstance(value, dict):  # a map stays one

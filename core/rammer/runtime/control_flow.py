@@ -66,18 +66,18 @@ class BodyKey:
     fixed: tuple[tuple[str, SameArray], ...]
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, BodyKey) and self._all == other._all)
+        return self is other or (isinstance(other, BodyKey) and self._key_fields == other._key_fields)
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
-    def _all(self) -> tuple[Any, ...]:
+    def _key_fields(self) -> tuple[Any, ...]:
         return self.what, self.ports, self.fixed
 
     @cached_property
     def _hash(self) -> int:
-        return hash(self._all)
+        return hash(self._key_fields)
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,15 @@ class BodyPrograms:
         """The outputs of a body, in order (``frontend.loops.control_operators.BodyRunner``)."""
         if body not in self.refused:
             try:
-                return self._compiled(body, given, outer)
+                return self._run_compiled(body, given, outer)
             except TooLong:  # a loop in it: the host would take as long again, and is out of time
                 raise
             except BadInput as problem:
                 self.refused[body] = problem.what
-        from rammer.frontend.bind.evaluator import interpreted
+        from rammer.frontend.bind.evaluator import interpret_body
 
         self.on_host = True
-        return interpreted(body, given, outer)
+        return interpret_body(body, given, outer)
 
     def several(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> TurnsDone | None:
         """The next turns by one program, or None where they run one by one (``frontend.loops.control_operators.BodyRunner``)."""
@@ -133,65 +133,65 @@ class BodyPrograms:
             self.reached[body] = ahead.first
         self.turned[body] = turned = self.turned.get(body, 0) + 1
         # Once the first turn went on, a steady condition holds: it is the same in every run.
-        if body not in self.reached or not _worth(ahead):
+        if body not in self.reached or not _is_chunk_worthwhile(ahead):
             return None
-        if body not in self.most and self._single(body) is None:
+        if body not in self.most and self._find_body_program(body) is None:
             return None
         try:
             part = self._turns(body, ahead, outer)
             if turned <= self.warm and not part.kept:  # what is kept need not be waited for
                 return None
-            self._specialised(part)
+            self._specialise_part(part)
         except BadInput:  # of one turn each it may still be compiled
             self.most[body] = 1
             return None
-        with self.residents.used(lambda: self._specialised(part)) as special:
-            done = self._turning(special, part).run(ahead, part.feeds)
+        with self.residents.used(lambda: self._specialise_part(part)) as special:
+            done = self._bind_chunk_program(special, part).run(ahead, part.feeds)
         self.reached[body] = ahead.first + done.count
         return done
 
-    def _turning(self, special: LoadedModel, part: BodyPart) -> TurningProgram:
+    def _bind_chunk_program(self, special: LoadedModel, part: BodyPart) -> TurningProgram:
         """A program of several turns, bound: once for all loops."""
-        from rammer.frontend.loops.control_operators import uncounted
+        from rammer.frontend.loops.control_operators import exclude_time
         from rammer.frontend.loops.loop_chunk import Turns
 
         with self._binding:
             found = self.turning.get(part.key)
             if found is None or found.special is not special:
                 assert isinstance(part.key.what, Turns)
-                with uncounted():
+                with exclude_time():
                     found = TurningProgram(special, part.key.what, part.model)
                 held = self.residents.held.copy()
                 self.turning = {k: t for k, t in self.turning.items() if k in held} | {part.key: found}
             return found
 
-    def _single(self, body: SubGraph) -> LoadedModel | None:
+    def _find_body_program(self, body: SubGraph) -> LoadedModel | None:
         """A program of one turn."""
         return next((s for k, s in self.residents.held.copy().items() if k.what == body), None)
 
-    def _compiled(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> list[Any]:
+    def _run_compiled(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> list[Any]:
         """The outputs by a program of one turn. BadInput for a body that is to be interpreted."""
-        from rammer.frontend.loops.control_operators import uncounted
+        from rammer.frontend.loops.control_operators import exclude_time
 
-        own, read, _ = _reads(body)
-        kinds = tuple(_kind(a) for n, a in zip(own, given, strict=True) if n in read)
+        own, read, _ = _body_reads(body)
+        kinds = tuple(_value_kind(a) for n, a in zip(own, given, strict=True) if n in read)
         part = outer.ready.get((body, kinds))
         if part is None:
-            with uncounted():
+            with exclude_time():
                 part = outer.ready[body, kinds] = self._part(body, given, outer)
-        feeds = {n: _dense(a) for n, a in zip(own, given, strict=True) if n in read}
+        feeds = {n: _to_dense(a) for n, a in zip(own, given, strict=True) if n in read}
         found = self._run(part, {**feeds, **part.feeds})
         return [found[o] for o in part.model.outputs]
 
     def _run(self, part: BodyPart, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
-        with self.residents.used(lambda: self._specialised(part)) as special:
+        with self.residents.used(lambda: self._specialise_part(part)) as special:
             return special.run(feeds)[0]
 
     def _part(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> BodyPart:
         """A body as a model with these inputs; BadInput for one that is to be interpreted."""
-        own, read, free = _reads(body)
-        named = {n: _dense(a) for n, a in zip(own, given, strict=True) if n in read}
-        ports, fixed, feeds = self._ports(named, free, outer)
+        own, read, free = _body_reads(body)
+        named = {n: _to_dense(a) for n, a in zip(own, given, strict=True) if n in read}
+        ports, fixed, feeds = self._make_ports(named, free, outer)
         key = BodyKey(body, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
         if key not in self.models:
             if not all(p.numeric for p in ports):
@@ -200,78 +200,78 @@ class BodyPrograms:
             forms.add(ports)
             if len(forms) > MOST_FORMS:
                 raise BadInput("its shapes change from step to step")
-            self._keep(key, _as_model(body, ports, fixed))
+            self._record_model(key, _as_model(body, ports, fixed))
         return BodyPart(key, self.models[key], feeds)
 
-    def _keep(self, key: BodyKey, model: Model) -> None:
+    def _record_model(self, key: BodyKey, model: Model) -> None:
         """Note a model; those of programs that were freed meanwhile need not be kept for ever."""
         if len(self.models) > MOST_MODELS:
             self.models = {k: m for k, m in self.models.items() if k in self.residents.held}
         self.models[key] = model
 
-    def _ports(
+    def _make_ports(
         self, named: Mapping[str, Any], free: Collection[str], outer: OuterValues
     ) -> tuple[tuple[InputPort, ...], dict[str, Any], dict[str, Any]]:
         """Inputs, constants of outside, and its other values."""
-        fixed = {n: outer[n] for n in free if n in outer.constants and _fixed(outer[n])}
-        feeds = {n: _dense(outer[n]) for n in free if n not in fixed}
-        return tuple(map(_port, {**named, **feeds}.items())), fixed, feeds
+        fixed = {n: outer[n] for n in free if n in outer.constants and _is_device_constant(outer[n])}
+        feeds = {n: _to_dense(outer[n]) for n in free if n not in fixed}
+        return tuple(map(_make_port, {**named, **feeds}.items())), fixed, feeds
 
     def _turns(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> BodyPart:
         """Several turns as a model: as many as are left, where that is known, else as the loop had before. BadInput where that
         cannot be."""
-        from rammer.frontend.loops.control_operators import uncounted
-        from rammer.frontend.loops.loop_chunk import Turns, steady
+        from rammer.frontend.loops.control_operators import exclude_time
+        from rammer.frontend.loops.loop_chunk import Turns, has_steady_condition
 
         scanned = len(ahead.slices)
         if body not in self.most:
-            self.most[body] = self._most(Turns(body, MOST_TURNS, scanned, bool(scanned) or steady(body)))
-        wanted = _turns_of(max(ahead.first, self.reached[body])) if ahead.left is None else _power(ahead.left)
+            self.most[body] = self._most(Turns(body, MOST_TURNS, scanned, bool(scanned) or has_steady_condition(body)))
+        wanted = _turns_of(max(ahead.first, self.reached[body])) if ahead.left is None else _next_power_of_two(ahead.left)
         count = min(self.most[body], wanted)
         if count < 2:
             raise BadInput("one turn is long enough")
-        own, _, free = _reads(body)
+        own, _, free = _body_reads(body)
         first = () if scanned else (_INDEX, _YES)
         named = dict(zip(own, (*first, *ahead.state, *(np.asarray(x[0]) for x in ahead.slices)), strict=True))
-        fixed = {n: outer[n] for n in free if n in outer.constants and _fixed(outer[n])}
-        feeds = {n: _dense(outer[n]) for n in free if n not in fixed}
-        kinds = tuple((n, _kind(a)) for n, a in (*named.items(), *feeds.items()))
+        fixed = {n: outer[n] for n in free if n in outer.constants and _is_device_constant(outer[n])}
+        feeds = {n: _to_dense(outer[n]) for n in free if n not in fixed}
+        kinds = tuple((n, _value_kind(a)) for n, a in (*named.items(), *feeds.items()))
         key = (body, count, kinds, tuple((n, SameArray(a)) for n, a in fixed.items()))
         part = self.parts.get(key)
         if part is None or part.key not in self.models:
-            turns = Turns(body, count, scanned, bool(scanned) or steady(body))
-            with uncounted():
+            turns = Turns(body, count, scanned, bool(scanned) or has_steady_condition(body))
+            with exclude_time():
                 part = self._turns_part(turns, {**named, **feeds}, fixed)
             self.parts = {**self.parts, key: part} if len(self.parts) < MOST_MODELS else {key: part}
         return replace(part, feeds=feeds)
 
     def _turns_part(self, turns: Turns, given: Mapping[str, Any], fixed: Mapping[str, Any]) -> BodyPart:
         """Turns of a body that reads what is ``given``; ``fixed`` are constants of outside."""
-        ports = tuple(map(_port, given.items()))
+        ports = tuple(map(_make_port, given.items()))
         if not all(p.numeric for p in ports):
             raise BadInput("it reads what no device holds")
         key = BodyKey(turns, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
         if key not in self.models:
-            self._keep(key, turns.model({p.name: p for p in ports}, fixed))
+            self._record_model(key, turns.model({p.name: p for p in ports}, fixed))
         return BodyPart(key, self.models[key], {}, self.kept(self.models[key]))
 
     def _most(self, turns: Turns) -> int:
         """Turns of a program, by how long one is predicted to take and how many operators it is."""
         from rammer.frontend.bind.bind_state import MOST_UNROLLED
 
-        special = self._single(turns.body)
+        special = self._find_body_program(turns.body)
         if special is None or special.compiled.host_nodes:
             raise BadInput("a turn is no one program")
         predicted = sum(p.predicted for p in special.compiled.programs)
         return max(min(MOST_TURNS, MOST_UNROLLED // turns.size, int(LONGEST / max(predicted, 1e-9))), 1)
 
-    def _specialised(self, part: BodyPart) -> LoadedModel:
-        from rammer.frontend.loops.control_operators import uncounted
+    def _specialise_part(self, part: BodyPart) -> LoadedModel:
+        from rammer.frontend.loops.control_operators import exclude_time
         from rammer.frontend.read.node_protos import SubGraph
 
         found = self.residents.find(part.key)
         if found is None:
-            with uncounted():
+            with exclude_time():
                 found = self.make(part.model)
             if found.compiled.rest is not None:
                 found.close()
@@ -287,12 +287,12 @@ class BodyPrograms:
         self.residents.close()
 
 
-def _worth(ahead: TurnsAhead) -> bool:
+def _is_chunk_worthwhile(ahead: TurnsAhead) -> bool:
     """Whether there are turns enough for a program of several."""
     return ahead.left is None or ahead.left >= 4
 
 
-def _power(turns: int) -> int:
+def _next_power_of_two(turns: int) -> int:
     """The least power of two that is as many."""
     return 1 << max(turns - 1, 1).bit_length()
 
@@ -302,27 +302,27 @@ def _turns_of(reached: int) -> int:
     return next((n for n in (8, 32) if reached <= n), MOST_TURNS)
 
 
-def _kind(value: Any) -> Kind:
+def _value_kind(value: Any) -> Kind:
     return (value.dtype, value.shape) if isinstance(value, np.ndarray | np.generic) else type(value)
 
 
-def _dense(value: Any) -> Any:
+def _to_dense(value: Any) -> Any:
     return np.asarray(value, order="C") if isinstance(value, np.ndarray | np.generic) else value
 
 
-def _fixed(value: Any) -> bool:
+def _is_device_constant(value: Any) -> bool:
     """Whether a constant of outside is one that devices hold."""
-    return isinstance(value, np.ndarray) and _port(("", value)).numeric
+    return isinstance(value, np.ndarray) and _make_port(("", value)).numeric
 
 
-def _port(item: tuple[str, Any]) -> InputPort:
+def _make_port(item: tuple[str, Any]) -> InputPort:
     from rammer.frontend.bind.deferred import port_of
 
     return port_of(*item)
 
 
 @lru_cache(64)
-def _reads(body: SubGraph) -> tuple[tuple[str, ...], frozenset[str], tuple[str, ...]]:
+def _body_reads(body: SubGraph) -> tuple[tuple[str, ...], frozenset[str], tuple[str, ...]]:
     """Names of a body's own inputs, of all values that it reads, and of those of outside."""
     from rammer.frontend.loops.control_operators import graph_of
     from rammer.frontend.read import model_checks

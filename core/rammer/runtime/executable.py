@@ -15,18 +15,18 @@ import numpy as np
 from rammer.compiled.artifact import Artifact
 from rammer.compiled.artifact_reader import as_refusal
 from rammer.compiled.segments import Compiled, ProgramSegment, with_contents, with_needs
-from rammer.compiler.compile_options import RESIDENT, CompileOptions, Progress, quiet
+from rammer.compiler.compile_options import RESIDENT, CompileOptions, Progress, ignore_progress
 from rammer.device.capabilities import ProgramsBeside
-from rammer.device.guard import compiling, guarded
+from rammer.device.guard import compile_lock, guard_backend
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
-from rammer.errors import BadInput, DeviceFailure, warn
+from rammer.errors import BadInput, DeviceFailure, print_warning
 from rammer.ir.collector import collector_paused
 from rammer.ir.constants.recipes import Contents
 from rammer.ir.extent import NoRange
 from rammer.ir.operator import RKernel
 from rammer.runtime.auto_ranges import Seen
-from rammer.runtime.bind_request import Asked, asked
+from rammer.runtime.bind_request import Asked, parse_bind_request
 from rammer.runtime.bound_call import ModelBound
 from rammer.runtime.continuation import Continuation
 from rammer.runtime.control_flow import BodyPrograms
@@ -37,7 +37,7 @@ from rammer.runtime.model_source import Head, ModelSource
 from rammer.runtime.operator_check import check_values, is_asked, with_results
 from rammer.runtime.program_cache import ProgramCache, fits_part, fits_shapes, part_key
 from rammer.runtime.ranged_call import BindSpec
-from rammer.runtime.shape_buckets import BOUND, FIXED, MEMORY, Lengths, ShapeKey, Shapes, Span, key_for, spelled
+from rammer.runtime.shape_buckets import BOUND, FIXED, MEMORY, Lengths, ShapeKey, Shapes, Span, format_spans, key_for
 from rammer.tuning.kernel_store import KernelStore
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Executable:
     device: str
     options: CompileOptions = field(default_factory=CompileOptions)
     registry: Registry | None = None
-    progress: Progress = quiet
+    progress: Progress = ignore_progress
     store: KernelStore | None = None
     programs: Path | None = None
     device_options: Mapping[str, str] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Executable:
     owner: bool = False  #: Whether ``close`` closes ``backend``, too: nobody else has it.
 
     def __post_init__(self) -> None:
-        self.backend = guarded(self.backend, self.device)
+        self.backend = guard_backend(self.backend, self.device)
 
     @cached_property
     def residents(self) -> LoadedPrograms[ShapeKey]:
@@ -90,7 +90,7 @@ class Executable:
     @cached_property
     def bodies(self) -> BodyPrograms:
         """The bodies of control flow on the device."""
-        return BodyPrograms(self._continued, LoadedPrograms(self.head.name, self.resident), self._has_part)
+        return BodyPrograms(self._specialise_continuation, LoadedPrograms(self.head.name, self.resident), self._has_part)
 
     @cached_property
     def kept(self) -> ProgramCache:
@@ -178,9 +178,9 @@ class Executable:
         cuda: torch's, CuPy's, or a handle). BadInput for what ``run`` refuses, for an output of the wrong type or shape,
         and for an array that the device cannot reach. Other libraries' arrays of bfloat16 and the like are given as their bits.
         """
-        what = asked(self.head, self.lengths, self.seen, inputs, outputs or {})
+        what = parse_bind_request(self.head, self.lengths, self.seen, inputs, outputs or {})
         if not what.spans and not what.kept:
-            with self.residents.used(lambda: self._specialised(what.shapes, {}, FIXED)) as special:
+            with self.residents.used(lambda: self._specialise_shapes(what.shapes, {}, FIXED)) as special:
                 return special.bind(what.inputs, what.outputs, stream)
         of_file = self.source.known is not None  # its program is for bound calls, too, and has no states: they are copied
         own = ((MEMORY, next(self._numbers)),) if what.kept and not of_file else ()  # states are no other call's
@@ -188,14 +188,14 @@ class Executable:
         if not of_file and (what.kept or what.found or self.lengths.buckets > 1):
             key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
         terms = BindSpec(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
-        if what.found and what.spans and self._ranged(lambda: self._bindable(key, what), what.spans) is None:
+        if what.found and what.spans and self._try_range(lambda: self._find_bindable(key, what), what.spans) is None:
             return self.bind(inputs, outputs, stream)
-        with self.residents.used(lambda: self._bindable(key, what)) as special:
+        with self.residents.used(lambda: self._find_bindable(key, what)) as special:
             return special.bind(what.inputs, what.outputs, stream, terms)
 
-    def _bindable(self, key: ShapeKey, what: Asked) -> LoadedModel:
+    def _find_bindable(self, key: ShapeKey, what: Asked) -> LoadedModel:
         """The program of a bound call for a range, or with outputs that stay in their inputs' memory."""
-        with compiling(self.backend):
+        with compile_lock(self.backend):
             found = self.residents.find(key)
             if found is None:
                 kept = tuple(item for item in key if item[0] != MEMORY)
@@ -229,53 +229,55 @@ class Executable:
             path = self.kept.path(tuple(sorted(shapes.items())))
             lengths = FIXED if path is not None and path.is_file() else lengths  # one that an earlier process made for them alone
         spans = lengths.spans_of(self.head.inputs, shapes)
-        found = self._ranged(lambda: self._specialised(shapes, spans, lengths), spans) if spans else None
-        return found or self._specialised(shapes, {}, FIXED)
+        found = self._try_range(lambda: self._specialise_shapes(shapes, spans, lengths), spans) if spans else None
+        return found or self._specialise_shapes(shapes, {}, FIXED)
 
-    def _noted(self, shapes: tuple[tuple[str, tuple[int, ...]], ...], key: ShapeKey) -> None:
+    def _record_range_key(self, shapes: tuple[tuple[str, tuple[int, ...]], ...], key: ShapeKey) -> None:
         """Runs of these shapes need not ask again which program of the given ranges serves them."""
         if len(self._ranges) >= MOST_NOTED:
             self._ranges.clear()
         self._ranges[shapes] = key
 
-    def _ranged(self, make: Callable[[], LoadedModel], spans: Mapping[str, Span]) -> LoadedModel | None:
+    def _try_range(self, make: Callable[[], LoadedModel], spans: Mapping[str, Span]) -> LoadedModel | None:
         """The program for a range that ``make`` gives; None where there is none, and each shape is compiled on its own now."""
         try:
             return make()
         except NoRange as problem:
-            warn(f"{problem}")
+            print_warning(f"{problem}")
         except (BadInput, DeviceFailure) as problem:  # nobody asked for the range, and it may ask for more memory
             if self.lengths.spans or self.closed:
                 raise
-            warn(f"no program for {spelled(spans)}, so each shape is compiled on its own: {problem.what}")
+            print_warning(f"no program for {format_spans(spans)}, so each shape is compiled on its own: {problem.what}")
         self.lengths, self.seen.on = FIXED, False
         return None
 
-    def _specialised(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> LoadedModel:
+    def _specialise_shapes(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> LoadedModel:
         """What serves these shapes, of which the lengths in ``spans`` may change. NoRange where there is no such program."""
         longest = lengths.longest(self.head.inputs, shapes, spans)
         key = key_for(longest, spans, lengths.derived)
         found = self.residents.find(key)
         if found is not None:
             if spans and lengths is self.lengths:
-                self._noted(tuple(shapes.items()), key)
+                self._record_range_key(tuple(shapes.items()), key)
             return found
 
         def compiled() -> Compiled:
             if spans and not self.lengths.spans:
-                self.progress("range", spelled(spans))
-            return self._compiled(shapes, spans, lengths)
+                self.progress("range", format_spans(spans))
+            return self._compile_shapes(shapes, spans, lengths)
 
-        with compiling(self.backend):  # whoever waits here for the same shapes finds them made
+        with compile_lock(self.backend):  # whoever waits here for the same shapes finds them made
             return self.residents.find(key) or self._made(key, key, compiled)
 
     def _made(self, key: ShapeKey, kept: ShapeKey, compile_it: Callable[[], Compiled]) -> LoadedModel:
         """What is kept on disk as ``kept``, or compiled."""
-        found = self._obtained(self.kept.path(kept), lambda c: fits_shapes(c, self.head, kept), compile_it)
+        found = self._load_or_compile(self.kept.path(kept), lambda c: fits_shapes(c, self.head, kept), compile_it)
         self.residents.keep(key, found)
         return found
 
-    def _obtained(self, path: Path | None, fits: Callable[[Compiled], bool], compile_it: Callable[[], Compiled]) -> LoadedModel:
+    def _load_or_compile(
+        self, path: Path | None, fits: Callable[[Compiled], bool], compile_it: Callable[[], Compiled]
+    ) -> LoadedModel:
         """What is kept at ``path`` and ``fits``, or is compiled and kept, on the device."""
         start = time.perf_counter()
         with collector_paused():  # once: what was read would be looked through before it is loaded
@@ -283,14 +285,14 @@ class Executable:
             if compiled is not None:
                 try:
                     with as_refusal(path):
-                        return self._loaded(compiled, start)
+                        return self._load_compiled(compiled, start)
                 except BadInput as problem:
-                    warn(f"{problem.what}; compiling again")
+                    print_warning(f"{problem.what}; compiling again")
         compiled = with_contents(compile_it(), self.contents)  # from here on nobody has the values that passes have made
         self.kept.keep(path, compiled)
-        return self._loaded(compiled, start)
+        return self._load_compiled(compiled, start)
 
-    def _compiled(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> Compiled:
+    def _compile_shapes(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> Compiled:
         """One program for the lengths in ``spans`` (NoRange where there is none), or for these shapes."""
         if not spans:
             return self.compiler.compile_model(self.source.model, shapes)
@@ -301,12 +303,12 @@ class Executable:
         hidden, spans = ((), {}) if compiled.ranged is None else (compiled.ranged.lengths.values(), compiled.ranged.spans)
         shapes = sorted((v.external or v.name, v.type.shape) for v in compiled.graph.inputs if v.name not in hidden)
         key = key_for(dict(shapes), spans, self.lengths.derived)
-        with compiling(self.backend):
-            special = self._loaded(compiled, time.perf_counter())
+        with compile_lock(self.backend):
+            special = self._load_compiled(compiled, time.perf_counter())
             self.residents.keep(key, special)
             return special
 
-    def _loaded(self, compiled: Compiled, start: float) -> LoadedModel:
+    def _load_compiled(self, compiled: Compiled, start: float) -> LoadedModel:
         """``compiled`` on the device. What waits for values is compiled when they are there."""
         compiled = with_contents(compiled, self.contents)
         loaded, following = load_segments(self.backend, compiled, lambda: self.source.check(thoroughly=False)), None
@@ -314,14 +316,16 @@ class Executable:
             for table in segment.tables:
                 self.beside.add(table, segment.constants)
         if compiled.rest is not None:
-            following = Continuation(compiled.rest, self._continued, LoadedPrograms(self.head.name, self.resident), self.bodies)
+            following = Continuation(
+                compiled.rest, self._specialise_continuation, LoadedPrograms(self.head.name, self.resident), self.bodies
+            )
         return LoadedModel(compiled, loaded, time.perf_counter() - start, following, self.bodies)
 
-    def _continued(self, model: Model) -> LoadedModel:
+    def _specialise_continuation(self, model: Model) -> LoadedModel:
         """A part of the model whose shapes are known, kept by what it holds."""
-        with compiling(self.backend):
+        with compile_lock(self.backend):
             path = self._part_path(model)
-            return self._obtained(path, lambda c: fits_part(c, model), lambda: self.compiler.compile_model(model, {}))
+            return self._load_or_compile(path, lambda c: fits_part(c, model), lambda: self.compiler.compile_model(model, {}))
 
     def _part_path(self, model: Model) -> Path | None:
         return self.kept.path(part_key(model)) if self.kept.folder is not None and self.source.digest else None
@@ -335,30 +339,30 @@ class Executable:
         """Every step short of loading; ``shapes`` are needed for dynamic inputs only, and of a range for another length than the
         greatest."""
         shapes = self.lengths.greatest(self.head.inputs, shapes)
-        with compiling(self.backend):
+        with compile_lock(self.backend):
             spans = self.lengths.spans_of(self.head.inputs, shapes)
             try:
-                return self._compiled(shapes, spans, self.lengths)
+                return self._compile_shapes(shapes, spans, self.lengths)
             except NoRange as problem:
-                warn(f"{problem}")
-            return self._compiled(shapes, {}, FIXED)
+                print_warning(f"{problem}")
+            return self._compile_shapes(shapes, {}, FIXED)
 
     def compile_whole(self, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         """For a file: as ``compile_only``, of a range one program for all of it. NoRange where there is none."""
         if not self.lengths.spans:
             return self.compile_only(shapes)
         shapes = self.lengths.greatest(self.head.inputs, shapes)
-        with compiling(self.backend):
+        with compile_lock(self.backend):
             return self.compiler.compile_range(self.source.model, shapes, self.lengths.spans, self.lengths.derived, {})
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
         """The chosen kernel of every operator with the resources that the device's compiler reports."""
-        with compiling(self.backend):
+        with compile_lock(self.backend):
             return self.compiler.resources(compiled)
 
     def with_needs(self, compiled: Compiled) -> Compiled:
         """``compiled``, every candidate kernel with the resources that the device's compiler reports."""
-        with compiling(self.backend):
+        with compile_lock(self.backend):
             return with_needs(compiled, self.backend)
 
     def artifact(self, compiled: Compiled) -> Artifact:

@@ -56,7 +56,7 @@ class HostBound:
 
     def seconds(self) -> float:
         """One run; its seconds by the device's own clock."""
-        result = self._open()(self.inputs)
+        result = self._require_run()(self.inputs)
         for name, values in result.outputs.items():
             np.copyto(self.outputs[name], values)
         self.notes = result.notes
@@ -64,15 +64,15 @@ class HostBound:
 
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Copy values into the bound arrays."""
-        self._open()
+        self._require_run()
         write_host(self.inputs, inputs)
 
     def to_host(self, *names: str) -> dict[str, Array]:
         """Copies of outputs."""
-        self._open()
+        self._require_run()
         return {n: self.outputs[n].copy() for n in names or self.outputs}
 
-    def _open(self) -> Callable[[Mapping[str, Array]], RunResult]:
+    def _require_run(self) -> Callable[[Mapping[str, Array]], RunResult]:
         """The program's run; DeviceFailure once closed."""
         if self._run is None:
             raise DeviceFailure("the bound call was closed")

@@ -15,21 +15,21 @@ from numpy.lib.stride_tricks import as_strided
 from rammer.errors import DeviceFailure
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Box, Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Expr, Load
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, RProgram, Storage
 from rammer.ir.types import TensorType
-from rammer.plan.process_memory import room
+from rammer.plan.process_memory import available_bytes
 from rammer.tuning.kernel_probe import random_inputs as random_inputs  # where plugins look for them
 from rammer.tuning.kernel_probe import random_values as random_values
 
-__all__ = ["HostMemory", "evaluate_task", "random_inputs", "random_values", "view"]
+__all__ = ["HostMemory", "evaluate_task", "random_inputs", "random_values", "storage_view"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
-def nbytes(program: RProgram) -> int:
+def program_bytes(program: RProgram) -> int:
     """Bytes of a program's buffers: the arena once, all others on their own."""
     return program.arena_bytes + sum(b.nbytes for b in program.buffers if b.kind != "arena")
 
@@ -43,7 +43,7 @@ class HostMemory:
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int = 0) -> None:
         """``limit`` in bytes (0 = what this process can have): DeviceFailure, before anything is allocated, for a program that
         needs more."""
-        need, limit = nbytes(program), min(limit or room(), room())
+        need, limit = program_bytes(program), min(limit or available_bytes(), available_bytes())
         if need > limit:
             raise DeviceFailure(
                 f"out of memory: program {program.name} needs {need} bytes, the limit is {limit}",
@@ -57,7 +57,7 @@ class HostMemory:
             )
             for b in program.buffers
         }
-        self.tensors = {s.tensor: view(self.buffers[s.buffer], s) for s in program.storages}
+        self.tensors = {s.tensor: storage_view(self.buffers[s.buffer], s) for s in program.storages}
         for name, value in constants.items():
             self.tensors[name][...] = value
 
@@ -76,7 +76,7 @@ class HostMemory:
             self.tensors[name][tuple(slice(low, high) for low, high in box)] = values
 
 
-def view(flat: Array, storage: Storage) -> Array:
+def storage_view(flat: Array, storage: Storage) -> Array:
     """The elements of ``storage`` inside the flat array of its buffer, writable."""
     if 0 in storage.shape:
         return np.empty(storage.shape, flat.dtype)
@@ -84,17 +84,17 @@ def view(flat: Array, storage: Storage) -> Array:
     return as_strided(flat[storage.offset :], storage.shape, strides)
 
 
-def fills(storage: Storage, buffer: Buffer) -> bool:
+def is_whole_buffer(storage: Storage, buffer: Buffer) -> bool:
     """Whether the elements of a tensor are all of its buffer, in order."""
     return storage.offset == 0 and storage.row_major and math.prod(storage.shape) == buffer.size
 
 
-def image(storage: Storage, buffer: Buffer, values: Array) -> Array:
+def buffer_image(storage: Storage, buffer: Buffer, values: Array) -> Array:
     """The flat contents of a tensor's buffer: ``values`` themselves where they fill it, else 0 between its elements."""
-    if fills(storage, buffer):
+    if is_whole_buffer(storage, buffer):
         return np.ascontiguousarray(values, buffer.dtype).reshape(-1)
     flat = np.zeros(buffer.size, buffer.dtype)
-    view(flat, storage)[...] = values
+    storage_view(flat, storage)[...] = values
     return flat
 
 
@@ -108,7 +108,7 @@ def evaluate_task(operator: ROperator, index: int, tensors: Mapping[str, Array])
     for compute in operator.computes:
         if compute.name in boxes:
             box = boxes[compute.name]
-            known[compute.name] = evaluate(cut(compute, box, origins), known)
+            known[compute.name] = evaluate_compute(restrict_compute(compute, box, origins), known)
             origins[compute.name] = tuple(low for low, _ in box)
     result = dict[str, tuple[Box, Array]]()
     for name in operator.outputs:  # of what later Computes read as well the task may have more than it writes
@@ -118,12 +118,12 @@ def evaluate_task(operator: ROperator, index: int, tensors: Mapping[str, Array])
     return result
 
 
-def cut(compute: Compute, box: Box, origins: Mapping[str, tuple[int, ...]]) -> Compute:
+def restrict_compute(compute: Compute, box: Box, origins: Mapping[str, tuple[int, ...]]) -> Compute:
     """``compute`` restricted to ``box`` of its output, with axes from 0.
 
     ``origins`` are the first elements of tensors that are there as tiles only: loads of them move accordingly.
     """
-    moved = {a.name: ex.add(a.name, low) for a, (low, _) in zip(compute.axes, box, strict=True) if low}
+    moved = {a.name: ex.make_add(a.name, low) for a, (low, _) in zip(compute.axes, box, strict=True) if low}
     axes = tuple(Axis(a.name, high - low) for a, (low, high) in zip(compute.axes, box, strict=True))
     body = _from_tiles(ex.substitute(compute.body, moved), origins)
     return Compute(compute.name, compute.dtype, axes, body, compute.reduce, compute.combiner)
@@ -133,7 +133,7 @@ def _from_tiles(body: Expr, origins: Mapping[str, tuple[int, ...]]) -> Expr:
     def rule(e: Expr) -> Expr | None:
         if isinstance(e, Load) and e.tensor in origins:
             inner = tuple(_from_tiles(i, origins) for i in e.indices)
-            moved = tuple(ex.add(i, -low) for i, low in zip(inner, origins[e.tensor], strict=True))
+            moved = tuple(ex.make_add(i, -low) for i, low in zip(inner, origins[e.tensor], strict=True))
             return Load(e.tensor, moved, e.fill)
         return None
 

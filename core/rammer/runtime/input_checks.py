@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.device.arrays import as_numpy, by_name, check_names, mapped
+from rammer.device.arrays import as_numpy, by_name, check_mapping, check_names
 from rammer.errors import BadInput
 from rammer.ir.formats import from_file, name_of
 from rammer.ir.port import MAP, OPTIONAL, SEQUENCE, STRING, InputPort
@@ -18,7 +18,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 def check_inputs(ports: tuple[InputPort, ...], given: Mapping[str, Any]) -> dict[str, Array]:
     """The inputs as arrays of exactly the declared types; BadInput says which one is wrong and how."""
-    given = mapped("input", given)
+    given = check_mapping("input", given)
     hosted = {p.name: _on_host(p, given[p.name]) for p in ports if not p.numeric and p.name in given}
     others = by_name("input", {n: v for n, v in given.items() if n not in hosted})
     kinds = {p.name: p.dtype for p in ports}

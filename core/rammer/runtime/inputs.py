@@ -12,10 +12,10 @@ import numpy as np
 
 from rammer.errors import BadInput
 from rammer.ir.formats import FORMATS, FloatFormat, numpy_type
-from rammer.ir.names import shortened
+from rammer.ir.names import shorten_name
 from rammer.ir.port import InputPort
 from rammer.ir.types import itemsize
-from rammer.plan.process_memory import room
+from rammer.plan.process_memory import available_bytes
 from rammer.runtime.model_source import Head
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -45,7 +45,7 @@ def save_npz(file: BinaryIO, arrays: Mapping[str, Array]) -> None:
     """
     long = next((n for n in arrays if len(n.encode()) > _LONGEST_NAME), None)
     if long is not None:
-        raise BadInput(f"{shortened(long)!r} is too long a name for an .npz file", hint=f"at most {_LONGEST_NAME} bytes")
+        raise BadInput(f"{shorten_name(long)!r} is too long a name for an .npz file", hint=f"at most {_LONGEST_NAME} bytes")
     with zipfile.ZipFile(file, "w") as packed:
         for name, array in arrays.items():
             with packed.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -103,7 +103,7 @@ def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator, s
     return rng.integers(low, high, shape, dtype=form.wide if form is not None else kind).astype(kind, copy=False)
 
 
-def outlying(x: Array, axis: int, rng: np.random.Generator) -> Array:
+def scale_outlier_channels(x: Array, axis: int, rng: np.random.Generator) -> Array:
     """Return ``x`` where one in 64 channels along ``axis``, and one at least, has magnitudes of up to 10 to ``OUTLIER``."""
     if not x.size:
         return x
@@ -120,7 +120,7 @@ def with_outliers(model: Head, inputs: Mapping[str, Array], names: Collection[st
     for port in model.inputs:
         x = np.asarray(inputs[port.name])
         if port.name in names and x.dtype.kind == "f" and x.ndim:
-            made[port.name] = outlying(x, 1 if x.ndim == 4 else x.ndim - 1, rng)
+            made[port.name] = scale_outlier_channels(x, 1 if x.ndim == 4 else x.ndim - 1, rng)
     return made
 
 
@@ -143,9 +143,9 @@ def make_inputs(
     rng = np.random.default_rng(seed)
     made = {p.name: static_shape(p, shapes) for p in model.inputs if p.name not in given}
     need = sum(math.prod(made[p.name]) * itemsize(p.dtype) for p in model.inputs if p.name in made)
-    if need > room():
+    if need > available_bytes():
         raise BadInput(
-            f"the inputs take {need} bytes, this process can have {room()}",
+            f"the inputs take {need} bytes, this process can have {available_bytes()}",
             "input " + ", ".join(made),
             "use a smaller batch or input",
         )

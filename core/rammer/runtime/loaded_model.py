@@ -13,16 +13,16 @@ from weakref import WeakSet
 import numpy as np
 
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
-from rammer.device.capabilities import repeats
+from rammer.device.capabilities import can_repeat
 from rammer.device.manifest import Backend, Loaded
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.collector import collector_paused
-from rammer.ir.constants.mapped_files import released
+from rammer.ir.constants.mapped_files import release_pages
 from rammer.ir.constants.recipes import ArrayRecipe, parts_of
-from rammer.ir.formats import carried, restored
+from rammer.ir.formats import from_carrier, to_carrier
 from rammer.runtime.bound_call import ModelBound
 from rammer.runtime.ranged_call import PLAIN, BindSpec, RangedCall
-from rammer.runtime.shape_buckets import narrowed, widened
+from rammer.runtime.shape_buckets import crop_outputs, pad_inputs
 from rammer.runtime.variant_call import load_tables
 
 if TYPE_CHECKING:
@@ -131,16 +131,16 @@ class LoadedModel:
         with self.used():
             if ranged is None:
                 return self._run(inputs, watch)
-            wide, point = widened(ranged, graph.inputs, inputs)
+            wide, point = pad_inputs(ranged, graph.inputs, inputs)
             outputs, timing = self._run(wide, watch)
-            return narrowed(ranged, graph.outputs, outputs, point), timing
+            return crop_outputs(ranged, graph.outputs, outputs, point), timing
 
     def _run(
         self, inputs: Mapping[str, Array], watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None
     ) -> tuple[dict[str, Array], Timing]:
         start, device, host, notes = time.perf_counter(), 0.0, 0.0, list[str]()
         graph = self.compiled.graph
-        values: dict[str, Array] = {v.name: carried(inputs[v.external or v.name]) for v in graph.inputs}
+        values: dict[str, Array] = {v.name: to_carrier(inputs[v.external or v.name]) for v in graph.inputs}
         fresh = set[str]()  # what a program wrote into new arrays
         for number, segment in enumerate(self.compiled.segments):
             if isinstance(segment, HostSegment):
@@ -159,7 +159,7 @@ class LoadedModel:
             value = values[port.name] if port.name in values else graph.constants[port.name]
             # An operator on the host may give a view of what it reads, a model an input or one tensor twice.
             own = value if port.name in fresh else np.array(value)
-            outputs[port.external or port.name] = restored(own, port.port.dtype)
+            outputs[port.external or port.name] = from_carrier(own, port.port.dtype)
             fresh.discard(port.name)
         if self.following is not None:
             given = {**inputs, **outputs}
@@ -236,13 +236,13 @@ def load_segments(backend: Backend, compiled: Compiled, verify: Callable[[], obj
         with collector_paused():
             for number, segment in enumerate(compiled.segments):
                 if isinstance(segment, ProgramSegment):
-                    if segment.program.repeat is not None and not repeats(backend):
+                    if segment.program.repeat is not None and not can_repeat(backend):
                         raise DeviceFailure(f"program {segment.program.name} repeats, which {backend.hardware.name} cannot")
                     verify()
                     loaded[number] = load_tables(backend, segment)
                     for part in parts_of(segment.constants).values():
                         if not isinstance(part, ArrayRecipe):
-                            released(part)
+                            release_pages(part)
         verify()
     except BaseException:
         for program in loaded.values():

@@ -50,10 +50,10 @@ class TurningProgram:
         gathered: list[list[Any]] = [[] for _ in self._gathered]
         with self._lock:
             first, going, now = ahead.first, True, 0
-            _put(self._bounds[0], {**outer, **{self.turns.name("state", i): a for i, a in enumerate(ahead.state)}})
+            _write_inputs(self._bounds[0], {**outer, **{self.turns.name("state", i): a for i, a in enumerate(ahead.state)}})
             while True:
                 bound = self._bounds[now]
-                done, going, found = self._call(bound, ahead, first)
+                done, going, found = self._run_iterations(bound, ahead, first)
                 first += done
                 for parts, values in zip(gathered, found, strict=True):
                     parts.append(values)
@@ -61,26 +61,26 @@ class TurningProgram:
                     break
                 ahead.check(first)
                 now = 1 - now
-            state = list(_taken(bound, self._after).values())
+            state = list(_copy_outputs(bound, self._after).values())
         return TurnsDone(first - ahead.first, going, state, [p[0] if len(p) == 1 else np.concatenate(p) for p in gathered])
 
-    def _call(self, bound: ModelBound, ahead: TurnsAhead, first: int) -> tuple[int, bool, list[Any]]:
+    def _run_iterations(self, bound: ModelBound, ahead: TurnsAhead, first: int) -> tuple[int, bool, list[Any]]:
         """The turns of one call: how many, whether to go on, and what they gather."""
         most, name = self.turns.count, self.turns.name
         count = most if ahead.left is None else min(most, ahead.left - (first - ahead.first))
-        given = {name("slices", i): _cut(x, first, count, most) for i, x in enumerate(ahead.slices)}
+        given = {name("slices", i): _pad_slices(x, first, count, most) for i, x in enumerate(ahead.slices)}
         given[name("left")] = np.array(count)
         if not self.turns.scanned:
             given[name("first")] = np.array(first)
-        _put(bound, given)
+        _write_inputs(bound, given)
         bound.run()
-        found = _taken(bound, [*self._going, *self._gathered])
+        found = _copy_outputs(bound, [*self._going, *self._gathered])
         going = found.pop(self._going[0])[:count] if self._going else np.ones(0, bool)
         done = count if going.all() else int(going.argmin()) + 1
         return done, bool(going.all()), [a[:done] for a in found.values()]
 
 
-def _put(bound: ModelBound, values: Mapping[str, Any]) -> None:
+def _write_inputs(bound: ModelBound, values: Mapping[str, Any]) -> None:
     """Give values to a call, of which none is queued where it reads the host's arrays."""
     far = dict[str, Any]()
     for name, value in values.items():
@@ -93,7 +93,7 @@ def _put(bound: ModelBound, values: Mapping[str, Any]) -> None:
         bound.write(far)
 
 
-def _taken(bound: ModelBound, names: list[str]) -> dict[str, Any]:
+def _copy_outputs(bound: ModelBound, names: list[str]) -> dict[str, Any]:
     """The caller's own copies of outputs, when the run has ended."""
     bound.synchronize()
     near = {n: bound.outputs[n] for n in names if isinstance(bound.outputs[n], np.ndarray)}
@@ -101,7 +101,7 @@ def _taken(bound: ModelBound, names: list[str]) -> dict[str, Any]:
     return {n: near[n].copy() if n in near else far[n] for n in names}
 
 
-def _cut(slices: Any, first: int, count: int, wanted: int) -> Any:
+def _pad_slices(slices: Any, first: int, count: int, wanted: int) -> Any:
     """The slices of ``count`` turns, the last again for those of ``wanted`` that are not left."""
     found = slices[first : first + count]
     return found if count == wanted else np.concatenate([found, np.repeat(found[-1:], wanted - count, axis=0)])

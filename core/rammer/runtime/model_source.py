@@ -19,9 +19,9 @@ from rammer.compiler.compile_options import CompileOptions
 from rammer.device.custom_operators import CustomOperators
 from rammer.errors import BadInput, RammerError
 from rammer.ir.constants.mapped_files import Mapped
-from rammer.ir.names import shortened
+from rammer.ir.names import shorten_name
 from rammer.ir.port import ON_HOST, InputPort
-from rammer.ir.untrusted_json import loads, place_in
+from rammer.ir.untrusted_json import load_json, place_in
 
 if TYPE_CHECKING:
     import onnx
@@ -90,8 +90,8 @@ class ModelSource:
         text = cached_text(file) if file is not None else None
         if text is not None:
             with suppress(ValueError, TypeError, LookupError):  # nothing that this version writes: the model says
-                data = loads(text)
-                head, external = _decode(data), _files(data["external"])
+                data = load_json(text)
+                head, external = _decode_head(data), _check_file_names(data["external"])
                 with_files = self._with_files(external)
                 if with_files:  # else reading says what is wrong with them
                     self.digest, self.external = with_files, external
@@ -161,17 +161,17 @@ def check_kept(options: CompileOptions, source: ModelSource) -> None:
     names = {text for graph in all_graphs(source.model.proto) for node in graph.node for text in (node.name, node.op_type)}
     for pattern in options.keep_float32:
         if not any(fnmatchcase(name, pattern) for name in names):
-            what = f"no operator's name or type matches {shortened(pattern)!r}"
+            what = f"no operator's name or type matches {shorten_name(pattern)!r}"
             raise BadInput(what, "--keep-float32", "rammer inspect --stage graph shows names after #, and types before (")
 
 
-def _files(names: Any) -> tuple[str, ...]:
+def _check_file_names(names: Any) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise ValueError("file name must be a string")
     return tuple(names)
 
 
-def _decode(data: dict[str, Any]) -> Head:
+def _decode_head(data: dict[str, Any]) -> Head:
     inputs = tuple(InputPort(p["name"], p["dtype"], tuple(p["shape"]), p["ranked"]) for p in data["inputs"])
     names = (data["name"], *(p.name for p in inputs), *data["outputs"])
     if not all(isinstance(n, str) for n in names) or not all(p.numeric or p.dtype in ON_HOST for p in inputs):

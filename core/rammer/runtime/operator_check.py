@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from rammer.errors import BadInput
-from rammer.ir.formats import readable
-from rammer.ir.names import quoted, shortened
+from rammer.ir.formats import to_readable
+from rammer.ir.names import quote_text, shorten_name
 from rammer.ir.untrusted_json import whole_number
 
 if TYPE_CHECKING:
@@ -111,14 +111,16 @@ def check_values(model: Model, values: Mapping[str, Any]) -> None:
     graph = model.proto.graph
     known = {t.name: model.weights[t.name] if t.name in model.weights else numpy_helper.to_array(t) for t in graph.initializer}
     known |= {n: a for n, a in values.items() if isinstance(a, np.ndarray)}
-    spoilt = {name: _spoilt(array) for name, array in known.items()}
+    spoilt = {name: _nonfinite_kinds(array) for name, array in known.items()}
     for name in (p.name for p in model.inputs if p.name in spoilt):
         if spoilt[name]:
-            raise BadInput(f"input {quoted(shortened(name))} has {_shown(known[name], spoilt[name])}", hint=_HINT)
+            raise BadInput(
+                f"input {quote_text(shorten_name(name))} has {_describe_nonfinite(known[name], spoilt[name])}", hint=_HINT
+            )
     fixed = {t.name for t in graph.initializer}
     for node in graph.node:
         _check_indices(node, known)
-        reads = _reads(node)
+        reads = _node_inputs(node)
         if fixed.issuperset(reads):
             fixed.update(node.output)
         if fixed.issuperset(reads) or any(n in known and not known[n].size for n in reads):  # the least of nothing is infinite
@@ -127,10 +129,14 @@ def check_values(model: Model, values: Mapping[str, Any]) -> None:
         for name in node.output:
             fresh = spoilt.get(name, frozenset()) - (read | ({"Inf"} if "NaN" in read else set()))
             if fresh:
-                _fail(node, f"makes {_shown(known[name], fresh)} in {quoted(shortened(name))}, of operands that have none")
+                _raise_bad_input(
+                    node,
+                    f"makes {_describe_nonfinite(known[name], fresh)} in {quote_text(shorten_name(name))}, "
+                    "of operands that have none",
+                )
 
 
-def _reads(node: NodeProto) -> list[str]:
+def _node_inputs(node: NodeProto) -> list[str]:
     from rammer.frontend.read import model_checks
 
     return list(model_checks.node_reads(node))
@@ -149,27 +155,27 @@ def _check_indices(node: NodeProto, known: Mapping[str, Array]) -> None:
             if wrong.any():
                 at = np.argwhere(wrong)[0].tolist()
                 span = f"takes {low} to {extent - 1}" if extent else "has no elements"
-                what = f"index {part[tuple(at)]} at {at + rest} of {quoted(shortened(names[0]))}"
-                _fail(node, f"has {what}, and axis {axis} of {quoted(shortened(names[1]))} {span}")
+                what = f"index {part[tuple(at)]} at {at + rest} of {quote_text(shorten_name(names[0]))}"
+                _raise_bad_input(node, f"has {what}, and axis {axis} of {quote_text(shorten_name(names[1]))} {span}")
 
 
-def _fail(node: NodeProto, what: str) -> None:
+def _raise_bad_input(node: NodeProto, what: str) -> None:
     from rammer.frontend.read.node_protos import node_title
 
     raise BadInput(f"{node_title(node)} {what}", "--check", _HINT)
 
 
-def _spoilt(array: Array) -> frozenset[str]:
+def _nonfinite_kinds(array: Array) -> frozenset[str]:
     """``NaN`` and ``Inf``, as far as an array has them."""
-    array = readable(array)
+    array = to_readable(array)
     if array.dtype.kind not in "fc" or not array.size:
         return frozenset()
     return frozenset(w for w, has in (("NaN", np.isnan(array).any()), ("Inf", np.isinf(array).any())) if has)
 
 
-def _shown(array: Array, kinds: frozenset[str]) -> str:
+def _describe_nonfinite(array: Array, kinds: frozenset[str]) -> str:
     """How many elements are spoilt, and the first one."""
-    array = readable(array)
+    array = to_readable(array)
     wrong = np.isnan(array) if "NaN" in kinds else np.isinf(array)
     word = "NaN" if "NaN" in kinds else "an infinity"
     return f"{word} at {np.argwhere(wrong)[0].tolist()} ({int(wrong.sum())} of {array.size} elements)"

@@ -17,8 +17,8 @@ from rammer.compiled.segments import Compiled
 from rammer.compiler.compile_options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
-from rammer.errors import BadInput, warn
-from rammer.ir.constants.digest import digest
+from rammer.errors import BadInput, print_warning
+from rammer.ir.constants.digest import digest_array
 from rammer.runtime.model_source import Head, ModelSource
 from rammer.runtime.shape_buckets import BOUND, SPANS, ShapeKey
 from rammer.tuning.kernel_store import key_of, unit_key
@@ -77,10 +77,10 @@ class ProgramCache:
         model's files do not hold what the program is kept for, or, if it is not kept, what was opened."""
         if path is not None and compiled.rest is None:
             try:
-                apart = SeparateConstants(self._constants(), self.source.files)
+                apart = SeparateConstants(self._constant_cache(), self.source.files)
                 return save_artifact(path, self.artifact(compiled, path), apart, self.source.check)
             except OSError as problem:
-                warn(f"compiled program is not kept: {problem}")
+                print_warning(f"compiled program is not kept: {problem}")
         self.source.check()
 
     def found(self, path: Path | None, fits: Callable[[Compiled], bool]) -> Compiled | None:
@@ -89,17 +89,17 @@ class ProgramCache:
             return None
         self.source.check(thoroughly=False)
         try:
-            cached = load_artifact(path, self.registry.operators if self.registry else dict, self._constants())
+            cached = load_artifact(path, self.registry.operators if self.registry else dict, self._constant_cache())
             bare = Compiled(cached.compiled.graph, ())
             if replace(cached, compiled=bare) != self.artifact(bare, path) or not fits(cached.compiled):
                 raise BadInput(f"{path} was kept for something else")
             check_device(path, cached.compiled, self.backend)
             return cached.compiled
         except BadInput as problem:
-            warn(f"{problem.what}; compiling again")
+            print_warning(f"{problem.what}; compiling again")
             return None
 
-    def _constants(self) -> ConstantCache:
+    def _constant_cache(self) -> ConstantCache:
         """Where large constants of kept programs are."""
         assert self.folder is not None
         source = self.source
@@ -110,7 +110,7 @@ class ProgramCache:
 def part_key(model: Model) -> str:
     """Of a part of a model whose shapes are all known: its operators, ports and constants, by content."""
     found = hashlib.sha256(model.proto.SerializeToString(deterministic=True))
-    constants = sorted((n, digest(a)) for n, a in model.known.items())
+    constants = sorted((n, digest_array(a)) for n, a in model.known.items())
     found.update(repr((model.name, model.inputs, model.outputs, constants)).encode("utf-8", "surrogatepass"))
     return found.hexdigest()
 
@@ -126,15 +126,15 @@ def fits_shapes(compiled: Compiled, head: Head, key: ShapeKey) -> bool:
         p.name: p.dtype for p in head.inputs
     }:
         return False
-    return _outputs(compiled) == head.outputs and all(have[n].shape == s for n, s in key if n in have and n not in kept)
+    return _output_names(compiled) == head.outputs and all(have[n].shape == s for n, s in key if n in have and n not in kept)
 
 
 def fits_part(compiled: Compiled, model: Model) -> bool:
     """Whether a program has the ports of a part of a model."""
     have = {(v.external or v.name, v.port.dtype, v.port.shape) for v in compiled.graph.inputs}
     wanted = {(p.name, p.dtype, p.shape) for p in model.inputs}
-    return compiled.ranged is None and have == wanted and _outputs(compiled) == model.outputs
+    return compiled.ranged is None and have == wanted and _output_names(compiled) == model.outputs
 
 
-def _outputs(compiled: Compiled) -> tuple[str, ...]:
+def _output_names(compiled: Compiled) -> tuple[str, ...]:
     return tuple(v.external or v.name for v in compiled.graph.outputs)

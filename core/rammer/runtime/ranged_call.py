@@ -16,7 +16,7 @@ from rammer.ir.extent import Point
 from rammer.ir.graph import Value
 from rammer.runtime.bound_call import ModelBound
 from rammer.runtime.shape_buckets import Span
-from rammer.verify.in_place_state import states
+from rammer.verify.in_place_state import state_pairs
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -72,7 +72,7 @@ class RangedCall(ModelBound):
         self._length_ports = {ports[tensor]: symbol for symbol, tensor in hidden.items()}
         self._point = {symbol: terms.spans[symbol][1] for symbol in hidden}
         types = {v.external or v.name: v.type for v in compiled.graph.inputs}
-        found = {o: p for program in compiled.programs for o, p in states(program).items()}
+        found = {o: p for program in compiled.programs for o, p in state_pairs(program).items()}
         self._over = {o: i for o, i in terms.kept.items() if found.get(self._tensor(compiled.graph.outputs, o)) == self._names[i]}
         self._copied = {o: i for o, i in terms.kept.items() if o not in self._over}
         begun = {n for p in compiled.programs for o in p.operators if any(e.below for e in o.endings) for n in o.outputs}
@@ -84,7 +84,7 @@ class RangedCall(ModelBound):
             if name not in given:
                 given[name] = np.zeros(shape, dtype)
             elif on_host(given[name]):
-                given[name] = np.array(_padded(np.asarray(given[name]), shape))
+                given[name] = np.array(_pad_array(np.asarray(given[name]), shape))
             if shape_of(given[name]) != shape:
                 what = f"what stays in input {name!r} has shape {list(shape)}, the array {list(shape_of(given[name]))}"
                 raise BadInput(what, hint="give an array of the host that is shorter, or one of this shape")
@@ -113,14 +113,14 @@ class RangedCall(ModelBound):
     def run(self, **lengths: int) -> None:
         """One run at these lengths, which stay; see ``ModelBound.run``. BadInput for a length outside its range."""
         with self.turn():
-            self._begin(lengths)
+            self._prepare_run(lengths)
             super().run()
             self._end()
 
     def seconds(self, **lengths: int) -> float:
         """One run at these lengths, waited for; its seconds by ``clock``, without what is copied after it."""
         with self.turn():
-            self._begin(lengths)
+            self._prepare_run(lengths)
             seconds = super().seconds()
             self._end()
             return seconds
@@ -139,7 +139,7 @@ class RangedCall(ModelBound):
         """Copies of the outputs (all, or those named), as long as those of the last run."""
         with self.turn():
             found = super().to_host(*names)
-            return {n: np.ascontiguousarray(a[self._box(n, a.shape)]) for n, a in found.items()}
+            return {n: np.ascontiguousarray(a[self._current_slices(n, a.shape)]) for n, a in found.items()}
 
     def close(self) -> None:
         """Let go of the arrays, and of the program where it is of this call alone."""
@@ -154,7 +154,7 @@ class RangedCall(ModelBound):
         """Of an input or output at the lengths of the next run."""
         return whole if self._ranged is None else self._ranged.shape(self._names[name], self._point)
 
-    def _box(self, name: str, whole: tuple[int, ...]) -> tuple[slice, ...]:
+    def _current_slices(self, name: str, whole: tuple[int, ...]) -> tuple[slice, ...]:
         return tuple(map(slice, self._shape(name, whole)))
 
     def _whole(self, name: str, given: Any) -> Any:
@@ -162,9 +162,9 @@ class RangedCall(ModelBound):
         known = self._types.get(name)
         if known is None or not on_host(given) or self._ranged is None:
             return given
-        return _padded(np.asarray(given), known.shape)
+        return _pad_array(np.asarray(given), known.shape)
 
-    def _begin(self, lengths: Mapping[str, Any]) -> None:
+    def _prepare_run(self, lengths: Mapping[str, Any]) -> None:
         found = self._terms.check(lengths)
         changed = {s: n for s, n in found.items() if self._point[s] != n}
         if changed:
@@ -173,14 +173,14 @@ class RangedCall(ModelBound):
                 if symbol in changed:
                     self.put(self._names[port], np.array(self._point[symbol], np.int64))
         if self._ranged is not None:
-            self._clear()
+            self._clear_state_tails()
 
-    def _clear(self) -> None:
+    def _clear_state_tails(self) -> None:
         """Zeros where a state has more than this run begins with."""
         for output, name in self._over.items():
             shape = self._shape(output, self._types[name].shape)
             if any(have > want for have, want in zip(self._filled[output], shape, strict=True)):
-                values, box = np.zeros(self._types[name].shape, self._types[name].dtype), self._box(name, ())
+                values, box = np.zeros(self._types[name].shape, self._types[name].dtype), self._current_slices(name, ())
                 if 0 not in self._shape(name, ()):
                     values[box] = self.fetched(self._names[output])[box]
                 self.put(self._names[name], values)
@@ -195,7 +195,7 @@ class RangedCall(ModelBound):
             super().write({name: value})
 
 
-def _padded(given: Array, shape: tuple[int, ...]) -> Array:
+def _pad_array(given: Array, shape: tuple[int, ...]) -> Array:
     """``given`` in an array of this shape with zeros behind it; itself where it does not fit."""
     if given.shape == shape or given.ndim != len(shape) or any(a > b for a, b in zip(given.shape, shape, strict=True)):
         return given

@@ -20,18 +20,18 @@ from rammer.compiler.compile_options import (
     Request,
     check_forms,
     check_precision,
-    quiet,
+    ignore_progress,
 )
 from rammer.device.loader import PLUGINS, Registry
 from rammer.device.manifest import Backend
-from rammer.errors import BadInput, DeviceUnavailable, warn
-from rammer.ir.names import quoted
+from rammer.errors import BadInput, DeviceUnavailable, print_warning
+from rammer.ir.names import quote_text
 from rammer.ir.port import InputPort
 from rammer.runtime.auto_ranges import Seen
 from rammer.runtime.executable import Executable
 from rammer.runtime.loaded_programs import check_resident
 from rammer.runtime.model_source import Head, ModelSource, check_kept, open_source
-from rammer.runtime.shape_buckets import FIXED, Lengths, spelled
+from rammer.runtime.shape_buckets import FIXED, Lengths, format_spans
 from rammer.tuning.kernel_store import KernelStore
 from rammer.tuning.tuner import MEASURED
 
@@ -47,7 +47,7 @@ def open_executable(
     request: Request = ANY,
     *,
     registry: Registry | None = None,
-    progress: Progress = quiet,
+    progress: Progress = ignore_progress,
     store: KernelStore | None = None,
 ) -> Executable:
     """See ``rammer.compile``. The model is read before the device is opened: bad input costs no driver.
@@ -134,22 +134,22 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry)
     device_options = {**artifact.options, **request.device_options}
     backend = registry.open(spec, request.require, "", device_options)
     with closed_where_refused(backend):
-        return _adopted(path, artifact, spec, backend, device_options, registry)
+        return _load_artifact(path, artifact, spec, backend, device_options, registry)
 
 
-def _adopted(
+def _load_artifact(
     path: Path, artifact: Artifact, spec: str, backend: Backend, device_options: Mapping[str, str], registry: Registry
 ) -> Executable:
     """The compiled model loaded on an opened device."""
     made_for, compiled = artifact.device.partition(":")[0], artifact.compiled
     if artifact.target:
-        warn(f"{path} was compiled for target {quoted(artifact.target)}; here is {backend.hardware.name}")
-        compiled = _folded(compiled, backend.vdevice.veus)
+        print_warning(f"{path} was compiled for target {quote_text(artifact.target)}; here is {backend.hardware.name}")
+        compiled = _fold_compiled(compiled, backend.vdevice.veus)
     elif backend.fingerprint != artifact.fingerprint:
         where = f"compiled for {artifact.fingerprint}; here is {backend.fingerprint}"
         if device_options != artifact.options:
             raise BadInput(
-                f"{path} was compiled {_spelled(artifact.options)}, not {_spelled(device_options)}",
+                f"{path} was compiled {_format_options(artifact.options)}, not {_format_options(device_options)}",
                 where,
                 "leave out --option, or compile the model again with it",
             )
@@ -185,11 +185,11 @@ def _adopted(
     return exe
 
 
-def _spelled(options: Mapping[str, str]) -> str:
+def _format_options(options: Mapping[str, str]) -> str:
     return "with " + " ".join(f"--option {k}={v}" for k, v in sorted(options.items())) if options else "without --option"
 
 
-def _folded(compiled: Compiled, veus: int) -> Compiled:
+def _fold_compiled(compiled: Compiled, veus: int) -> Compiled:
     """``compiled`` with programs of at most ``veus`` rows."""
     segments = (_folded_one(s, veus) if isinstance(s, ProgramSegment) else s for s in compiled.segments)
     return replace(compiled, segments=tuple(segments))
@@ -205,7 +205,7 @@ def _folded_one(segment: ProgramSegment, veus: int) -> ProgramSegment:
 
 def _no_model(path: Path, lengths: Lengths) -> Callable[[], Model]:
     def read() -> Model:
-        spans = f" for {spelled(lengths.spans)}" if lengths.spans else ""
+        spans = f" for {format_spans(lengths.spans)}" if lengths.spans else ""
         raise BadInput(f"{path} is a compiled model{spans}", hint="this needs the ONNX model that it was compiled from")
 
     return read

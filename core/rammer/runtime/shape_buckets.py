@@ -34,7 +34,7 @@ FIXED_PART, FIXED_LEAST = 0.25, 32
 
 
 @lru_cache(1024)
-def bounds(span: Span, buckets: int = BUCKETS, lone: bool = True) -> tuple[int, ...]:
+def bucket_bounds(span: Span, buckets: int = BUCKETS, lone: bool = True) -> tuple[int, ...]:
     """The longest of each program of a range, descending: each takes as much longer than the next as that one than its next. With
     ``lone``, the last may be for ``LONE`` only."""
     low, high = span
@@ -54,9 +54,9 @@ def bounds(span: Span, buckets: int = BUCKETS, lone: bool = True) -> tuple[int, 
     return tuple(found)
 
 
-def bucket(span: Span, value: int, buckets: int = BUCKETS, lone: bool = True) -> Span:
+def find_bucket(span: Span, value: int, buckets: int = BUCKETS, lone: bool = True) -> Span:
     """The least and greatest length of the program for ``value``, which lies in ``span``; ``lone`` as for ``bounds``."""
-    found = bounds(span, buckets, lone)
+    found = bucket_bounds(span, buckets, lone)
     last = min(b for b in found if b >= value)
     return max((b + 1 for b in found if b < value), default=span[0]), last
 
@@ -86,8 +86,8 @@ class Lengths:
                 if any(p.name == name for p in ports):
                     known += f"; the shape of its input {name} is given as {name}:EXTENTxEXTENT..."
                 raise BadInput(f"the model has no open dimension {name!r}", f"shapes of {name}", known)
-        spans = {name: _span(name, said) for name, said in given.items() if not isinstance(said, str)}
-        return Lengths(spans, {name: _sum(name, said, spans) for name, said in given.items() if isinstance(said, str)})
+        spans = {name: _check_span(name, said) for name, said in given.items() if not isinstance(said, str)}
+        return Lengths(spans, {name: _parse_extent(name, said, spans) for name, said in given.items() if isinstance(said, str)})
 
     def greatest(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """``shapes``, and those of other inputs whose open dimensions all have ranges, at the greatest lengths."""
@@ -107,7 +107,7 @@ class Lengths:
         for value in inputs:
             if value.name not in ranged.lengths.values():
                 shape = ranged.shapes[value.name]
-                ports.append(InputPort(value.external or value.name, value.port.dtype, tuple(map(_named, shape))))
+                ports.append(InputPort(value.external or value.name, value.port.dtype, tuple(map(_dim_name, shape))))
                 derived |= {str(d): d for d in shape if isinstance(d, AffineExtent) and str(d) not in ranged.lengths}
         return Lengths(ranged.spans, derived, buckets=1), tuple(ports)
 
@@ -122,7 +122,7 @@ class Lengths:
             return {}
         if any(found.get(name, -1) != extent for name, extent in self.whole(lengths).items()):
             return {}
-        within = {name: bucket(self.spans[name], n, self.buckets, self.lone) for name, n in lengths.items()}
+        within = {name: find_bucket(self.spans[name], n, self.buckets, self.lone) for name, n in lengths.items()}
         return within if any(low < high for low, high in within.values()) else {}
 
     def longest(
@@ -136,26 +136,26 @@ class Lengths:
         return {n: tuple(high.get(str(d), e) for d, e in zip(by_name[n].dims(len(s)), s, strict=True)) for n, s in shapes.items()}
 
 
-def told(lengths: Lengths, spans: Mapping[str, Span], programs: int) -> str:
+def describe_lengths(lengths: Lengths, spans: Mapping[str, Span], programs: int) -> str:
     """For people: the lengths of the program in use, and what else serves its model, of which ``programs`` are on the device."""
     if not lengths.spans:
-        return f"{spelled(spans)}, a range that runs have shown; {programs} programs so far"
-    return f"{scope(lengths, spans)}; {programs} so far"
+        return f"{format_spans(spans)}, a range that runs have shown; {programs} programs so far"
+    return f"{describe_scope(lengths, spans)}; {programs} so far"
 
 
-def scope(lengths: Lengths, spans: Mapping[str, Span]) -> str:
+def describe_scope(lengths: Lengths, spans: Mapping[str, Span]) -> str:
     """The lengths of a program, and of all of its model's."""
-    parts = math.prod(len(bounds(span, lengths.buckets, lengths.lone)) for span in lengths.spans.values())
-    whole = f" of {spelled(lengths.spans)}, which takes {parts} programs" if parts > 1 else ", all by one program"
-    return f"{spelled(spans)}{whole}"
+    parts = math.prod(len(bucket_bounds(span, lengths.buckets, lengths.lone)) for span in lengths.spans.values())
+    whole = f" of {format_spans(lengths.spans)}, which takes {parts} programs" if parts > 1 else ", all by one program"
+    return f"{format_spans(spans)}{whole}"
 
 
-def spelled(spans: Mapping[str, Span]) -> str:
+def format_spans(spans: Mapping[str, Span]) -> str:
     """``seq=9..16, batch=1..8``."""
     return ", ".join(f"{n}={low}..{high}" for n, (low, high) in spans.items())
 
 
-def _named(dim: Dim) -> int | str:
+def _dim_name(dim: Dim) -> int | str:
     return dim if isinstance(dim, int) else str(dim)
 
 
@@ -163,14 +163,14 @@ def _named(dim: Dim) -> int | str:
 FIXED: Final = Lengths()
 
 
-def _span(name: str, said: Span) -> Span:
+def _check_span(name: str, said: Span) -> Span:
     low, high = said
     if not 0 <= low < high or high <= LEAST:
         raise BadInput(f"{low}..{high} is no range of lengths", f"shapes of {name}", "for example (1, 512)")
     return low, high
 
 
-def _sum(name: str, said: str, spans: Mapping[str, Span]) -> AffineExtent:
+def _parse_extent(name: str, said: str, spans: Mapping[str, Span]) -> AffineExtent:
     """``past + 1`` -> an extent."""
     terms = dict[str, int]()
     offset = 0
@@ -197,23 +197,23 @@ def point_of(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]
     return point
 
 
-def widened(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Point]:
+def pad_inputs(ranged: Ranged, ports: Sequence[Value], inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Point]:
     """``inputs`` in arrays of the longest program with zeros behind, the lengths among them; and the lengths."""
     point, tensors = point_of(ranged, ports, inputs), {v.external or v.name: v for v in ports}
-    wide = {name: _wide(array, tensors[name].type.shape) for name, array in inputs.items()}
+    wide = {name: _pad_array(array, tensors[name].type.shape) for name, array in inputs.items()}
     scalars = {tensor: point[symbol] for symbol, tensor in ranged.lengths.items()}
     wide |= {v.external or v.name: np.array(scalars[v.name], np.int64) for v in ports if v.name in scalars}
     return wide, point
 
 
-def narrowed(ranged: Ranged, ports: Sequence[Value], outputs: Mapping[str, Array], point: Point) -> dict[str, Array]:
+def crop_outputs(ranged: Ranged, ports: Sequence[Value], outputs: Mapping[str, Array], point: Point) -> dict[str, Array]:
     """``outputs`` cut to their sizes at ``point``, arrays of their own."""
     names = {v.external or v.name: v.name for v in ports}
     shapes = {n: ranged.shape(names[n], point) for n in outputs}
     return {n: np.ascontiguousarray(a[tuple(map(slice, shapes[n]))]).reshape(shapes[n]) for n, a in outputs.items()}
 
 
-def _wide(array: Array, shape: tuple[int, ...]) -> Array:
+def _pad_array(array: Array, shape: tuple[int, ...]) -> Array:
     if array.shape == shape:
         return array
     wide = np.zeros(shape, array.dtype)

@@ -77,12 +77,12 @@ class VariantCall:
         return self.whole.notes
 
     @property
-    def _now(self) -> Bound:
+    def _current_bound(self) -> Bound:
         return self._bounds[self._program.cases.at(self._length)]
 
     def run(self) -> None:
         """One run, queued where the device has a queue."""
-        self._now.run()
+        self._current_bound.run()
 
     def synchronize(self) -> None:
         """Wait for every queued run of all tables."""
@@ -91,7 +91,7 @@ class VariantCall:
 
     def seconds(self) -> float:
         """One run, waited for."""
-        return self._now.seconds()
+        return self._current_bound.seconds()
 
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Copy values into the arrays; a length is the host's number."""

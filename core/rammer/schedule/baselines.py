@@ -9,7 +9,7 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
 from rammer.schedule.stage_clock import stage_kernels
-from rammer.schedule.task_placement import Row, fastest, side_by_side
+from rammer.schedule.task_placement import Row, fastest_kernel, side_by_side
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Sequential:
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
         """Predicts the sum of operator times plus one launch each."""
-        kernels = tuple(fastest(graph.kernels[name], device) for name in graph.names)
+        kernels = tuple(fastest_kernel(graph.kernels[name], device) for name in graph.names)
         rows: list[Row] = [[] for _ in range(device.veus)]
         for kernel in kernels:
             for veu, row in enumerate(rows[: kernel.operator.task_count]):

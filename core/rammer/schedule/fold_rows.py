@@ -25,30 +25,30 @@ def fold(program: RProgram, veus: int) -> RProgram:
         raise ValueError(f"program {program.name} has rows of {len(program.homes)} devices, which cannot be merged")
     merged: list[list[Task]] = [[] for _ in range(veus)]
     for wave in waves(program):
-        for placed in sorted(wave, key=_place):  # stable: tasks of one row keep their order
+        for placed in sorted(wave, key=_task_row):  # stable: tasks of one row keep their order
             merged[placed.veu % veus].append(placed.task)
-    rows = tuple(_reduced(row, program.counter) for row in merged)
+    rows = tuple(_drop_redundant_waits(row, program.counter) for row in merged)
     used = {wait.counter for row in rows for task in row for wait in task.waits}
     return replace(program, rows=rows, counters=tuple(c for c in program.counters if c.name in used))
 
 
-def _place(placed: WaveTask) -> int:
+def _task_row(placed: WaveTask) -> int:
     return placed.veu
 
 
-def _reduced(row: list[Task], counters: Mapping[str, Counter]) -> tuple[Task, ...]:
+def _drop_redundant_waits(row: list[Task], counters: Mapping[str, Counter]) -> tuple[Task, ...]:
     """The row without waits for what it has already waited for, or has itself run all of."""
     done: dict[str, set[int]] = {}
     waited: set[str] = set()
     result = []
     for task in row:
-        waits = tuple(w for w in task.waits if w.counter not in waited and not _ran(counters[w.counter], done))
+        waits = tuple(w for w in task.waits if w.counter not in waited and not _has_run_counted(counters[w.counter], done))
         waited.update(w.counter for w in waits)
         result.append(replace(task, waits=waits))
         done.setdefault(task.operator, set()).add(task.index)
     return tuple(result)
 
 
-def _ran(counter: Counter, done: Mapping[str, set[int]]) -> bool:
+def _has_run_counted(counter: Counter, done: Mapping[str, set[int]]) -> bool:
     """Whether the row itself ran every task that ``counter`` counts."""
     return done.get(counter.operator, set()).issuperset(range(counter.first, counter.last))

@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias, cast
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
-from rammer.schedule.ios_blocks import blocks, chains, windows
-from rammer.schedule.ios_dp import Dag, Found, Latency, Least, TooLarge, bits, components, search
+from rammer.schedule.ios_blocks import find_chains, split_blocks, split_windows
+from rammer.schedule.ios_dp import Dag, Found, Latency, Least, TooLarge, connected_components, iter_bits, search_stages
 from rammer.schedule.policy import Memory, OperatorGraph, Policy, Schedule, rows_of
 from rammer.schedule.stage_clock import StageClock, stage_kernels
 from rammer.schedule.task_placement import Row, levels_of, side_by_side
@@ -122,18 +122,18 @@ class IOS:
         clock, time = StageClock(graph, device), SearchTime(self.seconds - graph.memory.spent)
         try:
             if graph.timed is None:
-                return self._searched(clock, time, graph.memory)
-            return self._measured(clock, time)
+                return self._search_graph(clock, time, graph.memory)
+            return self._search_measured(clock, time)
         finally:
             graph.memory.spent += time.spent()
 
-    def _measured(self, clock: StageClock, time: SearchTime) -> IOSResult:
+    def _search_measured(self, clock: StageClock, time: SearchTime) -> IOSResult:
         """The best schedule of which every stage was run."""
         graph, names = clock.graph, clock.graph.names
         clock.measure([(n,) for n in names])
         found = best = IOSResult(tuple((n,) for n in names), sum(clock.seconds((n,)) for n in names), 0, 1, "none")
         for _ in range(MAX_ROUNDS):
-            found = self._searched(clock, time, replace(graph.memory, known={}))
+            found = self._search_graph(clock, time, replace(graph.memory, known={}))
             fresh = clock.measure(found.stages)
             found = replace(found, seconds=sum(map(clock.seconds, found.stages)))
             best = min(found, best, key=lambda result: result.seconds)
@@ -141,7 +141,7 @@ class IOS:
                 break
         return best
 
-    def _searched(self, clock: StageClock, time: SearchTime, memory: Memory) -> IOSResult:
+    def _search_graph(self, clock: StageClock, time: SearchTime, memory: Memory) -> IOSResult:
         search = _Search(self, clock, time, memory)
         found = search.model()
         if search.greedy:
@@ -174,46 +174,48 @@ class _Search:
     def model(self) -> IOSResult:
         """Every block, cut or not; then those that were cut as wholes, as long as the search may go on."""
         names, r = self.stages.graph.names, self.policy.r
-        parts = [names[b.start : b.stop] for b in blocks(names, self.stages.graph.after)]
+        parts = [names[b.start : b.stop] for b in split_blocks(names, self.stages.graph.after)]
         found = [self._part(part, PART) for part in parts]
         for i in sorted((i for i, f in enumerate(found) if not f.exact), key=lambda i: len(parts[i])):
-            found[i] = self._less(parts[i], r, MAX_TRANSITIONS, found[i])
+            found[i] = self._search_smaller_groups(parts[i], r, MAX_TRANSITIONS, found[i])
             if not found[i].exact:
                 found[i] = self._in_chains(parts[i], found[i])
-        return _joined(found)
+        return _join_results(found)
 
     def _part(self, names: Sequence[str], most: int) -> IOSResult:
         """A block, or part of one; with too many transitions in parts of at most ``most`` operators, or as groups of fewer
         operators, whichever is better: so what takes longer with a larger ``r`` is not worse."""
         whole = self._whole(names, self.policy.r, FIRST_TRANSITIONS)
         if isinstance(whole, Found):
-            return _result([(n,) for n in names], whole, "exact")
+            return _make_result([(n,) for n in names], whole, "exact")
         if whole is None:
             self.greedy += len(names)
-            return self._waves(names)
+            return self._schedule_waves(names)
         most = min(most, (len(names) + 1) // 2)
         _log.info("%s: a block from %s is cut into parts of at most %d (%s)", self.policy, names[0], most, whole)
-        parts = windows(names, self.stages.graph.after, most)
-        joined = replace(_joined([self._part(part, most) for part in parts]), proved="none")
-        return self._less(names, self.policy.r - 1, FIRST_TRANSITIONS, min(joined, self._waves(names), key=lambda f: f.seconds))
+        parts = split_windows(names, self.stages.graph.after, most)
+        joined = replace(_join_results([self._part(part, most) for part in parts]), proved="none")
+        return self._search_smaller_groups(
+            names, self.policy.r - 1, FIRST_TRANSITIONS, min(joined, self._schedule_waves(names), key=lambda f: f.seconds)
+        )
 
-    def _less(self, names: Sequence[str], r: int, limit: int, other: IOSResult) -> IOSResult:
+    def _search_smaller_groups(self, names: Sequence[str], r: int, limit: int, other: IOSResult) -> IOSResult:
         """A whole block with groups of at most ``r`` operators or, where that is too large, fewer; or ``other``."""
         for size in range(r, 0, -1):
             whole = self._whole(names, size, limit)
             if isinstance(whole, Found):
                 exact = size == self.policy.r
-                found = _result([(n,) for n in names], whole, "exact" if exact else "none")
+                found = _make_result([(n,) for n in names], whole, "exact" if exact else "none")
                 return found if exact or whole.cost < other.seconds else other
         return other
 
     def _in_chains(self, names: Sequence[str], other: IOSResult) -> IOSResult:
         """A whole block whose chains stay together and count as one operator each; or ``other``, where that is no slower."""
-        units = chains(names, self.stages.graph.after)
+        units = find_chains(names, self.stages.graph.after)
         for size in range(self.policy.r, 0, -1) if len(units) < len(names) else ():
             whole = self._whole([n for unit in units for n in unit], size, MAX_TRANSITIONS, units)
             if isinstance(whole, Found):
-                found = _result(units, whole, "none")
+                found = _make_result(units, whole, "none")
                 best = found if found.seconds < other.seconds else other
                 return replace(best, proved="chains") if size == self.policy.r else best
         return other
@@ -223,14 +225,14 @@ class _Search:
         together."""
         size = len(units or names)
         if size > MAX_OPERATORS:
-            return None if self._spent() else TooLarge(f"{size} operators")
+            return None if self._is_budget_spent() else TooLarge(f"{size} operators")
         device = self.stages.device
         key = r, self.policy.s, device.veus, device.launch, limit, tuple(map(len, units)), self.stages.signature(names)
         if key not in self.memory.known:
-            if size > 1 and self._spent():
+            if size > 1 and self._is_budget_spent():
                 return None
             try:
-                self.memory.known[key] = found = self._exact(units or [(n,) for n in names], r, limit)
+                self.memory.known[key] = found = self._search_exact(units or [(n,) for n in names], r, limit)
                 self.memory.transitions += found.transitions
             except TooLarge as problem:
                 self.memory.known[key] = problem
@@ -239,10 +241,10 @@ class _Search:
                 return None
         return cast("Found | TooLarge", self.memory.known[key])
 
-    def _spent(self) -> bool:
+    def _is_budget_spent(self) -> bool:
         return self.memory.transitions >= MAX_TOTAL or self.time.over()
 
-    def _waves(self, names: Sequence[str]) -> IOSResult:
+    def _schedule_waves(self, names: Sequence[str]) -> IOSResult:
         """Waves of at most ``s`` operators, side by side or one by one, whichever is faster."""
         stages: list[tuple[str, ...]] = []
         seconds, tried = 0.0, 0
@@ -256,7 +258,7 @@ class _Search:
                 tried += 1
         return IOSResult(tuple(stages), seconds, tried, 1, "none")
 
-    def _exact(self, units: Sequence[tuple[str, ...]], r: int, limit: int) -> Found:
+    def _search_exact(self, units: Sequence[tuple[str, ...]], r: int, limit: int) -> Found:
         unit_of = {n: u[0] for u in units for n in u}
         after = self.stages.graph.after
         dag = Dag.of([u[0] for u in units], {u[0]: [unit_of[p] for p in after.get(u[0], ()) if p in unit_of] for u in units})
@@ -266,7 +268,7 @@ class _Search:
                 raise _OutOfTime
 
         def of(part: int) -> list[str]:
-            return [n for i in bits(part) for n in units[i]]
+            return [n for i in iter_bits(part) for n in units[i]]
 
         @cache
         def kind(group: int) -> int:
@@ -274,21 +276,21 @@ class _Search:
 
         def latency(ending: int) -> float:
             tick()
-            return self.stages.together(map(kind, components(dag, ending)), of(ending))
+            return self.stages.together(map(kind, connected_components(dag, ending)), of(ending))
 
         def least(group: int) -> Least:
             return self.stages.least(of(group))
 
         limit = max(1, min(limit, MAX_TOTAL - self.memory.transitions))
-        return search(dag, Latency(latency, least, tick), r, self.policy.s, limit)
+        return search_stages(dag, Latency(latency, least, tick), r, self.policy.s, limit)
 
 
-def _result(units: Sequence[tuple[str, ...]], found: Found, proved: Proof) -> IOSResult:
-    stages = tuple(tuple(n for i in bits(mask) for n in units[i]) for mask in found.stages)
+def _make_result(units: Sequence[tuple[str, ...]], found: Found, proved: Proof) -> IOSResult:
+    stages = tuple(tuple(n for i in iter_bits(mask) for n in units[i]) for mask in found.stages)
     return IOSResult(stages, found.cost, found.transitions, found.schedules, proved)
 
 
-def _joined(parts: Sequence[IOSResult]) -> IOSResult:
+def _join_results(parts: Sequence[IOSResult]) -> IOSResult:
     """Blocks one after another."""
     return IOSResult(
         tuple(stage for p in parts for stage in p.stages),

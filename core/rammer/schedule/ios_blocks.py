@@ -10,7 +10,7 @@ from operator import or_
 from rammer.schedule.task_placement import levels_of
 
 
-def blocks(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[range]:
+def split_blocks(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[range]:
     """Cut wherever all that follows waits for all that comes before: unpruned, no stage gains by reaching across.
 
     That is so where each operator behind the cut that reads none behind it reads every one before the cut that nothing
@@ -28,10 +28,10 @@ def blocks(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[ran
     # the reads of the one by the other. Each is so for a run of cuts, marked here by where it begins and where it is over.
     ends, starts, joins = ([0] * (size + 1) for _ in range(3))
     for i in range(size):
-        _mark(ends, i, reader[i])
-        _mark(starts, max(last[i], 0), i)
+        _mark_range(ends, i, reader[i])
+        _mark_range(starts, max(last[i], 0), i)
         for p in reads[i]:
-            _mark(joins, last[i], reader[p])
+            _mark_range(joins, last[i], reader[p])
     result, start = [], 0
     for i, (out, into, both) in enumerate(zip(*map(accumulate, (ends, starts, joins)), strict=True)):
         if i < size and (i == size - 1 or out * into == both):
@@ -40,14 +40,14 @@ def blocks(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[ran
     return result
 
 
-def _mark(marks: list[int], begin: int, over: int) -> None:
+def _mark_range(marks: list[int], begin: int, over: int) -> None:
     """One more at each of ``begin .. over-1``."""
     if begin < over:
         marks[begin] += 1
         marks[over] -= 1
 
 
-def chains(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+def find_chains(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
     """Operators of ``names``, in topological order, of which each but the last is read by the next alone, which reads it
     alone, as in a separable convolution. By their first operators they are in topological order, too."""
     inside = {*names}
@@ -65,7 +65,7 @@ def chains(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[tup
     return sorted((tuple(c) for c in found.values()), key=lambda c: place[c[0]])
 
 
-def windows(names: Sequence[str], after: Mapping[str, Sequence[str]], most: int) -> list[list[str]]:
+def split_windows(names: Sequence[str], after: Mapping[str, Sequence[str]], most: int) -> list[list[str]]:
     """Parts of at most ``most`` operators, none of which reads a later part's, of ``names`` in topological order.
 
     A cut keeps apart the pairs of operators on its two sides that could be side by side: neither waits for the other, and in
@@ -75,11 +75,11 @@ def windows(names: Sequence[str], after: Mapping[str, Sequence[str]], most: int)
     """
     leveled = [name for level in levels_of(names, after) for name in level]
     place = {name: i for i, name in enumerate(names)}
-    found = min((_windows(order, after, most) for order in (list(names), leveled)), key=lambda found: found[0])[1]
+    found = min((_split_order(order, after, most) for order in (list(names), leveled)), key=lambda found: found[0])[1]
     return [sorted(part, key=place.__getitem__) for part in found]
 
 
-def _windows(order: Sequence[str], after: Mapping[str, Sequence[str]], most: int) -> tuple[int, list[list[str]]]:
+def _split_order(order: Sequence[str], after: Mapping[str, Sequence[str]], most: int) -> tuple[int, list[list[str]]]:
     """Pairs kept apart, and the parts of one order."""
     price = _kept_apart(order, after)
     best, begin = [(0, 0)], [0]  # pairs and parts up to each place, where the last part up to there begins

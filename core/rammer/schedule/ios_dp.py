@@ -47,7 +47,7 @@ class Dag:
         pred = [sum(1 << place[p] for p in set(after.get(n, ())) if p in place) for n in names]
         succ = [0] * len(names)
         for i, mask in enumerate(pred):
-            for p in bits(mask):
+            for p in iter_bits(mask):
                 succ[p] |= 1 << i
         return Dag(len(names), tuple(succ), tuple(pred))
 
@@ -68,7 +68,7 @@ class Found:
     schedules: int
 
 
-def bits(mask: int) -> Iterator[int]:
+def iter_bits(mask: int) -> Iterator[int]:
     """Positions of the set bits, lowest first."""
     while mask:
         low = mask & -mask
@@ -76,33 +76,33 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def connected(dag: Dag, r: int) -> list[int]:
+def connected_sets(dag: Dag, r: int) -> list[int]:
     """Every connected set of at most ``r`` operators. Raises TooLarge beyond MAX_GROUPS."""
     found = grown = {1 << i for i in range(dag.size)}
     for _ in range(min(r, dag.size) - 1):
-        grown = {part | 1 << i for part in grown for i in bits(_union(dag.near, part) & ~part)}
+        grown = {part | 1 << i for part in grown for i in iter_bits(_union_masks(dag.near, part) & ~part)}
         found = found | grown
         if len(found) > MAX_GROUPS:
             raise TooLarge(f"more than {MAX_GROUPS} groups of at most {r} among {dag.size} operators")
     return sorted(found)
 
 
-def components(dag: Dag, part: int) -> Iterator[int]:
+def connected_components(dag: Dag, part: int) -> Iterator[int]:
     """The connected parts of a set of operators."""
     while part:
         found = edge = part & -part
         while edge:
-            edge = _union(dag.near, edge) & part & ~found
+            edge = _union_masks(dag.near, edge) & part & ~found
             found |= edge
         part &= ~found
         yield found
 
 
-def _union(masks: Sequence[int], part: int) -> int:
-    return reduce(or_, (masks[i] for i in bits(part)), 0)
+def _union_masks(masks: Sequence[int], part: int) -> int:
+    return reduce(or_, (masks[i] for i in iter_bits(part)), 0)
 
 
-def _nothing(group: int) -> Least:
+def _zero_cost(group: int) -> Least:
     return 0.0, 0.0, 0.0
 
 
@@ -112,11 +112,11 @@ class Latency:
     what each of its groups takes at ``least``. ``tick`` is called now and then, and may raise."""
 
     of: Callable[[int], float]
-    least: Callable[[int], Least] = _nothing
+    least: Callable[[int], Least] = _zero_cost
     tick: Callable[[], None] = lambda: None
 
 
-def search(dag: Dag, latency: Latency, r: int, s: int, limit: int) -> Found:
+def search_stages(dag: Dag, latency: Latency, r: int, s: int, limit: int) -> Found:
     """The cheapest sequence of stages of at most ``s`` groups of at most ``r`` operators. Raises TooLarge beyond ``limit``
     transitions."""
     return _Programme(dag, latency, r, s, limit).found((1 << dag.size) - 1)
@@ -128,8 +128,8 @@ class _Programme:
     def __init__(self, dag: Dag, latency: Latency, r: int, s: int, limit: int) -> None:
         self.size, self.latency, self.s, self.limit = dag.size, latency, s, limit
         #: Every set that can be a group of an ending, with those outside that read it.
-        self.groups = [(part, _union(dag.succ, part) & ~part) for part in connected(dag, r)]
-        self.least: dict[int, Least] = {0: _nothing(0), **{part: latency.least(part) for part, _ in self.groups}}
+        self.groups = [(part, _union_masks(dag.succ, part) & ~part) for part in connected_sets(dag, r)]
+        self.least: dict[int, Least] = {0: _zero_cost(0), **{part: latency.least(part) for part, _ in self.groups}}
         #: Seconds of an ending: at least, until its latency was asked for.
         self.seconds = {part: _at_least(self.least[part]) for part, _ in self.groups}
         self.exact: set[int] = set()
@@ -138,27 +138,27 @@ class _Programme:
 
     def found(self, whole: int) -> Found:
         """Settle ``whole``, and before it whatever an ending leaves of it: depth first."""
-        stack = [self._frame(whole)] if whole else []
+        stack = [self._make_frame(whole)] if whole else []
         while stack:
             state, ends, untried = stack[-1]
             for ending in untried:
                 if state ^ ending not in self.cost:
-                    stack.append(self._frame(state ^ ending))
+                    stack.append(self._make_frame(state ^ ending))
                     break
             else:
                 stack.pop()
-                self._settle(state, ends)
+                self._settle_state(state, ends)
         stages, state = [], whole
         while state:
             stages.append(self.choice[state])
             state ^= self.choice[state]
         return Found(tuple(reversed(stages)), self.cost[whole], self.transitions, self.ways[whole])
 
-    def _frame(self, state: int) -> tuple[int, list[int], Iterator[int]]:
-        ends = self._endings(state)
+    def _make_frame(self, state: int) -> tuple[int, list[int], Iterator[int]]:
+        ends = self._enumerate_endings(state)
         return state, ends, iter(ends)
 
-    def _endings(self, state: int) -> list[int]:
+    def _enumerate_endings(self, state: int) -> list[int]:
         """Every ending of ``state`` with at most ``s`` groups, once each.
 
         Each group of an ending is an ending itself. Two of those that touch overlap, since what reads an ending is in it:
@@ -176,7 +176,7 @@ class _Programme:
                     if not ending & group:
                         both = ending | group
                         if both not in least:
-                            least[both] = _together(least[ending], least[group])
+                            least[both] = _combine_costs(least[ending], least[group])
                             seconds[both] = _at_least(least[both])
                         layers[fewer + 1].append(both)
             count = sum(map(len, layers)) - 1
@@ -187,7 +187,7 @@ class _Programme:
         self.transitions += count
         return [ending for layer in layers[1:] for ending in layer]
 
-    def _settle(self, state: int, ends: Sequence[int]) -> None:
+    def _settle_state(self, state: int, ends: Sequence[int]) -> None:
         """The cheapest ending of ``state``, all that they leave being settled."""
         cost, seconds = self.cost, self.seconds
         before = [cost[state ^ e] for e in ends]
@@ -204,7 +204,7 @@ class _Programme:
         self.ways[state] = sum(self.ways[state ^ e] for e in ends)
 
 
-def _together(first: Least, second: Least) -> Least:
+def _combine_costs(first: Least, second: Least) -> Least:
     return max(first[0], second[0]), max(first[1], second[1]), first[2] + second[2]
 
 

@@ -55,12 +55,12 @@ class Auto:
         would do alike is there once."""
         kept: list[tuple[Policy, Schedule]] = []
         for basic in (*_BASIC, IOS(seconds=self.seconds)):
-            if isinstance(basic, IOS) and _settled(graph, device, min(schedule.predicted for _, schedule in kept)):
+            if isinstance(basic, IOS) and _is_near_optimal(graph, device, min(schedule.predicted for _, schedule in kept)):
                 _log.info("%s: %s is left out, since no stages could be predicted to take less", self, basic)
                 continue
             own = basic.proposals(graph, device) if isinstance(basic, Choosing) else [(basic, basic(graph, device))]
             for policy, mine in own:
-                if not any(_alike(mine, other) for _, other in kept):
+                if not any(_is_equal_schedule(mine, other) for _, other in kept):
                     kept.append((policy, mine))
         best = min(schedule.predicted for _, schedule in kept)
         for policy, schedule in kept:
@@ -72,7 +72,7 @@ class Auto:
         return "auto" if self.seconds == AUTO_SECONDS else f"auto{{seconds={self.seconds}}}"
 
 
-def _settled(graph: OperatorGraph, device: VDevice, seconds: float) -> bool:
+def _is_near_optimal(graph: OperatorGraph, device: VDevice, seconds: float) -> bool:
     """Whether no stages could take clearly less than so many seconds: all operators at the least, by prediction. Where stages are
     run, predictions prove nothing."""
     if graph.timed is not None or not graph.names:
@@ -81,20 +81,20 @@ def _settled(graph: OperatorGraph, device: VDevice, seconds: float) -> bool:
     return seconds <= GAIN * (launches + max(path, share))
 
 
-def _alike(first: Schedule, second: Schedule) -> bool:
+def _is_equal_schedule(first: Schedule, second: Schedule) -> bool:
     return replace(first, predicted=0.0) == replace(second, predicted=0.0)
 
 
 _BASIC: tuple[Policy, ...] = (Sequential(), Wavefront(), Wavefront(lean=0))
 
 
-def policies(extra: Iterable[Policy] = ()) -> dict[str, Policy]:
+def list_policies(extra: Iterable[Policy] = ()) -> dict[str, Policy]:
     """Every policy by its bare name, with default arguments; ``extra`` come from plugins."""
     known: tuple[Policy, ...] = (Sequential(), Greedy(), Wavefront(), IOS(), Auto(), *extra)
-    return {_bare(p): p for p in known}
+    return {_bare_name(p): p for p in known}
 
 
-def _bare(policy: Policy) -> str:
+def _bare_name(policy: Policy) -> str:
     return policy.name.partition("{")[0]
 
 
@@ -104,7 +104,7 @@ def parse_policy(text: str, extra: Iterable[Policy] = ()) -> Policy:
     if match is None:
         raise BadInput(f"not a policy: {text!r}", "--policy", "write NAME or NAME{key=value,...}, such as ios{r=3,s=8}")
     name, arguments = match.groups()
-    known = policies(extra)
+    known = list_policies(extra)
     if name not in known:
         near = get_close_matches(name, known, 1, 0.0)
         raise BadInput(f"unknown policy {name!r}", "--policy", f"did you mean {near[0]}? Known: {', '.join(known)}")
@@ -118,16 +118,16 @@ def _with_arguments(policy: Policy, text: str) -> Policy:
         key, _, value = item.partition("=")
         if key.strip() not in allowed:
             hint = f"it takes {', '.join(sorted(allowed))}" if allowed else "it takes no arguments"
-            raise BadInput(f"policy {_bare(policy)} has no argument {key.strip()!r}", "--policy", hint)
+            raise BadInput(f"policy {_bare_name(policy)} has no argument {key.strip()!r}", "--policy", hint)
         try:
             values[key.strip()] = int(value)
             if abs(values[key.strip()]) > LARGEST:
                 raise ValueError
         except ValueError:
             raise BadInput(
-                f"argument {key.strip()} of policy {_bare(policy)} must be an integer, got {value!r}", "--policy"
+                f"argument {key.strip()} of policy {_bare_name(policy)} must be an integer, got {value!r}", "--policy"
             ) from None
     try:
         return replace(cast(Any, policy), **values) if values else policy
     except ValueError as problem:
-        raise BadInput(f"policy {_bare(policy)}: {problem}", "--policy") from problem
+        raise BadInput(f"policy {_bare_name(policy)}: {problem}", "--policy") from problem

@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
-from rammer.schedule.ios_dp import Dag, Least, bits, components
+from rammer.schedule.ios_dp import Dag, Least, connected_components, iter_bits
 from rammer.schedule.policy import OperatorGraph
-from rammer.schedule.task_placement import choices, latency, levels_of
+from rammer.schedule.task_placement import kernel_choices, levels_of, predict_latency
 
 #: Dependences among operators, and (shares of vEUs, alone, crowded) of every kernel of each: what is equal in these takes as
 #: long.
@@ -32,7 +32,7 @@ class StageClock:
 
     def seconds(self, stage: Sequence[str]) -> float:
         """Of operators in topological order, launches included."""
-        return self.together([self.kind(group) for group in groups(stage, self.graph.after)], stage)
+        return self.together([self.kind(group) for group in connected_groups(stage, self.graph.after)], stage)
 
     def together(self, kinds: Iterable[int], stage: Sequence[str]) -> float:
         """Of a stage whose groups are of these kinds, in any order."""
@@ -64,7 +64,7 @@ class StageClock:
 
     def measure(self, stages: Sequence[Sequence[str]]) -> bool:
         """Run the stages that were not run yet; whether there was any."""
-        fresh = {tuple(sorted(map(self.kind, groups(s, self.graph.after)))): s for s in stages}
+        fresh = {tuple(sorted(map(self.kind, connected_groups(s, self.graph.after)))): s for s in stages}
         fresh = {key: stage for key, stage in fresh.items() if key not in self.measured}
         for key, stage in fresh.items():
             predicted = stage_latency(self.graph, stage, self.device)
@@ -76,9 +76,9 @@ class StageClock:
 
     def signature(self, names: Sequence[str]) -> Signature:
         """Equal for blocks that take equally long, in other programs as well."""
-        return Dag.of(names, self.graph.after).pred, tuple(self._times(n) for n in names)
+        return Dag.of(names, self.graph.after).pred, tuple(self._kernel_times(n) for n in names)
 
-    def _times(self, name: str) -> tuple[tuple[int, float, float], ...]:
+    def _kernel_times(self, name: str) -> tuple[tuple[int, float, float], ...]:
         return tuple((k.shares, k.alone, k.crowded) for k in self.graph.kernels[name])
 
     @property
@@ -89,12 +89,12 @@ class StageClock:
 
 def stage_kernels(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -> tuple[RKernel, ...]:
     """The kernel choice under which the stage ends first."""
-    return min(choices(graph, stage, device), key=lambda kernels: latency(kernels, graph.after, device))
+    return min(kernel_choices(graph, stage, device), key=lambda kernels: predict_latency(kernels, graph.after, device))
 
 
 def stage_latency(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -> float:
     """Seconds of a stage (operators in topological order) by the times of its kernels, launches included."""
-    return min(latency(kernels, graph.after, device) for kernels in choices(graph, stage, device))
+    return min(predict_latency(kernels, graph.after, device) for kernels in kernel_choices(graph, stage, device))
 
 
 def in_waves(kernels: Mapping[str, tuple[RKernel, ...]], after: Mapping[str, tuple[str, ...]], device: VDevice) -> float:
@@ -109,7 +109,7 @@ def _of_wave(graph: OperatorGraph, level: Sequence[str], device: VDevice) -> flo
     return max(stage_latency(graph, level, device) - device.start * (len(level) - 1), longest)
 
 
-def groups(stage: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[list[str]]:
+def connected_groups(stage: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """The connected parts of a stage; all in topological order."""
     dag = Dag.of(stage, after)
-    return [[stage[i] for i in bits(part)] for part in components(dag, (1 << dag.size) - 1)]
+    return [[stage[i] for i in iter_bits(part)] for part in connected_components(dag, (1 << dag.size) - 1)]

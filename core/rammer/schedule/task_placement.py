@@ -21,17 +21,17 @@ Row = list[tuple[str, int]]
 _Weights: TypeAlias = "tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]"
 
 
-def fastest(kernels: Sequence[RKernel], device: VDevice) -> RKernel:
+def fastest_kernel(kernels: Sequence[RKernel], device: VDevice) -> RKernel:
     """The kernel whose operator finishes first with the device to itself."""
     return min(kernels, key=lambda k: k.operator_time(device.veus))
 
 
-def leanest(kernels: Sequence[RKernel]) -> RKernel:
+def leanest_kernel(kernels: Sequence[RKernel]) -> RKernel:
     """The resource-efficient kernel: least vEU time in all, with every vEU busy (Rammer, section 4.2)."""
     return min(kernels, key=RKernel.busy_time)
 
 
-def spread(loads: NDArray[np.float64], tasks: int, seconds: float) -> NDArray[np.int64]:
+def spread_tasks(loads: NDArray[np.float64], tasks: int, seconds: float) -> NDArray[np.int64]:
     """How many of ``tasks`` equal tasks each vEU gets, each task going to the least loaded one.
 
     The same as one greedy step a task, in one sort: the slots ``load + i * seconds`` taken cheapest first.
@@ -54,13 +54,13 @@ def spread(loads: NDArray[np.float64], tasks: int, seconds: float) -> NDArray[np
     return counts
 
 
-def fill(rows: Sequence[Row], name: str, placed: Sequence[int]) -> None:
+def append_tasks(rows: Sequence[Row], name: str, placed: Sequence[int]) -> None:
     """Append task i of ``name`` to row ``placed[i]``."""
     for task, veu in enumerate(placed):
         rows[veu].append((name, task))
 
 
-def busy(kernels: Sequence[RKernel], device: VDevice) -> float:
+def busy_fraction(kernels: Sequence[RKernel], device: VDevice) -> float:
     """Fraction of the vEUs occupied while these operators run side by side."""
     return min(1.0, sum(k.shares for k in kernels) / device.veus)
 
@@ -93,10 +93,10 @@ class WeightAffinity:
             busy[list({v for placed in self.at.values() for v in placed})] += (
                 0.5 * seconds
             )  # first those that keep nobody's weights
-            before = self.at[weights] = _spread_out(spread(busy, operator.task_count, seconds))
+            before = self.at[weights] = _spread_out(spread_tasks(busy, operator.task_count, seconds))
             return before
-        away = _spread_out(spread(loads, operator.task_count, seconds))
-        return before if _end(before, loads, seconds) <= _end(away, loads, seconds) else away
+        away = _spread_out(spread_tasks(loads, operator.task_count, seconds))
+        return before if _finish_time(before, loads, seconds) <= _finish_time(away, loads, seconds) else away
 
 
 def _spread_out(counts: NDArray[np.int64]) -> list[int]:
@@ -104,7 +104,7 @@ def _spread_out(counts: NDArray[np.int64]) -> list[int]:
     return np.repeat(np.arange(len(counts)), counts).tolist()
 
 
-def _end(placed: Sequence[int], loads: NDArray[np.float64], seconds: float) -> float:
+def _finish_time(placed: Sequence[int], loads: NDArray[np.float64], seconds: float) -> float:
     """When the last of the vEUs in ``placed`` is done with its tasks."""
     counts = np.bincount(placed, minlength=len(loads))
     return float((loads + counts * seconds)[counts > 0].max(initial=0.0))
@@ -129,39 +129,39 @@ def side_by_side(
     levels = levels_of(tuple(chosen), after)
     for level in levels:
         members = [chosen[n] for n in level]
-        share = busy(members, device)
+        share = busy_fraction(members, device)
         for kernel in sorted(members, key=lambda k: (not affinity.known(k), -k.task_time(share))):
             name, seconds = kernel.operator.name, kernel.task_time(share)
             ready = max((finish[p] for p in after.get(name, ()) if p in finish), default=0.0)
             free = np.maximum(loads, ready)
             placed = affinity.place(kernel, free, seconds) if affinity.shared.get(name) and kernel.spread == 1 else None
-            counts = spread(free, kernel.shares, seconds) if placed is None else np.bincount(placed, minlength=len(loads))
+            counts = spread_tasks(free, kernel.shares, seconds) if placed is None else np.bincount(placed, minlength=len(loads))
             used = counts > 0
             loads[used] = free[used] + counts[used] * seconds
-            finish[name] = max(float(loads[used].max(initial=ready)), ready + _least(kernel))
+            finish[name] = max(float(loads[used].max(initial=ready)), ready + _least_latency(kernel))
             if rows is not None:
-                fill(rows, name, _spread_out(counts)[:: kernel.spread] if placed is None else placed)
+                append_tasks(rows, name, _spread_out(counts)[:: kernel.spread] if placed is None else placed)
     return max(float(loads.max(initial=0.0)), *finish.values(), 0.0) + len(levels) * device.launch
 
 
-def latency(kernels: Sequence[RKernel], after: Mapping[str, Sequence[str]], device: VDevice) -> float:
+def predict_latency(kernels: Sequence[RKernel], after: Mapping[str, Sequence[str]], device: VDevice) -> float:
     """The seconds of ``side_by_side``, which does not say where tasks go: vEUs that are free at one time are counted."""
     chosen = {k.operator.name: k for k in kernels}
     loads, finish = {0.0: device.veus}, dict[str, float]()
     levels = levels_of(tuple(chosen), after)
     for level in levels:
         members = [chosen[n] for n in level]
-        share = busy(members, device)
+        share = busy_fraction(members, device)
         timed = [(k.task_time(share), k) for k in members]
         for seconds, kernel in sorted(timed, key=lambda pair: -pair[0]):
             name = kernel.operator.name
             ready = max((finish[p] for p in after.get(name, ()) if p in finish), default=0.0)
             loads, end = _shared_out(loads, ready, kernel.shares, seconds)
-            finish[name] = max(end, ready + _least(kernel))
+            finish[name] = max(end, ready + _least_latency(kernel))
     return max(*loads, *finish.values()) + len(levels) * device.launch
 
 
-def _least(kernel: RKernel) -> float:
+def _least_latency(kernel: RKernel) -> float:
     """What an operator takes on any number of vEUs: one task's latency, which a busy vEU hides behind other tasks."""
     return kernel.alone if kernel.shares else 0.0
 
@@ -193,12 +193,12 @@ def _shared_out(loads: Mapping[float, int], ready: float, tasks: int, seconds: f
     return after, end
 
 
-def choices(graph: OperatorGraph, names: Sequence[str], device: VDevice) -> list[tuple[RKernel, ...]]:
+def kernel_choices(graph: OperatorGraph, names: Sequence[str], device: VDevice) -> list[tuple[RKernel, ...]]:
     """Kernel choices for operators side by side: the fastest, and once they fill the vEUs the leanest too."""
-    quick = tuple(fastest(graph.kernels[n], device) for n in names)
+    quick = tuple(fastest_kernel(graph.kernels[n], device) for n in names)
     if sum(k.shares for k in quick) < device.veus:
         return [quick]
-    lean = tuple(leanest(graph.kernels[n]) for n in names)
+    lean = tuple(leanest_kernel(graph.kernels[n]) for n in names)
     return [quick] if lean == quick else [quick, lean]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
-from rammer.schedule.task_placement import Row, WeightAffinity, choices, side_by_side
+from rammer.schedule.task_placement import Row, WeightAffinity, kernel_choices, side_by_side
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Wavefront:
         rows: list[Row] = [[] for _ in range(device.veus)]
         levels, seconds, affinity = graph.levels(), 0.0, WeightAffinity(graph.shared_static())
         for level in levels:
-            options = choices(graph, level, device)[: 1 + self.lean]
+            options = kernel_choices(graph, level, device)[: 1 + self.lean]
             best = min(options, key=lambda kernels: side_by_side(kernels, {}, device))
             seconds += side_by_side(best, {}, device, rows, affinity)
             chosen |= {k.operator.name: k for k in best}

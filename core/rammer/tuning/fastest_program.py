@@ -17,12 +17,12 @@ import numpy as np
 
 from rammer.device.guard import opening_of
 from rammer.device.manifest import Array, Backend
-from rammer.errors import DeviceFailure, DeviceUnavailable, warn
+from rammer.errors import DeviceFailure, DeviceUnavailable, print_warning
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_probe import random_inputs
 from rammer.tuning.kernel_store import KernelStore, key_of, unit_key
 
-__all__ = ["Opener", "TimeCache", "clocked", "fastest_program"]
+__all__ = ["Opener", "TimeCache", "fastest_program", "program_opener"]
 
 #: Turns of all programs, and how many times the best a program may take that has had so many and gets more: what else a machine
 #: does makes some runs longer, by up to a half. None is left out in fewer seconds than ``SOON``: another process may have all of
@@ -48,15 +48,15 @@ class TimeCache:
 
     def get(self, programs: Sequence[RProgram]) -> dict[int, float] | None:
         """By place; None unless all of them were measured."""
-        found = [self.store.seconds(key) for key in self._keys(programs)]
+        found = [self.store.seconds(key) for key in self._cache_keys(programs)]
         return {i: s for i, s in enumerate(found) if s is not None} if None not in found else None
 
     def put(self, programs: Sequence[RProgram], seconds: Mapping[int, float]) -> None:
         """Keep the seconds of all programs."""
-        for key, place in zip(self._keys(programs), sorted(seconds), strict=True):
+        for key, place in zip(self._cache_keys(programs), sorted(seconds), strict=True):
             self.store.put_seconds(key, seconds[place])
 
-    def _keys(self, programs: Sequence[RProgram]) -> list[str]:
+    def _cache_keys(self, programs: Sequence[RProgram]) -> list[str]:
         opening, texts = opening_of(self.backend), [str(p) for p in programs]
         options = sorted(opening.options.options.items()) if opening is not None else []
         whole = key_of(unit_key(self.backend), "programs", str(options), *texts)
@@ -77,7 +77,7 @@ def fastest_program(
     except DeviceUnavailable as problem:
         return programs[0], f"{names[0]}, by prediction: {problem.what}"
     for place, lost in race.lost.items():
-        warn(f"{what}{names[place]} is left out: {lost.what}")
+        print_warning(f"{what}{names[place]} is left out: {lost.what}")
     if not seconds:
         return programs[0], f"{names[0]}, by prediction: no program ran ({race.lost[0].what})"
     if kept is not None and known is None and not race.lost:
@@ -130,7 +130,7 @@ class Race:
         return best
 
 
-def clocked(backend: Backend, constants: Mapping[str, Array]) -> Opener:
+def program_opener(backend: Backend, constants: Mapping[str, Array]) -> Opener:
     """Programs on ``backend``, on random inputs, after a run that is not counted. What is simulated repeats exactly: one run
     tells."""
 

@@ -115,16 +115,16 @@ def _task_seconds(
     """Of all tasks dealt to ``rows`` rows; of longer rows where those are too short for a clock and the caller need not wait
     much longer than ``PATIENCE`` seconds for them, as for a simulator's."""
     tasks = max(1, -(-operator.task_count // rows))
-    seconds, waited = _timed(load, *probe_program(operator, binding, rows, veus, tasks))
+    seconds, waited = _time_program(load, *probe_program(operator, binding, rows, veus, tasks))
     once = seconds / tasks
     affordable = int(PATIENCE / REPEATS * tasks / max(waited, 1e-9))
     longer = min(math.ceil(SPAN / max(once, 1e-9)), LONGEST_ROW, affordable)
     if seconds >= SPAN or longer <= tasks:
         return once
-    return _timed(load, *probe_program(operator, binding, rows, veus, longer))[0] / longer
+    return _time_program(load, *probe_program(operator, binding, rows, veus, longer))[0] / longer
 
 
-def _timed(
+def _time_program(
     load: Callable[[RProgram, Mapping[str, Array]], Loaded], program: RProgram, constants: Mapping[str, Array]
 ) -> tuple[float, float]:
     """Seconds of a run by the device's clock, and those that the caller waits for it: the best of a few, of one where it takes

@@ -22,7 +22,7 @@ from typing import Any
 from rammer.cache.cache_folder import cache_folder, why_untrusted
 from rammer.device.manifest import Backend
 from rammer.ir.operator import Resources
-from rammer.ir.untrusted_json import loads
+from rammer.ir.untrusted_json import load_json
 
 #: Bumped when the meaning of an entry or of a key changes; older entries are then misses.
 STORE_VERSION = 2
@@ -66,7 +66,7 @@ class KernelStore:
         self.warning = ""
         self._memory: dict[str, str] = {}
         self._lock = Lock()
-        self.connection = self._connect(path) if path is not None else None
+        self.connection = self._open_store(path) if path is not None else None
         self.hits = self.misses = 0
 
     @staticmethod
@@ -74,7 +74,7 @@ class KernelStore:
         """The user's store."""
         return KernelStore(cache_folder() / "kernels.sqlite")
 
-    def _connect(self, path: Path) -> sqlite3.Connection | None:
+    def _open_store(self, path: Path) -> sqlite3.Connection | None:
         """Open the database. One that is untrusted or damaged is replaced by a new one, with a warning."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ class KernelStore:
                 self._replace(path, str(problem))
                 return self._opened(path)
         except _DAMAGE as problem:
-            self._warn(problem)
+            self._disable_store(problem)
             return None
 
     def _opened(self, path: Path) -> sqlite3.Connection:
@@ -108,7 +108,7 @@ class KernelStore:
         for end in ("", "-journal", "-wal", "-shm"):
             path.with_name(path.name + end).unlink(missing_ok=True)
 
-    def _warn(self, problem: Exception) -> None:
+    def _disable_store(self, problem: Exception) -> None:
         if not self.warning:
             self.warning = f"kernel store {self.path} is ignored: {problem}"
             print(f"rammer: warning: {self.warning}", file=sys.stderr)
@@ -116,25 +116,25 @@ class KernelStore:
 
     def get(self, key: str) -> tuple[TunedKernel, ...] | None:
         """The kernels kept under ``key``, or None."""
-        text = self._text(key)
-        kernels = _decode(key, text) if text is not None else None
+        text = self._read_text(key)
+        kernels = _decode_kernels(key, text) if text is not None else None
         self.hits, self.misses = self.hits + (kernels is not None), self.misses + (kernels is None)
         return kernels
 
     def put(self, key: str, kernels: Sequence[TunedKernel]) -> None:
         """Keep ``kernels``; one transaction, so an interruption leaves the store whole."""
-        self._keep(key, json.dumps([asdict(k) for k in kernels]))
+        self._write_entry(key, json.dumps([asdict(k) for k in kernels]))
 
     def seconds(self, key: str) -> float | None:
         """The time kept under ``key``, or None."""
-        found = _entry(key, self._text(key))
+        found = _check_entry(key, self._read_text(key))
         return found if isinstance(found, float) and 0 <= found < math.inf else None
 
     def put_seconds(self, key: str, seconds: float) -> None:
         """Keep a measured time."""
-        self._keep(key, json.dumps(seconds))
+        self._write_entry(key, json.dumps(seconds))
 
-    def _text(self, key: str) -> Any:
+    def _read_text(self, key: str) -> Any:
         text = self._memory.get(key)
         if text is None and self.connection is not None:
             try:
@@ -142,10 +142,10 @@ class KernelStore:
                     row = self.connection.execute("select value from kernels where key = ?", (key,)).fetchone()
                 return row[0] if row else None
             except _DAMAGE as problem:
-                self._warn(problem)
+                self._disable_store(problem)
         return text
 
-    def _keep(self, key: str, value: str) -> None:
+    def _write_entry(self, key: str, value: str) -> None:
         text = f"{key_of(key, value)} {value}"
         self._memory[key] = text
         if self.connection is not None:
@@ -153,7 +153,7 @@ class KernelStore:
                 with self._lock:
                     self.connection.execute("insert or replace into kernels values (?, ?)", (key, text))
             except _DAMAGE as problem:
-                self._warn(problem)
+                self._disable_store(problem)
 
     def count(self) -> int:
         """Number of entries."""
@@ -161,7 +161,7 @@ class KernelStore:
             try:
                 return int(self.connection.execute("select count(*) from kernels").fetchone()[0])
             except _DAMAGE as problem:
-                self._warn(problem)
+                self._disable_store(problem)
         return len(self._memory)
 
     def clear(self) -> int:
@@ -172,7 +172,7 @@ class KernelStore:
             try:
                 self.connection.execute("delete from kernels")
             except _DAMAGE as problem:
-                self._warn(problem)
+                self._disable_store(problem)
         if self.connection is None and self.path is not None:
             with contextlib.suppress(OSError):  # a warning was given when it could not be opened
                 self.path.unlink(missing_ok=True)
@@ -189,29 +189,29 @@ class KernelStore:
             self.connection = None
 
 
-def _entry(key: str, text: Any) -> Any:
+def _check_entry(key: str, text: Any) -> Any:
     """The value of an entry, or None if it is not as it was written."""
     try:
         checksum, _, value = text.partition(" ")
-        return loads(value) if checksum == key_of(key, value) else None
+        return load_json(value) if checksum == key_of(key, value) else None
     except (ValueError, TypeError, AttributeError):
         return None
 
 
-def _decode(key: str, text: Any) -> tuple[TunedKernel, ...] | None:
+def _decode_kernels(key: str, text: Any) -> tuple[TunedKernel, ...] | None:
     """Entries as kernels, or None (a miss) if anything about them is not as ``put`` writes it."""
     try:
-        return tuple(_kernel(item) for item in _entry(key, text)) or None
+        return tuple(_decode_kernel(item) for item in _check_entry(key, text)) or None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def _kernel(item: dict[str, Any]) -> TunedKernel:
+def _decode_kernel(item: dict[str, Any]) -> TunedKernel:
     kernel = TunedKernel(
-        tile=tuple(map(_whole, item["tile"])),
+        tile=tuple(map(_check_integer, item["tile"])),
         family=str(item["family"]),
-        config=tuple((str(k), _whole(v)) for k, v in item["config"]),
-        resources=Resources(**{k: _whole(v) for k, v in item["resources"].items()}),
+        config=tuple((str(k), _check_integer(v)) for k, v in item["config"]),
+        resources=Resources(**{k: _check_integer(v) for k, v in item["resources"].items()}),
         alone=float(item["alone"]),
         crowded=float(item["crowded"]),
         origin=str(item["origin"]),
@@ -221,7 +221,7 @@ def _kernel(item: dict[str, Any]) -> TunedKernel:
     return kernel
 
 
-def _whole(value: Any) -> int:
+def _check_integer(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(f"{value!r} is no whole number")
     return value

@@ -24,7 +24,7 @@ from rammer.device.manifest import Backend, Binding
 from rammer.errors import DeviceFailure, RammerError
 from rammer.ir.operator import RKernel, ROperator
 
-__all__ = ["BEGINNING", "IDLE", "MEASURERS", "SECONDS", "Measurer", "close_all", "facts", "sendable", "task_timer"]
+__all__ = ["BEGINNING", "IDLE", "MEASURERS", "SECONDS", "Measurer", "close_all", "restrict_binding", "task_timer", "to_sendable"]
 
 #: Seconds for the process to open the device, for one kernel to be built and measured, and until an idle process ends by itself.
 BEGINNING: Final = 120.0
@@ -58,12 +58,14 @@ class Measurer:
         or is refused by the device; each costs the process."""
         operator = kernel.operator
         with self._lock:
-            line, told = self._ready(), f"it was not measured within {seconds:.0f} s"
-            asked = (operator, facts(operator, binding))
-            alone, crowded = self._asked(line, asked, seconds, (told, "the process that measured it"), operator.anchor.origin)
+            line, told = self._ensure_process(), f"it was not measured within {seconds:.0f} s"
+            asked = (operator, restrict_binding(operator, binding))
+            alone, crowded = self._request_answer(
+                line, asked, seconds, (told, "the process that measured it"), operator.anchor.origin
+            )
             return float(alone), float(crowded)
 
-    def _asked(self, line: Connection, message: object, seconds: float, says: tuple[str, str], where: str = "") -> Any:
+    def _request_answer(self, line: Connection, message: object, seconds: float, says: tuple[str, str], where: str = "") -> Any:
         """The process's answer. DeviceFailure where it is late, or the process has ended, as ``says`` has it; what it raised is
         raised here. Each costs the process."""
         try:
@@ -75,7 +77,7 @@ class Measurer:
                 raise answer
             return answer
         except (EOFError, OSError):
-            raise DeviceFailure(f"{says[1]} {self._ending()}", where=where) from None
+            raise DeviceFailure(f"{says[1]} {self._describe_exit()}", where=where) from None
         except BaseException:
             self._end()
             raise
@@ -85,7 +87,7 @@ class Measurer:
         with self._lock:
             self._end()
 
-    def _ready(self) -> Connection:
+    def _ensure_process(self) -> Connection:
         if self._line is not None and self._child is not None and self._child.poll() is None:
             return self._line
         self._end()
@@ -96,10 +98,10 @@ class Measurer:
         self._line, self.started = ours, self.started + 1
         device = self.opening.device
         late = f"device {device} was not opened for measuring within {BEGINNING:.0f} s"
-        self._asked(ours, self.opening, BEGINNING, (late, f"the process that was to measure on {device}"))
+        self._request_answer(ours, self.opening, BEGINNING, (late, f"the process that was to measure on {device}"))
         return ours
 
-    def _ending(self) -> str:
+    def _describe_exit(self) -> str:
         """How the process ended, which has closed its line."""
         code = None
         if self._child is not None:
@@ -128,7 +130,7 @@ def close_all() -> None:
         measurer.close()
 
 
-def facts(operator: ROperator, binding: Binding) -> Binding:
+def restrict_binding(operator: ROperator, binding: Binding) -> Binding:
     """What ``binding`` says of the tensors of one operator: all that a kernel generator may ask (``Binding.key``)."""
     names = {*operator.inputs, *operator.outputs, *operator.lengths, *(c.name for c in operator.computes)}
     return replace(
@@ -140,7 +142,7 @@ def facts(operator: ROperator, binding: Binding) -> Binding:
     )
 
 
-def sendable(problem: Exception) -> Exception:
+def to_sendable(problem: Exception) -> Exception:
     """``problem`` as another process can raise it: an expected error as it is, ours with its traceback's text."""
     import traceback
 

@@ -11,10 +11,10 @@ from multiprocessing.connection import Connection
 
 from rammer.device.guard import Opening
 from rammer.device.loader import Registry
-from rammer.tuning.measure_process import IDLE, sendable
+from rammer.tuning.measure_process import IDLE, to_sendable
 
 
-def serve(line: Connection) -> None:
+def serve_requests(line: Connection) -> None:
     """Answer with two times, or with what was raised, until the line is closed or idle. The first message says which device."""
     opening: Opening = line.recv()
     options = opening.options
@@ -22,7 +22,7 @@ def serve(line: Connection) -> None:
         backend = Registry().open(f"{opening.device}:{options.index}", options.require, options.target, options.options)
         profiler = backend.profiler
     except Exception as problem:
-        line.send(sendable(problem))
+        line.send(to_sendable(problem))
         return
     line.send("open")
     while line.poll(IDLE):
@@ -30,10 +30,10 @@ def serve(line: Connection) -> None:
         try:
             line.send(profiler.task_time(backend.kernel(operator, binding), binding))
         except Exception as problem:
-            line.send(sendable(problem))
+            line.send(to_sendable(problem))
 
 
-def follow(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """End with ``parent``, also from within a kernel that hangs."""
     while os.getppid() == parent:
         time.sleep(1.0)
@@ -41,10 +41,10 @@ def follow(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
     line = Connection(int(sys.argv[1]))
     with contextlib.suppress(EOFError, OSError):
-        serve(line)
+        serve_requests(line)
     # A device that a kernel has broken may never be closed.
     sys.stderr.flush()
     os._exit(0)

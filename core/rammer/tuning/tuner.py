@@ -17,7 +17,7 @@ from math import inf
 from rammer.device.capabilities import ProgramsBeside, Thrifty
 from rammer.device.lazy_sequence import LazySequence
 from rammer.device.manifest import Backend, Binding, Preparing
-from rammer.errors import DeviceFailure, blamed
+from rammer.errors import DeviceFailure, attribute_errors
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator
 from rammer.tuning.kernel_store import KernelStore, TunedKernel, key_of, unit_key
@@ -54,9 +54,9 @@ class Tuner:
         """The kernels kept for ``operator``, fastest first. DeviceFailure when no candidate fits."""
         sign = binding.key(operator)
         if sign not in self._seen:
-            self._seen[sign] = self._find(operator, binding, sign)
+            self._seen[sign] = self._find_kernels(operator, binding, sign)
         self.progress(operator.name)
-        return tuple(_moved(k, operator) for k in self._seen[sign])
+        return tuple(_retarget_kernel(k, operator) for k in self._seen[sign])
 
     def first(self, operator: ROperator, binding: Binding) -> float:
         """Seconds of the first of ``kernels`` on all vEUs, infinite where none fits. Where nothing is measured, the others are
@@ -75,7 +75,7 @@ class Tuner:
             return self.kernels(operator, binding)[0]
         options = self.offered(operator, binding)
         if not options:
-            raise _unfitting(operator, self.backend.vdevice)
+            raise _unfitting_error(operator, self.backend.vdevice)
         return self.backend.kernel(self.beside.shared(options[0], binding), binding)
 
     @cached_property
@@ -95,19 +95,19 @@ class Tuner:
             sign = binding.key(operator)
             if sign in self._seen or sign in self._options:
                 continue
-            if self.store.get(self._key(sign)) is None:
+            if self.store.get(self._store_key(sign)) is None:
                 self._options[sign] = self.offered(operator, binding)
-                pairs += [(o, binding) for o in self._tried(self._options[sign], binding)]
+                pairs += [(o, binding) for o in self._select_measured(self._options[sign], binding)]
         profiler.prepare(pairs)
 
     def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         own = self.backend.candidates(operator, binding)
         if any(e.below for e in operator.endings):
-            return self._narrow(operator, own, binding)
-        extra = [o for o in self.extra(operator, binding) if self._has(o, binding)]
-        return self._ranked(extra, LazySequence(own), binding) if extra else own
+            return self._narrow_candidates(operator, own, binding)
+        extra = [o for o in self.extra(operator, binding) if self._has_kernel(o, binding)]
+        return self._rank_candidates(extra, LazySequence(own), binding) if extra else own
 
-    def _narrow(self, operator: ROperator, own: Sequence[ROperator], binding: Binding) -> Sequence[ROperator]:
+    def _narrow_candidates(self, operator: ROperator, own: Sequence[ROperator], binding: Binding) -> Sequence[ROperator]:
         """Candidates of an operator that writes a few places of an axis in a run: tasks of one place there, of the first of the
         device's own families that can, so that all others end at once."""
         axes = {e.axis for e in operator.endings if e.below}
@@ -115,19 +115,19 @@ class Tuner:
         for option in own[: MEASURED["full"]]:
             tile = tuple(1 if a.name in axes else n for a, n in zip(operator.anchor.axes, option.tile, strict=True))
             for narrow in (replace(option, tile=tile), replace(option, tile=tile, family="", config=())):
-                if self._has(narrow, binding):
+                if self._has_kernel(narrow, binding):
                     return [narrow]
         return own
 
-    def _has(self, option: ROperator, binding: Binding) -> bool:
+    def _has_kernel(self, option: ROperator, binding: Binding) -> bool:
         """Whether the device has a kernel for a third party's candidate, which may be for another version of the device."""
-        with blamed(option):
+        with attribute_errors(option):
             try:
                 return bool(self.backend.kernel(option, binding).source)
             except DeviceFailure:
                 return False
 
-    def _ranked(self, extra: Sequence[ROperator], own: Sequence[ROperator], binding: Binding) -> Sequence[ROperator]:
+    def _rank_candidates(self, extra: Sequence[ROperator], own: Sequence[ROperator], binding: Binding) -> Sequence[ROperator]:
         """Third parties' candidates among the device's own. Where nothing is measured, the predicted time decides; else the
         best of each of their families is measured, and the device's own as if there were no others."""
         veus = self.backend.vdevice.veus
@@ -140,34 +140,34 @@ class Tuner:
         best = {o.family: o for o in sorted(extra, key=predicted, reverse=True)}
         return LazySequence(chain(best.values(), own, (o for o in extra if o is not best[o.family])))
 
-    def _key(self, sign: str) -> str:
+    def _store_key(self, sign: str) -> str:
         return key_of(unit_key(self.backend), sign, self.level, self.extensions)
 
-    def _find(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
-        key = self._key(sign)
+    def _find_kernels(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
+        key = self._store_key(sign)
         cached = self.store.get(key)
         options = self._options.pop(sign, None) or self.offered(operator, binding)
-        known = {(o.tile, o.family, o.config) for o in self._tried(options, binding)} if cached else {}
+        known = {(o.tile, o.family, o.config) for o in self._select_measured(options, binding)} if cached else {}
         # A store only says which candidate is the best; what is none was never measured here, whatever the store says.
         if cached is not None and all((t.tile, t.family, t.config) in known for t in cached):
-            return tuple(self._rebuilt(operator, binding, t) for t in cached)
+            return tuple(self._rebuild_kernel(operator, binding, t) for t in cached)
         if not options:
-            raise _unfitting(operator, self.backend.vdevice)
-        kernels = self._measure(options, binding) if MEASURED[self.level] else self._predict(options, binding)
+            raise _unfitting_error(operator, self.backend.vdevice)
+        kernels = self._measure_candidates(options, binding) if MEASURED[self.level] else self._predict_kernels(options, binding)
         if MEASURED[self.level]:
-            self.store.put(key, [_tuned(k) for k in kernels])
+            self.store.put(key, [_to_tuned_kernel(k) for k in kernels])
         return kernels
 
-    def _predict(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
+    def _predict_kernels(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
         """The best-predicted candidate and the cheapest per vEU among the next few and what the device offers as such (Rammer's
         two kinds); alone one that hardly takes longer and wants its constants as other programs do."""
         shared = self.beside.shared(options[0], binding)
-        offered = [*options[:KEPT], *self._lean(options[0], binding)] if shared is options[0] else [shared]
+        offered = [*options[:KEPT], *self._lean_candidates(options[0], binding)] if shared is options[0] else [shared]
         kernels = [self.backend.kernel(o, binding) for o in offered]
         thrifty = min(kernels, key=RKernel.busy_time)
         return (kernels[0],) if thrifty is kernels[0] else (kernels[0], thrifty)
 
-    def _lean(self, best: ROperator, binding: Binding) -> list[ROperator]:
+    def _lean_candidates(self, best: ROperator, binding: Binding) -> list[ROperator]:
         """What keeps least of the device busy, where the best candidate is of a family of the device that has a name, and no
         run ends its tasks early."""
         if best.endings or not best.family or not isinstance(self.backend, Thrifty):
@@ -175,15 +175,15 @@ class Tuner:
         found = self.backend.lean(best, binding)
         return [found] if found is not None else []
 
-    def _tried(self, options: Sequence[ROperator], binding: Binding) -> list[ROperator]:
+    def _select_measured(self, options: Sequence[ROperator], binding: Binding) -> list[ROperator]:
         """What is measured of what is offered."""
         first = [*options[: MEASURED[self.level]]]
-        return first + [o for o in self._lean(first[0], binding) if o not in first] if first else []
+        return first + [o for o in self._lean_candidates(first[0], binding) if o not in first] if first else []
 
-    def _measure(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
+    def _measure_candidates(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
         profiler, timed, lost = self.backend.profiler, list[RKernel](), list[tuple[ROperator, DeviceFailure]]()
         timer = self.timer or profiler.task_time
-        for option in self._tried(options, binding):
+        for option in self._select_measured(options, binding):
             kernel = self.backend.kernel(option, binding)
             try:
                 alone, crowded = timer(kernel, binding)
@@ -203,13 +203,13 @@ class Tuner:
         thrifty = min(timed, key=RKernel.busy_time)
         return tuple(dict.fromkeys([*ranked[: KEPT - 1], thrifty]))
 
-    def _rebuilt(self, operator: ROperator, binding: Binding, tuned: TunedKernel) -> RKernel:
+    def _rebuild_kernel(self, operator: ROperator, binding: Binding, tuned: TunedKernel) -> RKernel:
         tiled = replace(operator, tile=tuned.tile, family=tuned.family, config=tuned.config)
         kernel = self.backend.kernel(tiled, binding)
         return replace(kernel, alone=tuned.alone, crowded=tuned.crowded, origin=tuned.origin, compiled=tuned.resources)
 
 
-def _unfitting(operator: ROperator, device: VDevice) -> DeviceFailure:
+def _unfitting_error(operator: ROperator, device: VDevice) -> DeviceFailure:
     layer = device.layer("veu")
     return DeviceFailure(
         f"no tile of operator {operator.name} fits {layer.capacity} bytes of {layer.name}",
@@ -218,12 +218,12 @@ def _unfitting(operator: ROperator, device: VDevice) -> DeviceFailure:
     )
 
 
-def _moved(kernel: RKernel, operator: ROperator) -> RKernel:
+def _retarget_kernel(kernel: RKernel, operator: ROperator) -> RKernel:
     """``kernel`` of an equal operator, for this one."""
     o = kernel.operator
     return replace(kernel, operator=replace(operator, tile=o.tile, family=o.family, config=o.config))
 
 
-def _tuned(kernel: RKernel) -> TunedKernel:
+def _to_tuned_kernel(kernel: RKernel) -> TunedKernel:
     o = kernel.operator
     return TunedKernel(o.tile, o.family, o.config, kernel.resources, kernel.alone, kernel.crowded, kernel.origin)

@@ -36,17 +36,17 @@ class Bodies:
         """Raises VerifyError naming what is wrong."""
         key = (c.kin, *[self.types[t] for t in c.reads])
         if key not in self.known:
-            for problem in _problems(c, self.types):
+            for problem in _compute_problems(c, self.types):
                 raise VerifyError(problem, f"{operator}: {c.name}")
             self.known.add(key)
 
 
-def _problems(c: Compute, types: Mapping[str, TensorType]) -> Iterator[str]:
+def _compute_problems(c: Compute, types: Mapping[str, TensorType]) -> Iterator[str]:
     if c.dtype not in SHORT:
         yield f"unknown element type {c.dtype}"
     if max(len(c.axes), len(c.reduce)) > MOST_AXES or any(not 0 <= a.extent < FARTHEST for a in (*c.axes, *c.reduce)):
         yield f"it has more than {MOST_AXES} axes, or one of an impossible extent"
-    if _depth(c.body) > DEEPEST:
+    if _expression_depth(c.body) > DEEPEST:
         yield f"its expression has more than {DEEPEST} levels"
         return  # everything else walks down the levels
     bounds: dict[str, Interval] = {a.name: (0, a.extent - 1) for a in (*c.axes, *c.reduce)}
@@ -55,24 +55,26 @@ def _problems(c: Compute, types: Mapping[str, TensorType]) -> Iterator[str]:
         if isinstance(e, Const | Cast | Table) and e.dtype not in SHORT:
             yield f"unknown element type {e.dtype}"
         elif isinstance(e, Table):
-            yield from _table(e, bounds if c.points else None, dtypes)
+            yield from _table_problems(e, bounds if c.points else None, dtypes)
         elif isinstance(e, Load):
-            yield from _load(e, types[e.tensor].shape, bounds if c.points else None, dtypes)
+            yield from _load_problems(e, types[e.tensor].shape, bounds if c.points else None, dtypes)
 
 
-def _table(e: Table, bounds: Mapping[str, Interval] | None, dtypes: Mapping[str, str]) -> Iterator[str]:
-    yield from _integer(e.index, bounds, dtypes)
+def _table_problems(e: Table, bounds: Mapping[str, Interval] | None, dtypes: Mapping[str, str]) -> Iterator[str]:
+    yield from _index_problems(e.index, bounds, dtypes)
     span = ex.interval(e.index, bounds) if bounds is not None else (0, 0)
     if span is None or not 0 <= span[0] <= span[1] < len(e.values):
         yield f"a table of {len(e.values)} values is read at {e.index}"
 
 
-def _load(e: Load, shape: tuple[int, ...], bounds: Mapping[str, Interval] | None, dtypes: Mapping[str, str]) -> Iterator[str]:
+def _load_problems(
+    e: Load, shape: tuple[int, ...], bounds: Mapping[str, Interval] | None, dtypes: Mapping[str, str]
+) -> Iterator[str]:
     if len(e.indices) != len(shape):
         yield f"{e} has {len(e.indices)} indices for shape {shape}"
         return
     for index, extent in zip(e.indices, shape, strict=True):
-        yield from _integer(index, bounds, dtypes)
+        yield from _index_problems(index, bounds, dtypes)
         if e.fill is not None or bounds is None:
             continue  # guarded, or never read
         span = ex.interval(index, bounds)
@@ -82,7 +84,7 @@ def _load(e: Load, shape: tuple[int, ...], bounds: Mapping[str, Interval] | None
             yield f"{e}: index {index} covers {span[0]}..{span[1]}, the axis has {extent}"
 
 
-def _integer(index: Expr, bounds: Mapping[str, Interval] | None, dtypes: Mapping[str, str]) -> Iterator[str]:
+def _index_problems(index: Expr, bounds: Mapping[str, Interval] | None, dtypes: Mapping[str, str]) -> Iterator[str]:
     """Whether ``index`` is an integer, also half-way."""
     if isinstance(index, Ref):
         return
@@ -96,7 +98,7 @@ def _integer(index: Expr, bounds: Mapping[str, Interval] | None, dtypes: Mapping
             yield f"index {index} may overflow"
 
 
-def _depth(e: Expr) -> int:
+def _expression_depth(e: Expr) -> int:
     """Levels of an expression, counted without a call for each."""
     level, depth = [e], 0
     while level and depth <= DEEPEST:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rammer.ir.program import RProgram
-from rammer.ir.task_arrays import Longs, TaskTable, distinct, sorted_runs
+from rammer.ir.task_arrays import Longs, TaskTable, distinct_values, sorted_runs
 
 Ints = NDArray[np.int32]
 
@@ -66,12 +66,12 @@ def compute_clocks(program: RProgram, tasks: TaskTable | None = None) -> Clocks:
     walk.run()
     veu, place, segment = np.zeros((3, len(table.task)), np.int32)
     veu[table.task], place[table.task], segment[table.task] = table.veu, table.place, walk.segment
-    done, known = _operators(table, walk)
+    done, known = _operator_clocks(table, walk)
     base = {o.name: int(first) for o, first in zip(program.operators, table.first, strict=True)}
     return Clocks(table.number, base, veu, place, segment, walk.clock, done, known)
 
 
-def _operators(table: TaskTable, walk: _Walk) -> tuple[Ints, Ints]:
+def _operator_clocks(table: TaskTable, walk: _Walk) -> tuple[Ints, Ints]:
     """``done`` and ``known`` of every operator (see ``Clocks``)."""
     veus, segments = table.program.veus, len(walk.clock)
     done = np.zeros((len(table.counts), veus), np.int32)
@@ -113,16 +113,16 @@ class _Walk:
         self.number = {c.name: i for i, c in enumerate(program.counters)}
         self.group_of: list[_Group] = []
         self.segments = 0
-        self._group()
+        self._group_rows()
         self.clock = np.zeros((self.segments, program.veus), np.int32)
         self.finished = np.zeros((len(program.counters), program.veus), np.int32)
         self.clocks, self.done = list(self.clock), list(self.finished)  # row by row: NumPy takes long to find one
         self.feeds: list[list[int]] = [[] for _ in range(self.segments)]
         self.feeding: list[Longs] = []
-        self._feeds()
+        self._map_counter_feeds()
         self.left = [len(f) for f in self.feeding]
 
-    def _group(self) -> None:
+    def _group_rows(self) -> None:
         """Sort rows into groups, and give every task its segment."""
         known: dict[object, _Group] = {}
         parts = [np.zeros(0, np.int64)]
@@ -139,7 +139,7 @@ class _Walk:
             parts.append(group.begin + np.searchsorted(np.array(places, np.int64), np.arange(len(row)), side="right"))
         self.groups, self.segment = list({g.begin: g for g in self.group_of}.values()), np.concatenate(parts)
 
-    def _feeds(self) -> None:
+    def _map_counter_feeds(self) -> None:
         """Which segments have tasks that each counter counts, the counters that each segment feeds, and how far each row has
         come, by itself, when its last task was counted."""
         counters, table = self.program.counters, self.table
@@ -152,7 +152,7 @@ class _Walk:
         counted = where[np.arange(len(counter)) + np.repeat(begins - (np.cumsum(totals) - totals), totals)]
         rows = counter * self.program.veus + table.veu[counted]
         np.maximum.at(self.finished.reshape(-1), rows, (table.place[counted] + 1).astype(np.int32))
-        fed, feeding = np.divmod(distinct(counter * self.segments + self.segment[counted]), max(self.segments, 1))
+        fed, feeding = np.divmod(distinct_values(counter * self.segments + self.segment[counted]), max(self.segments, 1))
         self.feeding = np.split(feeding, np.searchsorted(fed, np.arange(1, len(counters)))) if counters else []
         for number, segment in zip(fed.tolist(), feeding.tolist(), strict=True):
             self.feeds[segment].append(number)
@@ -162,16 +162,16 @@ class _Walk:
         waiting: dict[int, list[_Group]] = {}
         ready = list(self.groups)
         for group in self.groups:
-            self._count(group.begin, waiting, ready)
+            self._count_segment(group.begin, waiting, ready)
         while ready:
             group = ready.pop()
             low = group.next
             while group.next <= len(group.waits) and not any([self.left[c] for c in group.waits[group.next - 1]]):
                 group.next += 1
             if group.next > low:
-                self._know(group, low)
+                self._propagate_clocks(group, low)
                 for segment in range(group.begin + low, group.begin + group.next):
-                    self._count(segment, waiting, ready)
+                    self._count_segment(segment, waiting, ready)
             # A group waits in one list at a time, that of the first counter it lacks; a full counter wakes its list.
             if group.next <= len(group.waits):
                 lacking = next((c for c in group.waits[group.next - 1] if self.left[c]), None)
@@ -181,14 +181,14 @@ class _Walk:
                 stuck = next(c for c in group.waits[group.next - 1] if self.left[c])
                 raise Deadlock(veu, group.places[group.next - 1], self.program.counters[stuck].name)
 
-    def _know(self, group: _Group, low: int) -> None:
+    def _propagate_clocks(self, group: _Group, low: int) -> None:
         """The clocks of the segments of ``group`` from ``low`` up to its next: what was known before, and what counters tell."""
         for segment, waits in enumerate(group.waits[low - 1 : group.next - 1], group.begin + low):
             known = self.clocks[segment - 1]
             for counter in waits:
                 known = np.maximum(known, self.done[counter], out=self.clocks[segment])
 
-    def _count(self, segment: int, waiting: dict[int, list[_Group]], ready: list[_Group]) -> None:
+    def _count_segment(self, segment: int, waiting: dict[int, list[_Group]], ready: list[_Group]) -> None:
         """Note that ``segment`` has run; counters that are full now wake who waits for them."""
         for counter in self.feeds[segment]:
             self.left[counter] -= 1

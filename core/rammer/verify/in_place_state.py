@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from rammer.ir.program import RProgram
 
 
-def continues(compute: Compute, past: str) -> bool:
+def is_continuation(compute: Compute, past: str) -> bool:
     """Whether each element of ``compute`` is that of ``past``, or does not depend on it."""
     own = tuple(Ref(a.name) for a in compute.axes)
-    return compute.combiner is None and _keeps(compute.body, past, own)
+    return compute.combiner is None and _is_past_preserved(compute.body, past, own)
 
 
-def _keeps(e: Expr, past: str, own: tuple[Ref, ...]) -> bool:
+def _is_past_preserved(e: Expr, past: str, own: tuple[Ref, ...]) -> bool:
     if past not in {load.tensor for load in ex.loads(e)}:
         return True
     if isinstance(e, Load):
@@ -37,13 +37,13 @@ def _keeps(e: Expr, past: str, own: tuple[Ref, ...]) -> bool:
     if not isinstance(e, Op) or e.fn != "where":
         return False
     condition, *parts = e.args
-    return past not in {load.tensor for load in ex.loads(condition)} and all(_keeps(p, past, own) for p in parts)
+    return past not in {load.tensor for load in ex.loads(condition)} and all(_is_past_preserved(p, past, own) for p in parts)
 
 
 def extent_of(e: Expr) -> AffineExtent | None:
     """``e`` as a function of tensors of one element; None where it is none."""
     terms, offset = dict[str, int](), 0
-    for part, factor in _summands(e, 1):
+    for part, factor in _split_sum(e, 1):
         if isinstance(part, Const) and isinstance(part.value, int):
             offset += factor * part.value
         elif isinstance(part, Load) and all(isinstance(i, Const) for i in part.indices):
@@ -53,15 +53,15 @@ def extent_of(e: Expr) -> AffineExtent | None:
     return AffineExtent(tuple((n, f) for n, f in terms.items() if f), offset)
 
 
-def _summands(e: Expr, factor: int) -> list[tuple[Expr, int]]:
+def _split_sum(e: Expr, factor: int) -> list[tuple[Expr, int]]:
     """The parts of a sum with their factors."""
     if isinstance(e, Op) and e.fn in ("add", "sub"):
         a, b = e.args
-        return [*_summands(a, factor), *_summands(b, factor if e.fn == "add" else -factor)]
+        return [*_split_sum(a, factor), *_split_sum(b, factor if e.fn == "add" else -factor)]
     if isinstance(e, Op) and e.fn == "mul":
         for number, other in (e.args, e.args[::-1]):
             if isinstance(number, Const) and isinstance(number.value, int):
-                return _summands(other, factor * number.value)
+                return _split_sum(other, factor * number.value)
     return [(e, factor)]
 
 
@@ -70,7 +70,7 @@ def same_extent(a: AffineExtent, b: AffineExtent) -> bool:
     return dict(a.terms) == dict(b.terms) and a.offset == b.offset
 
 
-def states(program: RProgram) -> Mapping[str, str]:
+def state_pairs(program: RProgram) -> Mapping[str, str]:
     """Tensor of an output -> tensor of the input that it continues."""
     homes = {program.storage[p.tensor].buffer: p.tensor for p in program.inputs}
     found = ((p.tensor, homes.get(program.storage[p.tensor].buffer)) for p in program.outputs)
@@ -81,19 +81,19 @@ def state_ports(program: RProgram) -> dict[str, str]:
     """ONNX name of an output -> that of the input that it continues: for a device one array, which a run neither copies in
     nor out."""
     names = {p.tensor: p.external for p in (*program.inputs, *program.outputs)}
-    return {names[output]: names[past] for output, past in states(program).items()}
+    return {names[output]: names[past] for output, past in state_pairs(program).items()}
 
 
 def check_states(program: RProgram) -> None:
     """VerifyError unless every buffer of kind ``state`` holds an input and the output that continues it."""
-    pairs, makers = states(program), {c.name: (o, c) for o in program.operators for c in o.computes}
+    pairs, makers = state_pairs(program), {c.name: (o, c) for o in program.operators for c in o.computes}
     held = {program.storage[n].buffer for n in pairs}
     for buffer in program.buffers:
         if (buffer.kind == "state") != (buffer.name in held):
             raise VerifyError(f"buffer {buffer.name} of kind {buffer.kind} is no state, or one of another kind", program.name)
     for output, past in pairs.items():
         operator, compute = makers.get(output, (None, None))
-        if operator is None or compute is None or output not in operator.outputs or not continues(compute, past):
+        if operator is None or compute is None or output not in operator.outputs or not is_continuation(compute, past):
             raise VerifyError(f"{output} does not continue {past}, in whose buffer it is", program.name)
         for other in program.operators:
             if any(past in c.reads for c in other.computes if c is not compute):
@@ -103,14 +103,14 @@ def check_states(program: RProgram) -> None:
                 raise VerifyError(f"{other.name} writes into the buffer of state {output}", other.name)
     for operator in program.operators:
         for ending in operator.endings:
-            if ending.below and not all(_left(operator, n, ending, pairs) for n in operator.outputs):
+            if ending.below and not all(_is_past_where_skipped(operator, n, ending, pairs) for n in operator.outputs):
                 raise VerifyError(f"'ends {ending}', but {operator.name} has something to write there", operator.name)
 
 
-def _left(operator: ROperator, output: str, ending: SkipTasks, pairs: Mapping[str, str]) -> bool:
+def _is_past_where_skipped(operator: ROperator, output: str, ending: SkipTasks, pairs: Mapping[str, str]) -> bool:
     """Whether ``output`` is its past wherever a task ends."""
     if ending.beside is None:
-        return _begins(operator, output, ending.axis, ending.extent, pairs)
+        return _is_past_below(operator, output, ending.axis, ending.extent, pairs)
     compute = next(c for c in operator.computes if c.name == output)
     found = written_rows(compute, pairs[output]) if output in pairs else None
     if found is None:
@@ -120,7 +120,7 @@ def _left(operator: ROperator, output: str, ending: SkipTasks, pairs: Mapping[st
     return (names[axis], extent, replace(rows, by=names[by])) == (ending.axis, ending.extent, ending.beside)
 
 
-def _begins(operator: ROperator, output: str, axis: str, extent: AffineExtent, pairs: Mapping[str, str]) -> bool:
+def _is_past_below(operator: ROperator, output: str, axis: str, extent: AffineExtent, pairs: Mapping[str, str]) -> bool:
     """Whether ``output`` is its past wherever ``axis`` lies below ``extent``."""
     compute = next(c for c in operator.computes if c.name == output)
     e = compute.body

@@ -65,12 +65,12 @@ def _check_until(program: RProgram, repeat: Repeat) -> None:
             continue
         steps = rows.get(move.target, 0)
         if not steps or move.size * steps != buffer.size * repeat.step:
-            raise VerifyError(f"a turn writes other than {repeat.step} steps of {move.target}", _title(move))
+            raise VerifyError(f"a turn writes other than {repeat.step} steps of {move.target}", _move_title(move))
 
 
 def _check_move(program: RProgram, move: Move, ports: set[str], owners: Mapping[str, Owners]) -> None:
     """Two buffers of one type, places in both of them in every turn, and a source that is whole by then."""
-    where = _title(move)
+    where = _move_title(move)
     if move.target == move.source or not {move.target, move.source} <= program.buffer.keys():
         raise VerifyError("a move needs two buffers of the program", where)
     target, source = program.buffer[move.target], program.buffer[move.source]
@@ -92,11 +92,11 @@ def _check_move(program: RProgram, move: Move, ports: set[str], owners: Mapping[
         raise VerifyError(f"nothing may move into {target.name} then", where)
     if not behind and (source.kind != "input" or source.name not in ports) and source.kind != "constant":
         raise VerifyError(f"{source.name} holds nothing before a turn", where)
-    if behind and not (source.kind == "output" and _written(source, owners)):
+    if behind and not (source.kind == "output" and _is_fully_written(source, owners)):
         raise VerifyError(f"{source.name} is not written whole in every turn", where)
 
 
-def _written(buffer: Buffer, owners: Mapping[str, Owners]) -> bool:
+def _is_fully_written(buffer: Buffer, owners: Mapping[str, Owners]) -> bool:
     """Whether every element of it is written by an operator."""
     return not buffer.size or owners[buffer.name].of(dense(buffer.name, buffer.name, (buffer.size,)))[1]
 
@@ -112,26 +112,26 @@ def _check_filled(buffer: Buffer, moves: Iterable[Move]) -> None:
         )
     for move in found:
         if (move.target_first, move.target_by, move.size) != (0, 0, buffer.size):
-            raise VerifyError(f"{buffer.name} is not filled whole", _title(move))
+            raise VerifyError(f"{buffer.name} is not filled whole", _move_title(move))
 
 
 def _check_gathered(program: RProgram, buffer: Buffer, moves: Iterable[Move], owners: Mapping[str, Owners]) -> None:
     """The slices of all turns are the buffer, each element once."""
     move, *others = moves
-    if others or any(owners[buffer.name].of(program.storage[t])[0] for t in _tensors(program, buffer)):
-        raise VerifyError(f"{buffer.name} is written by more than one", _title(move))
+    if others or any(owners[buffer.name].of(program.storage[t])[0] for t in _buffer_tensors(program, buffer)):
+        raise VerifyError(f"{buffer.name} is written by more than one", _move_title(move))
     turns = program.turns if move.when == "after" else 1
     first = min(move.places(turn)[0] for turn in (0, turns - 1))
     apart = abs(move.target_by) == move.size or turns == 1
     left = move.size * turns - buffer.size
     whole = 0 <= left < max(move.size, 1) if program.repeat is not None and program.repeat.until is not None else not left
     if first or not apart or not whole:
-        raise VerifyError(f"the turns do not write each element of {buffer.name} once", _title(move))
+        raise VerifyError(f"the turns do not write each element of {buffer.name} once", _move_title(move))
 
 
-def _tensors(program: RProgram, buffer: Buffer) -> list[str]:
+def _buffer_tensors(program: RProgram, buffer: Buffer) -> list[str]:
     return [s.tensor for s in program.storages if s.buffer == buffer.name]
 
 
-def _title(move: Move) -> str:
+def _move_title(move: Move) -> str:
     return f"move {move.when} {move.target} <- {move.source}"

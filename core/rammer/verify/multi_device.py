@@ -63,7 +63,7 @@ def check_homes(program: RProgram) -> None:
         if buffer.home >= len(program.homes):
             raise VerifyError(f"buffer {buffer.name} is on device {buffer.home} of {len(program.homes)}", buffer.name)
     _check_arenas(program)
-    _Homes(program, _operators(program)).check()
+    _Homes(program, _operator_devices(program)).check()
 
 
 def check_rows(program: RProgram) -> None:
@@ -72,7 +72,7 @@ def check_rows(program: RProgram) -> None:
         raise VerifyError(f"its {len(program.homes)} devices do not share out its {program.veus} rows", program.name)
 
 
-def _operators(program: RProgram) -> dict[str, int]:
+def _operator_devices(program: RProgram) -> dict[str, int]:
     """The device of each operator that has tasks. VerifyError for one that runs on two."""
     found: dict[str, int] = {}
     for veu, row in enumerate(program.rows):
@@ -148,7 +148,7 @@ class _Homes:
     def _check_fetch(self, operator: ROperator, home: int) -> None:
         """It reads one tensor of another device, as much as a record says that has been brought to its own."""
         program, target = self.program, operator.anchor
-        source, record, fills = _fetched(target)
+        source, record, fills = _parse_fetch(target)
         if not fills or not _is_one(operator) or target.body != fetched_body(source, record, target, fills):
             raise VerifyError(f"fetch {operator.name} is more than a copy in one task, up to a record", operator.name)
         if program.types[source] != program.types[target.name] or program.types[record].shape != (len(target.axes),):
@@ -169,7 +169,7 @@ class _Homes:
             if operator.family in CROSSING and len(row) > 1:
                 raise VerifyError(f"{operator.family} {operator.name} is not alone on its row", where)
             for wait in task.waits:
-                waited.add(self._heard(wait, home, where))
+                waited.add(self._awaited_operator(wait, home, where))
             for tensor in operator.inputs:
                 missing = brings.get(self.program.storage[tensor].buffer, set()) - waited
                 if missing:
@@ -179,7 +179,7 @@ class _Homes:
                         f"a wait for {min(missing)} is missing",
                     )
 
-    def _heard(self, wait: Wait, home: int, where: str) -> str:
+    def _awaited_operator(self, wait: Wait, home: int, where: str) -> str:
         """The operator that ``wait`` is for; VerifyError where nobody can tell device ``home`` of it."""
         name = self.program.counter[wait.counter].operator
         operator, arrives = self.program.operator[name], False
@@ -200,7 +200,7 @@ def _is_one(operator: ROperator) -> bool:
     return whole and operator.outputs == (operator.anchor.name,) and not operator.endings
 
 
-def _fetched(target: Compute) -> tuple[str, str, dict[int, Const]]:
+def _parse_fetch(target: Compute) -> tuple[str, str, dict[int, Const]]:
     """What a fetch reads, its record and what lies beyond, by axis, if it has the form of ``fetched_body``."""
     body, record, fills, axes = target.body, "", dict[int, Const](), {a.name: d for d, a in enumerate(target.axes)}
     while isinstance(body, Op) and body.fn == "where":

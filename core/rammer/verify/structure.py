@@ -39,13 +39,13 @@ def check_form(program: RProgram) -> TaskTable:
 
 
 def _check_names(program: RProgram) -> None:
-    _unique("buffer", (b.name for b in program.buffers))
-    _unique("storage", (s.tensor for s in program.storages))
-    _unique("operator", (o.name for o in program.operators))
-    _unique("counter", (c.name for c in program.counters))
-    _unique("computed tensor", (c.name for o in program.operators for c in o.computes))
-    _unique("input", (p.external for p in program.inputs))
-    _unique("output", (p.external for p in program.outputs))
+    _check_unique("buffer", (b.name for b in program.buffers))
+    _check_unique("storage", (s.tensor for s in program.storages))
+    _check_unique("operator", (o.name for o in program.operators))
+    _check_unique("counter", (c.name for c in program.counters))
+    _check_unique("computed tensor", (c.name for o in program.operators for c in o.computes))
+    _check_unique("input", (p.external for p in program.inputs))
+    _check_unique("output", (p.external for p in program.outputs))
     for what, names in (
         ("program", [program.name]),
         ("buffer", program.buffer),
@@ -78,7 +78,7 @@ def _check_ports(program: RProgram) -> None:
             raise VerifyError(f"port {port.external!r} does not fill its buffer {name} in the order of its axes", port.tensor)
 
 
-def _unique(what: str, names: Iterable[str]) -> None:
+def _check_unique(what: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:

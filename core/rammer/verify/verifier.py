@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, RProgram
-from rammer.ir.task_arrays import distinct
+from rammer.ir.task_arrays import distinct_values
 from rammer.verify.happens_before import Clocks, Deadlock, compute_clocks
 from rammer.verify.loop_moves import check_seam
 from rammer.verify.multi_device import check_homes
 from rammer.verify.structure import VerifyError, check_form
-from rammer.verify.writers import Owners, Write, WrittenTwice, strided
+from rammer.verify.writers import Owners, Write, WrittenTwice, strided_view
 
 __all__ = ["VerifyError", "VerifyReport", "verify"]
 
@@ -67,7 +67,7 @@ def verify(
         task = program.rows[stuck.veu][stuck.place]
         where = f"v{stuck.veu} place {stuck.place}: {task.operator}[{task.index}]"
         raise VerifyError(f"rows wait for each other in a circle: nothing can finish counter {stuck.counter}", where) from None
-    owners = _owners(program)
+    owners = _buffer_owners(program)
     moved = check_seam(program, owners)
     _check_outputs(program, owners, moved)
     reads = _Reads(program, clocks, owners)
@@ -82,7 +82,7 @@ def verify(
 # --- writes -----------------------------------------------------------------------------------
 
 
-def _owners(program: RProgram) -> dict[str, Owners]:
+def _buffer_owners(program: RProgram) -> dict[str, Owners]:
     """The writers of every buffer; raises where two of them collide or an input or constant is written."""
     writes: dict[str, list[Write]] = {b.name: [] for b in program.buffers}
     for operator in program.operators:
@@ -134,13 +134,13 @@ class _Reads:
                 continue
             loose: dict[str, list[str]] = {}
             for tensor in reader.inputs:
-                for writer in self._writers(reader, tensor):
+                for writer in self._find_writers(reader, tensor):
                     if not self._whole(writer, reader.name):
                         loose.setdefault(tensor, []).append(writer)
             if loose:
                 self._single_tasks(reader, loose)
 
-    def _writers(self, reader: ROperator, tensor: str) -> tuple[str, ...]:
+    def _find_writers(self, reader: ROperator, tensor: str) -> tuple[str, ...]:
         storage = self.program.storage[tensor]
         if self.program.buffer[storage.buffer].kind in ("input", "constant") or tensor in self.old:
             return ()
@@ -165,21 +165,21 @@ class _Reads:
             boxes = reader.boxes(reader.task_box(index), self.program.types)
             for tensor, writers in loose.items():
                 for writer in writers:
-                    needed = self._needed(tensor, writer, tuple(slice(lo, hi) for lo, hi in boxes[tensor]))
+                    needed = self._needed_tasks(tensor, writer, tuple(slice(lo, hi) for lo, hi in boxes[tensor]))
                     self.single += 1
                     if not self.clocks.tasks_before(needed + self.clocks.base[writer], base + index):
-                        raise self._race(reader.name, index, tensor, writer)
+                        raise self._race_error(reader.name, index, tensor, writer)
 
-    def _needed(self, tensor: str, writer: str, box: tuple[slice, ...]) -> NDArray[np.int64]:
+    def _needed_tasks(self, tensor: str, writer: str, box: tuple[slice, ...]) -> NDArray[np.int64]:
         """The tasks of ``writer`` that write elements of ``box`` of ``tensor``."""
         storage = self.program.storage[tensor]
         key = (storage.buffer, writer)
         if key not in self.painted:
             self.painted[key] = self.owners[storage.buffer].tasks(self.program.operator[writer])
-        found = strided(self.painted[key], storage)[box]
-        return distinct(found[found >= 0].astype(np.int64))
+        found = strided_view(self.painted[key], storage)[box]
+        return distinct_values(found[found >= 0].astype(np.int64))
 
-    def _race(self, reader: str, index: int, tensor: str, writer: str) -> VerifyError:
+    def _race_error(self, reader: str, index: int, tensor: str, writer: str) -> VerifyError:
         task = self.clocks.base[reader] + index
         where = f"v{self.clocks.veu[task]} place {self.clocks.place[task]}: {reader}[{index}]"
         return VerifyError(
@@ -203,7 +203,7 @@ class _ArenaUse:
     known: NDArray[np.int32]
 
 
-def _uses(program: RProgram, clocks: Clocks) -> list[_ArenaUse]:
+def _arena_uses(program: RProgram, clocks: Clocks) -> list[_ArenaUse]:
     """Arena buffers that hold a value."""
     # What an operator knows grows strictly along happens-before, so its sum is a topological key.
     age = clocks.known.astype(np.int64).sum(axis=1)
@@ -231,10 +231,10 @@ def _check_arena(program: RProgram, clocks: Clocks) -> int:
     At each byte its buffers, sorted by age, must be ordered one after the other; the order of those further
     apart follows, because every buffer between them has a writer.
     """
-    uses = _uses(program, clocks)
+    uses = _arena_uses(program, clocks)
     active: list[tuple[int, int]] = []
     checked = 0
-    for _, opens, i in _events(uses):
+    for _, opens, i in _address_events(uses):
         key = (uses[i].age, i)
         at = bisect_left(active, key)
         if not opens:
@@ -248,7 +248,7 @@ def _check_arena(program: RProgram, clocks: Clocks) -> int:
     return checked
 
 
-def _events(uses: Sequence[_ArenaUse]) -> Iterator[tuple[int, bool, int]]:
+def _address_events(uses: Sequence[_ArenaUse]) -> Iterator[tuple[int, bool, int]]:
     """(byte, opens, use) in address order; at one address the buffers that end come first."""
     events = [(u.buffer.offset, True, i) for i, u in enumerate(uses)]
     events += [(u.buffer.offset + u.buffer.nbytes, False, i) for i, u in enumerate(uses)]

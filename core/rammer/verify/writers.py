@@ -54,13 +54,13 @@ class Owners:
 
     def __post_init__(self) -> None:
         for write in self.writes:
-            if not injective(write.storage):
+            if not is_injective(write.storage):
                 raise WrittenTwice(write.operator, write.operator)
-        self._ranges = self._filled()
+        self._ranges = self._disjoint_ranges()
         if self._ranges is None:
-            self._map = self._painted()
+            self._map = self._paint_owners()
 
-    def _filled(self) -> list[tuple[int, int, int]] | None:
+    def _disjoint_ranges(self) -> list[tuple[int, int, int]] | None:
         """The ranges, which are apart; None where one has gaps, or two meet."""
         found = list[tuple[int, int, int]]()
         for i, write in enumerate(self.writes):
@@ -72,10 +72,10 @@ class Owners:
         found.sort()
         return None if any(a[1] > b[0] for a, b in pairwise(found)) else found
 
-    def _painted(self) -> Ints:
+    def _paint_owners(self) -> Ints:
         owner = np.full(self.size, -1, dtype=np.int32)
         for i, write in enumerate(self.writes):
-            view = strided(owner, write.storage)
+            view = strided_view(owner, write.storage)
             taken = view[view >= 0]
             if taken.size:
                 raise WrittenTwice(self.writes[int(taken.flat[0])].operator, write.operator)
@@ -86,10 +86,10 @@ class Owners:
         """The operators that write elements of ``storage``, and whether every element has one."""
         key = (storage.offset, storage.shape, storage.strides)
         if key not in self._known:
-            self._known[key] = self._find(storage)
+            self._known[key] = self._find_writers(storage)
         return self._known[key]
 
-    def _find(self, storage: Storage) -> tuple[tuple[str, ...], bool]:
+    def _find_writers(self, storage: Storage) -> tuple[tuple[str, ...], bool]:
         low, high = storage.span()
         if low >= high:
             return (), True
@@ -97,12 +97,12 @@ class Owners:
             begin = bisect_right(self._ranges, low, key=itemgetter(1))
             met = self._ranges[begin : bisect_left(self._ranges, high, begin, key=itemgetter(0))]
             whole = bool(met) and met[0][0] <= low and high <= met[-1][1] and all(a[1] == b[0] for a, b in pairwise(met))
-            if (whole and len(met) == 1) or len(self.writes) < 2 or gapless(storage):
+            if (whole and len(met) == 1) or len(self.writes) < 2 or is_gapless(storage):
                 return tuple(dict.fromkeys(self.writes[i].operator for i in sorted(i for _, _, i in met))), whole
             if self._map is None:
-                self._map = self._painted()
+                self._map = self._paint_owners()
         assert self._map is not None
-        read = (strided(self._map, storage) + 1).ravel()
+        read = (strided_view(self._map, storage) + 1).ravel()
         # Counting costs a step for every write of the buffer, sorting one for every element that is read.
         places = np.flatnonzero(np.bincount(read)) if len(read) > len(self.writes) else np.unique(read)
         found = dict.fromkeys(self.writes[i - 1].operator for i in places.tolist() if i)
@@ -113,11 +113,11 @@ class Owners:
         result = np.full(self.size, -1, dtype=np.int32)
         for write in self.writes:
             if write.operator == operator.name:
-                strided(result, write.storage)[...] = task_grid(operator, write.storage.tensor)
+                strided_view(result, write.storage)[...] = task_grid(operator, write.storage.tensor)
         return result
 
 
-def strided(flat: Ints, storage: Storage) -> Ints:
+def strided_view(flat: Ints, storage: Storage) -> Ints:
     """The elements of ``storage`` in a flat buffer, as a writable view. The span must lie in the buffer."""
     size = flat.itemsize
     # An empty tensor may sit at the very end of its buffer, where there is no element to point at.
@@ -126,7 +126,7 @@ def strided(flat: Ints, storage: Storage) -> Ints:
     )
 
 
-def injective(storage: Storage) -> bool:
+def is_injective(storage: Storage) -> bool:
     """Whether distinct indices surely have distinct addresses: every stride steps over all that is inside it."""
     reach = 0
     for stride, extent in sorted((abs(s), n) for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1):
@@ -136,7 +136,7 @@ def injective(storage: Storage) -> bool:
     return True
 
 
-def gapless(storage: Storage) -> bool:
+def is_gapless(storage: Storage) -> bool:
     """Whether a storage surely has every element between its first and its last one, however often."""
     reach = 0
     for stride, extent in sorted((abs(s), n) for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1 and s):

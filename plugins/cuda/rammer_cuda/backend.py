@@ -16,12 +16,12 @@ from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, Op
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.fusion.tile_search import candidates as tile_candidates
 from rammer.ir.device import VDevice
-from rammer.ir.operator import Resources, RKernel, ROperator, compared
+from rammer.ir.operator import Resources, RKernel, ROperator, prologue_variants
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_probe import probe_program, random_inputs
 
 from rammer_cuda.cell.recognise import MOST_ROWS
-from rammer_cuda.compile import compile_all, compile_cubin, version
+from rammer_cuda.compile import compile_all, compile_cubin, nvrtc_version
 from rammer_cuda.families import FAMILIES, family_of
 from rammer_cuda.family import Held
 from rammer_cuda.generic.cost import SHARE
@@ -132,7 +132,7 @@ def open_backend(options: OpenOptions) -> Backend:
     return opened
 
 
-def needs(kernel: TaskKernel) -> Resources:
+def block_resources(kernel: TaskKernel) -> Resources:
     """What one block of a kernel takes, as far as its text tells."""
     return Resources(kernel.threads, local_bytes=kernel.shared)
 
@@ -143,7 +143,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
     def __init__(self, gpu: Gpu, hardware: Hardware, present: bool, how: Execution) -> None:
         self.gpu, self.hardware, self.present = gpu, hardware, present
         self.how, self.writer = how, Writer()
-        super().__init__(FAMILIES, gpu, gpu.sms, self.writer, needs, Limits(gpu.shared, PRODUCT_TILES))
+        super().__init__(FAMILIES, gpu, gpu.sms, self.writer, block_resources, Limits(gpu.shared, PRODUCT_TILES))
         self.context: Thread | None = None  #: Creates the GPU's context.
 
     @cached_property
@@ -159,7 +159,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
     @cached_property
     def fingerprint(self) -> str:
         """Hardware, architecture, compiler and the text of the kernel generators."""
-        return f"cuda {self.hardware.name} {self.gpu.architecture} nvrtc {version()} {generator_hash('rammer_cuda')}"
+        return f"cuda {self.hardware.name} {self.gpu.architecture} nvrtc {nvrtc_version()} {generator_hash('rammer_cuda')}"
 
     def otherwise(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
         """Generic tiles, as the core counts bytes."""
@@ -173,7 +173,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
 
     def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
         """The seconds of the best matrix-product kernel, or of another family's, without the maps over those with them."""
-        bare, whole = compared(operator)
+        bare, whole = prologue_variants(operator)
         for seconds, tiled in self.choices(whole, binding, *(f for f in self.usable if f.product)):
             same = replace(bare, tile=tiled.tile, family=tiled.family, config=tiled.config)
             alike = family_of(tiled).seconds(same, binding, self.gpu) + self.gpu.launch
@@ -222,14 +222,14 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         """Every block of one run with the SM that ran it, from kernels that record it."""
         from rammer_cuda.executor import CudaProgram
         from rammer_cuda.persistent.persistent_executor import PersistentProgram
-        from rammer_cuda.trace import trace, trace_persistent
+        from rammer_cuda.trace import record_trace, trace_persistent
 
         loaded = self.load(program, constants)
         try:
             if isinstance(loaded, PersistentProgram):
                 return trace_persistent(loaded, inputs).run
             assert isinstance(loaded, CudaProgram)
-            return trace(loaded, inputs).run
+            return record_trace(loaded, inputs).run
         finally:
             loaded.close()
 

@@ -23,8 +23,8 @@ from rammer.runtime.host_bound import check_apart, check_values
 from rammer.verify.in_place_state import state_ports
 
 from rammer_cuda.compile import compile_cubin
-from rammer_cuda.device import source
-from rammer_cuda.driver import check, driver
+from rammer_cuda.device import device_source
+from rammer_cuda.driver import check_result, import_driver
 from rammer_cuda.resident import Resident
 
 
@@ -44,7 +44,7 @@ class Places:
     notes: list[str] = field(default_factory=list)
 
 
-def place(resident: Resident, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Places:
+def place_arrays(resident: Resident, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Places:
     """The arrays as CuPy's, sharing memory where they are on the GPU. BadInput naming one that is elsewhere, cannot be
     written, or overlaps an output."""
     cp, program, places = resident.cp, resident.program, Places()
@@ -54,11 +54,11 @@ def place(resident: Resident, inputs: Mapping[str, Any], outputs: Mapping[str, A
         if on_host(given):
             places.notes.append(f"{what} was copied from the host when it was bound")
             given = cp.asarray(host_view(what, given))
-        array = places.inputs[port.external] = imported(resident, what, given)
+        array = places.inputs[port.external] = import_array(resident, what, given)
         if port.external in kept.values():
-            places.inputs[port.external] = _state(resident, places, port.tensor, array)
+            places.inputs[port.external] = _place_state(resident, places, port.tensor, array)
             continue
-        dense = _replace(resident, places, what, port.tensor, array)
+        dense = _replace_buffer(resident, places, what, port.tensor, array)
         if dense is not array:
             places.before.append((dense, array))
     for port in program.outputs:
@@ -67,18 +67,18 @@ def place(resident: Resident, inputs: Mapping[str, Any], outputs: Mapping[str, A
             places.outputs[port.external] = places.inputs[kept[port.external]]
             continue
         if port.external in outputs:
-            array = imported(resident, what, outputs[port.external], written=True)
+            array = import_array(resident, what, outputs[port.external], written=True)
         else:
             array = cp.empty(kind.shape, kind.dtype)
         places.outputs[port.external] = array
-        dense = _replace(resident, places, what, port.tensor, array)
+        dense = _replace_buffer(resident, places, what, port.tensor, array)
         if dense is not array:
             places.after.append((array, dense))
     check_apart({n: a for n, a in places.inputs.items() if n not in kept.values()}, places.outputs, cp.may_share_memory)
     return places
 
 
-def _state(resident: Resident, places: Places, tensor: str, array: Any) -> Any:
+def _place_state(resident: Resident, places: Places, tensor: str, array: Any) -> Any:
     """``array``, or a copy that can be a buffer, as the memory of an input and of the output that continues it."""
     if array.size:
         fits = array.flags.c_contiguous and not array.data.ptr % ALIGNMENT
@@ -89,7 +89,7 @@ def _state(resident: Resident, places: Places, tensor: str, array: Any) -> Any:
     return array
 
 
-def imported(resident: Resident, what: str, array: Any, written: bool = False) -> Any:
+def import_array(resident: Resident, what: str, array: Any, written: bool = False) -> Any:
     """A device array as CuPy's, sharing its memory."""
     cp = resident.cp
     if on_host(array):
@@ -106,7 +106,7 @@ def imported(resident: Resident, what: str, array: Any, written: bool = False) -
     return found
 
 
-def _replace(resident: Resident, places: Places, what: str, tensor: str, array: Any) -> Any:
+def _replace_buffer(resident: Resident, places: Places, what: str, tensor: str, array: Any) -> Any:
     """Make ``array`` the tensor's buffer, or a dense copy that is noted; returns which."""
     if not array.size:
         return array
@@ -197,7 +197,7 @@ class GpuProgram(ABC):
         """A launchable of its own over the caller's arrays: dense, aligned arrays on this GPU are used where they are."""
         with self.resident.device:
             chosen = stream_of(self.resident, stream)
-            places = place(self.resident, inputs, outputs)
+            places = place_arrays(self.resident, inputs, outputs)
             there = self.resident.with_buffers(places.buffers)
             launchable = self.turning(self.launchable_on(there), there)
         self.resident.ready()
@@ -228,12 +228,12 @@ class CudaBound:
 
     def run(self) -> None:
         """Queue one run; DeviceFailure once closed."""
-        self._open()
+        self._check_open()
         with self._resident.device:
             self._resident.follow(self.stream, self._owner)
-            self._queue()
+            self._queue_run()
 
-    def _queue(self) -> None:
+    def _queue_run(self) -> None:
         places = self._places
         if not places.before and not places.after:
             self._launchable.launch(self.stream.ptr)
@@ -252,15 +252,15 @@ class CudaBound:
 
     def seconds(self) -> float:
         """One run between two events; its seconds on the GPU."""
-        self._open()
+        self._check_open()
         self._resident.follow(self.stream, self._owner)
-        seconds = self._resident.timed(self._queue, self.stream)
+        seconds = self._resident.timed(self._queue_run, self.stream)
         self._program.check_finished()
         return seconds
 
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Queue copies into bound inputs, from the GPU or the host."""
-        self._open()
+        self._check_open()
         check_names("input", inputs, self.inputs)
         with self._resident.device, self.stream:
             for name, value in inputs.items():
@@ -270,11 +270,11 @@ class CudaBound:
                     value = np.ascontiguousarray(host_view(what, value))
                     self.inputs[name][...] = self._resident.cp.asarray(value)
                 else:
-                    self.inputs[name][...] = imported(self._resident, what, value)
+                    self.inputs[name][...] = import_array(self._resident, what, value)
 
     def to_host(self, *names: str) -> dict[str, Array]:
         """Copies of outputs after everything queued so far."""
-        self._open()
+        self._check_open()
         self.synchronize()
         with self._resident.device:
             fetch = partial(self._resident.cp.asnumpy, stream=self.stream)
@@ -282,7 +282,7 @@ class CudaBound:
         self.synchronize()
         return found
 
-    def _open(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise DeviceFailure(f"program {self._resident.program.name}: the bound call was closed")
 
@@ -321,10 +321,10 @@ class RepeatedLaunch:
 
     def __init__(self, inner: Launchable, resident: Resident) -> None:
         self.inner, self.resident = inner, resident
-        rows, longest = entries(resident)
+        rows, longest = make_move_table(resident)
         self.table = resident.cp.asarray(rows)
         self.blocks = min(max(-(-longest // (THREADS * WIDE)), 1), MOST_BLOCKS), len(rows)
-        self.function = resident.function(compile_cubin(source("moves"), resident.gpu.architecture).code, "rm_moves", 0)
+        self.function = resident.function(compile_cubin(device_source("moves"), resident.gpu.architecture).code, "rm_moves", 0)
 
     def launch(self, stream: int) -> None:
         """Queue all turns on the stream with this handle. Where a length says how many there are, what is queued before is
@@ -339,10 +339,10 @@ class RepeatedLaunch:
 
     def length(self, tensor: str, stream: int) -> int:
         """An input of one element."""
-        value, api, storage = np.zeros(1, np.int64), driver(), self.resident.program.storage[tensor]
+        value, api, storage = np.zeros(1, np.int64), import_driver(), self.resident.program.storage[tensor]
         place = int(self.resident.buffers[storage.buffer].data.ptr) + storage.offset * value.itemsize
-        check(api.cuMemcpyDtoHAsync(value.ctypes.data, place, value.nbytes, stream), "reading a length")
-        check(api.cuStreamSynchronize(stream), "reading a length")
+        check_result(api.cuMemcpyDtoHAsync(value.ctypes.data, place, value.nbytes, stream), "reading a length")
+        check_result(api.cuStreamSynchronize(stream), "reading a length")
         return int(value[0])
 
     def move(self, turn: int, whens: int, stream: int) -> None:
@@ -352,15 +352,15 @@ class RepeatedLaunch:
         values: list[Any] = [ctypes.c_void_p(self.table.data.ptr), *numbers]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
         grid = (*self.blocks, 1)
-        launched = driver().cuLaunchKernel(self.function, *grid, THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
-        check(launched, "launching what moves between turns")
+        launched = import_driver().cuLaunchKernel(self.function, *grid, THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
+        check_result(launched, "launching what moves between turns")
 
     def close(self) -> None:
         """Free the turn."""
         self.inner.close()
 
 
-def entries(resident: Resident) -> tuple[Any, int]:
+def make_move_table(resident: Resident) -> tuple[Any, int]:
     """The table of moves, and the bytes of the longest."""
     program, rows, longest = resident.program, [], 0
     for move in program.repeat.moves if program.repeat is not None else ():

@@ -15,7 +15,7 @@ from rammer.cache.cache_folder import cache_folder
 from rammer.cache.whole_files import cache_text, cached_bytes, cached_text, warn_of_cached, write_cached
 from rammer.errors import DeviceFailure
 
-from rammer_cuda.driver import check, nvrtc
+from rammer_cuda.driver import check_result, import_nvrtc
 
 #: No -use_fast_math: float32 keeps IEEE division, square root and denormals. FMA contraction stays on, as in every peer.
 OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
@@ -41,11 +41,11 @@ class Cubin:
 def compile_cubin(source: str, arch: str) -> Cubin:
     """Machine code of ``source`` for ``arch`` (``sm_90a``). DeviceFailure with the compiler's first errors."""
     path = _cache_path(source, arch)
-    known = _read(path)
+    known = _read_cubin(path)
     if known is not None:
         return known
-    code, log_text = _compile(source, arch)
-    _cache(path, code, log_text)
+    code, log_text = _compile_source(source, arch)
+    _write_cubin(path, code, log_text)
     return Cubin(code, parse_ptxas(log_text))
 
 
@@ -55,28 +55,28 @@ def compile_all(sources: Mapping[str, str], arch: str) -> dict[str, Cubin]:
         return dict(zip(sources, pool.map(lambda text: compile_cubin(text, arch), sources.values()), strict=True))
 
 
-def version() -> str:
+def nvrtc_version() -> str:
     """NVRTC's version, ``13.0``."""
-    major, minor = check(nvrtc().nvrtcVersion(), "asking NVRTC's version")
+    major, minor = check_result(import_nvrtc().nvrtcVersion(), "asking NVRTC's version")
     return f"{major}.{minor}"
 
 
-def _compile(source: str, arch: str) -> tuple[bytes, str]:
-    api = nvrtc()
-    program = check(api.nvrtcCreateProgram(source.encode(), b"rammer.cu", 0, [], []), "creating a program")
+def _compile_source(source: str, arch: str) -> tuple[bytes, str]:
+    api = import_nvrtc()
+    program = check_result(api.nvrtcCreateProgram(source.encode(), b"rammer.cu", 0, [], []), "creating a program")
     # What NVRTC's own cache returns comes without the report of ptxas; the option is as old as that cache.
-    fresh = ("--no-cache",) if tuple(map(int, version().split("."))) >= (12, 9) else ()
+    fresh = ("--no-cache",) if tuple(map(int, nvrtc_version().split("."))) >= (12, 9) else ()
     flags = [f.encode() for f in (*OPTIONS, f"--gpu-architecture={arch}", "--ptxas-options=-v", *fresh)]
     try:
         status = api.nvrtcCompileProgram(program, len(flags), flags)[0]
-        log = b" " * check(api.nvrtcGetProgramLogSize(program), "reading the log's size")
-        check(api.nvrtcGetProgramLog(program, log), "reading the log")
+        log = b" " * check_result(api.nvrtcGetProgramLogSize(program), "reading the log's size")
+        check_result(api.nvrtcGetProgramLog(program, log), "reading the log")
         text = log.decode(errors="replace").rstrip("\0 ")
         if int(status) != 0:
             errors = [line for line in text.splitlines() if "error" in line] or text.splitlines()
             raise DeviceFailure("NVRTC rejected a kernel:\n" + "\n".join(errors[:5]), where=f"target {arch}")
-        code = b" " * check(api.nvrtcGetCUBINSize(program), "reading the code's size")
-        check(api.nvrtcGetCUBIN(program, code), "reading the code")
+        code = b" " * check_result(api.nvrtcGetCUBINSize(program), "reading the code's size")
+        check_result(api.nvrtcGetCUBIN(program, code), "reading the code")
         return code, text
     finally:
         api.nvrtcDestroyProgram(program)
@@ -100,18 +100,18 @@ def parse_ptxas(log: str) -> dict[str, KernelResources]:
 
 
 def _cache_path(source: str, arch: str) -> Path:
-    key = hashlib.sha256("\0".join((source, arch, version(), *OPTIONS)).encode()).hexdigest()
+    key = hashlib.sha256("\0".join((source, arch, nvrtc_version(), *OPTIONS)).encode()).hexdigest()
     return cache_folder() / "binaries" / "cuda" / f"{key}.cubin"
 
 
-def _cache(path: Path, code: bytes, log: str) -> None:
+def _write_cubin(path: Path, code: bytes, log: str) -> None:
     """Best effort: without a writable cache every process compiles again."""
     with suppress(OSError):
         write_cached(path, lambda file: file.write(code))
     cache_text(path.with_suffix(".log"), f"{hashlib.sha256(code).hexdigest()}\n{log}")
 
 
-def _read(path: Path) -> Cubin | None:
+def _read_cubin(path: Path) -> Cubin | None:
     """Return what ``_cache`` wrote; None if there is nothing, or anything else, of which a warning tells."""
     digest, _, log = (cached_text(path.with_suffix(".log")) or "").partition("\n")
     code = cached_bytes(path) if digest else None

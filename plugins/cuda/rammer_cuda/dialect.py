@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rammer.codegen.c_target import CTarget
-from rammer.codegen.dialects import STANDARD, helpers
+from rammer.codegen.dialects import STANDARD, helper_functions
 
 _HALF = """
 __device__ __forceinline__ float rm_load_f16(const unsigned short *p) {
@@ -50,6 +50,6 @@ CUDA = CTarget(
         **_BITS,
     },
     preamble="#define RM_INF __int_as_float(0x7f800000)\n#define RM_NAN __int_as_float(0x7fc00000)\n"
-    + helpers("__device__ __forceinline__", STANDARD, overloaded=False)
+    + helper_functions("__device__ __forceinline__", STANDARD, overloaded=False)
     + _HALF,
 )

@@ -9,7 +9,7 @@ from rammer.errors import DeviceFailure, MissingDependency
 HINT = "pip install -e 'plugins/cuda[cu13]' (or [cu12]) from the checkout"
 
 
-def driver() -> Any:
+def import_driver() -> Any:
     """The module ``cuda.bindings.driver``; MissingDependency without it."""
     try:
         from cuda.bindings import driver as module
@@ -18,7 +18,7 @@ def driver() -> Any:
     return module
 
 
-def nvrtc() -> Any:
+def import_nvrtc() -> Any:
     """The module ``cuda.bindings.nvrtc``; MissingDependency without it or its library."""
     try:
         from cuda.bindings import nvrtc as module
@@ -31,7 +31,7 @@ def nvrtc() -> Any:
     return module
 
 
-def check(result: tuple[Any, ...], what: str) -> Any:
+def check_result(result: tuple[Any, ...], what: str) -> Any:
     """The value of a driver call, or DeviceFailure that names the call's purpose and the error."""
     status, values = result[0], result[1:]
     if int(status) != 0:

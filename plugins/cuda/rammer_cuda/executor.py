@@ -15,13 +15,13 @@ from rammer.ir.program import RProgram
 from rammer.tuning.kernel_probe import usual_lengths
 
 from rammer_cuda.bound import GpuProgram
-from rammer_cuda.driver import check, driver
+from rammer_cuda.driver import check_result, import_driver
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.horizontal_fusion import packed
+from rammer_cuda.horizontal_fusion import fuse_launches
 from rammer_cuda.kernel_cache import Cached, cached_kernels
 from rammer_cuda.kernels.lengths import ended
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch, cached_launches, consecutive, launches
+from rammer_cuda.launches import Launch, cached_launches, first_consecutive, make_launches
 from rammer_cuda.pdl import Switches
 from rammer_cuda.resident import Resident
 from rammer_cuda.source import Writer
@@ -42,14 +42,14 @@ class Recipe:
     records: tuple[int, ...] = ()
 
 
-def launched(
+def plan_launches(
     program: RProgram, binding: Binding, gpu: Gpu, writer: Writer, kept: bool
 ) -> tuple[Sequence[Launch], dict[str, TaskKernel]]:
     """What runs a program: its launches in order, and their kernels by operator as they are handed to the compiler. Both are
     taken from the cache, and ``kept`` there."""
     kernels = cached_kernels(program, binding, writer) if kept else writer.all(program.operators, binding)
     ends = {o.name: ended(o, kernels[o.name], binding) for o in program.operators}
-    plan, made = packed(cached_launches(program) if kept else launches(program), ends, program, binding, gpu)
+    plan, made = fuse_launches(cached_launches(program) if kept else make_launches(program), ends, program, binding, gpu)
     return plan, {x.operator: made[x.operator] for x in plan}
 
 
@@ -77,7 +77,7 @@ class CudaProgram(GpuProgram):
         writer: Writer | None = None,
     ) -> None:
         gpu = where.gpu
-        plan, kernels = launched(program, Binding.of(program, constants), gpu, writer or Writer(), kept=repeat == 1)
+        plan, kernels = plan_launches(program, Binding.of(program, constants), gpu, writer or Writer(), kept=repeat == 1)
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
         read |= program.moved_constants
@@ -128,27 +128,27 @@ class CapturedGraph:
     """An instantiated graph of a program, whose modules stay loaded as long."""
 
     def __init__(self, executable: Any, resident: Resident) -> None:
-        self.executable, self.api = executable, driver()
-        self.close = weakref.finalize(self, _free, executable, resident)  #: Free it; a second call does nothing.
+        self.executable, self.api = executable, import_driver()
+        self.close = weakref.finalize(self, _destroy_graph, executable, resident)  #: Free it; a second call does nothing.
         self.close.atexit = False  # the driver may be gone by then
 
     def launch(self, stream: int) -> None:
         """Queue it on the stream with this handle."""
-        check(self.api.cuGraphLaunch(self.executable, stream), "launching a graph")
+        check_result(self.api.cuGraphLaunch(self.executable, stream), "launching a graph")
 
 
-def _free(executable: Any, resident: Resident) -> None:
+def _destroy_graph(executable: Any, resident: Resident) -> None:
     with resident.device:  # whichever thread collects it
-        check(driver().cuGraphExecDestroy(executable), "freeing a graph")
+        check_result(import_driver().cuGraphExecDestroy(executable), "freeing a graph")
 
 
 def build_graph(resident: Resident, recipe: Recipe, repeat: int = 1) -> Any:
     """The launches as nodes with their edges, on the addresses of ``resident``; ``repeat`` copies in a chain."""
-    graph = check(driver().cuGraphCreate(0), "creating a graph")
+    graph = check_result(import_driver().cuGraphCreate(0), "creating a graph")
     ends: list[Any] = []
     for _ in range(repeat):
         ends = add_launches(graph, resident, recipe, ends)
-    return instantiated(graph)
+    return instantiate_graph(graph)
 
 
 def add_launches(graph: Any, resident: Resident, recipe: Recipe, ends: list[Any], early: bool = True) -> list[Any]:
@@ -157,25 +157,25 @@ def add_launches(graph: Any, resident: Resident, recipe: Recipe, ends: list[Any]
     nodes: list[Any] = []
     for number, launch in enumerate(recipe.plan):
         last = [ctypes.c_void_p(recipe.records[number])] if recipe.records else []
-        parameters, _keep = _node(resident, recipe, launch, last)
-        made = check(driver().cuGraphAddKernelNode(graph, [], 0, parameters), f"adding {launch.operator}")
+        parameters, _keep = _node_params(resident, recipe, launch, last)
+        made = check_result(import_driver().cuGraphAddKernelNode(graph, [], 0, parameters), f"adding {launch.operator}")
         before = [nodes[i] for i in launch.after]
-        _depend(graph, before or ends, made, recipe.programmatic and (early or bool(before)))
+        _add_dependencies(graph, before or ends, made, recipe.programmatic and (early or bool(before)))
         nodes.append(made)
     followed = {p for launch in recipe.plan for p in launch.after}
     return [n for i, n in enumerate(nodes) if i not in followed] or ends
 
 
-def instantiated(graph: Any) -> Any:
+def instantiate_graph(graph: Any) -> Any:
     """The graph, ready to launch; ``graph`` itself is freed."""
-    made = check(driver().cuGraphInstantiate(graph, 0), "instantiating a graph")
-    check(driver().cuGraphDestroy(graph), "freeing a graph")
+    made = check_result(import_driver().cuGraphInstantiate(graph, 0), "instantiating a graph")
+    check_result(import_driver().cuGraphDestroy(graph), "freeing a graph")
     return made
 
 
-def _depend(graph: Any, before: list[Any], node: Any, programmatic: bool) -> None:
+def _add_dependencies(graph: Any, before: list[Any], node: Any, programmatic: bool) -> None:
     """Order ``node`` after others."""
-    api = driver()
+    api = import_driver()
     if not before:
         return
     edges = None
@@ -185,18 +185,18 @@ def _depend(graph: Any, before: list[Any], node: Any, programmatic: bool) -> Non
         edge.type = int(api.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
         edges = [edge] * len(before)
     after = [node] * len(before)
-    check(api.cuGraphAddDependencies(graph, before, after, edges, len(before)), "adding edges to a graph")
+    check_result(api.cuGraphAddDependencies(graph, before, after, edges, len(before)), "adding edges to a graph")
 
 
-def _node(resident: Resident, recipe: Recipe, launch: Launch, last: list[Any]) -> tuple[Any, list[Any]]:
+def _node_params(resident: Resident, recipe: Recipe, launch: Launch, last: list[Any]) -> tuple[Any, list[Any]]:
     """A node's parameters, and the values that they point to: adding the node copies them. ``last`` are more values."""
     kernel = recipe.kernels[launch.operator]
-    first = consecutive(launch.tasks)
+    first = first_consecutive(launch.tasks)
     order = 0 if first is not None else resident.table(np.array(launch.tasks, np.int32))
     values = [ctypes.c_void_p(resident.address(a)) for a in kernel.arguments]
     packed: list[Any] = [*values, ctypes.c_void_p(order), ctypes.c_int(first or 0), *last]
     pointers = (ctypes.c_void_p * len(packed))(*[ctypes.addressof(v) for v in packed])
-    node = driver().CUDA_KERNEL_NODE_PARAMS()
+    node = import_driver().CUDA_KERNEL_NODE_PARAMS()
     node.func = recipe.functions[kernel.entry]
     node.gridDimX, node.gridDimY, node.gridDimZ = len(launch.tasks) * kernel.blocks, 1, 1
     node.blockDimX, node.blockDimY, node.blockDimZ = kernel.threads, 1, 1

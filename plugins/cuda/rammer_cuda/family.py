@@ -33,6 +33,6 @@ class Held:
 Family: TypeAlias = KernelFamily[Gpu, TaskKernel, Held]
 
 
-def sizes(*keys: str) -> dict[str, range]:
+def size_keys(*keys: str) -> dict[str, range]:
     """Config keys that count something."""
     return dict.fromkeys(keys, range(1, 1025))

@@ -136,7 +136,7 @@ class Gpu:
         )
 
 
-def _h200(architecture: str) -> Gpu:
+def _h200_gpu(architecture: str) -> Gpu:
     return Gpu(architecture, "H200 SXM", 132, 1.98e9, 227 << 10, 50 << 20, 141 * 10**9, 4.8e12, "NVIDIA H200 datasheet")
 
 
@@ -147,7 +147,7 @@ _KNOWN: Final = (
     Gpu("sm_80", "A100 SXM 80 GB", 108, 1.41e9, 163 << 10, 40 << 20, 80 * 10**9, 2.039e12, "NVIDIA A100 datasheet"),
     Gpu("sm_86", "A10", 72, 1.695e9, 99 << 10, 6 << 20, 24 * 10**9, 6e11, "NVIDIA A10 datasheet", threads=1536),
     Gpu("sm_89", "L4", 58, 2.04e9, 99 << 10, 48 << 20, 24 * 10**9, 3e11, "NVIDIA L4 datasheet", threads=1536),
-    _h200("sm_90"),
-    _h200("sm_90a"),
+    _h200_gpu("sm_90"),
+    _h200_gpu("sm_90a"),
 )
 TARGETS: Final = {gpu.architecture: gpu for gpu in _KNOWN}

@@ -10,33 +10,33 @@ from typing import Any
 from rammer.device.manifest import Hardware
 from rammer.errors import MissingDependency
 
-from rammer_cuda.driver import HINT, check, driver
+from rammer_cuda.driver import HINT, check_result, import_driver
 from rammer_cuda.gpu import Gpu
 
 
 def gpu_count() -> int:
     """Number of GPUs; 0 where the driver finds none. MissingDependency without the driver."""
-    api = driver()
+    api = import_driver()
     try:
         status = api.cuInit(0)[0]
     except RuntimeError as problem:  # cuda.bindings raises this when libcuda is absent
         raise MissingDependency(
             "libcuda.so.1, which was not found", "install the NVIDIA driver; compiling with --target sm_90a needs none"
         ) from problem
-    return int(check(api.cuDeviceGetCount(), "counting GPUs")) if int(status) == 0 else 0
+    return int(check_result(api.cuDeviceGetCount(), "counting GPUs")) if int(status) == 0 else 0
 
 
 def probe_gpus() -> list[Hardware]:
     """One Hardware a GPU. MissingDependency without the driver, or where there is a GPU but no CuPy."""
-    driver()
+    import_driver()
     with ThreadPoolExecutor(1) as other:  # the driver starts in 0.1 s while CuPy is imported in 0.2
         found = other.submit(gpu_count)
         with suppress(Exception):  # where there is a GPU, the import below says what is wrong
-            cupy()
+            import_cupy()
         count = found.result()
     if count:
-        cupy()
-    return [_hardware(i) for i in range(count)]
+        import_cupy()
+    return [_query_hardware(i) for i in range(count)]
 
 
 def create_context(index: int) -> threading.Thread:
@@ -44,7 +44,7 @@ def create_context(index: int) -> threading.Thread:
     before the GPU is used; where it fails, that use says so."""
 
     def create() -> None:
-        module = cupy()
+        module = import_cupy()
         with suppress(module.cuda.runtime.CUDARuntimeError), module.cuda.Device(index):
             module.cuda.runtime.free(0)
 
@@ -53,7 +53,7 @@ def create_context(index: int) -> threading.Thread:
     return thread
 
 
-def cupy() -> Any:
+def import_cupy() -> Any:
     """The module ``cupy``; MissingDependency without it."""
     try:
         import cupy as module
@@ -70,7 +70,7 @@ class Unit:
     """
 
     def __init__(self, index: int) -> None:
-        self.id, self._runtime, self._own = index, cupy().cuda.runtime, threading.local()
+        self.id, self._runtime, self._own = index, import_cupy().cuda.runtime, threading.local()
 
     def __enter__(self) -> Unit:
         before = self._own.__dict__.setdefault("before", [])
@@ -85,29 +85,31 @@ class Unit:
 
     def multiprocessors(self) -> int:
         """SMs of the GPU."""
-        return attribute(self.id, "MULTIPROCESSOR_COUNT")
+        return device_attribute(self.id, "MULTIPROCESSOR_COUNT")
 
 
-def attribute(index: int, name: str) -> int:
+def device_attribute(index: int, name: str) -> int:
     """A device attribute by its driver name, without the ``CU_DEVICE_ATTRIBUTE_`` prefix."""
-    api = driver()
+    api = import_driver()
     key = getattr(api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-    return int(check(api.cuDeviceGetAttribute(key, check(api.cuDeviceGet(index), "finding a GPU")), f"reading {name}"))
+    return int(
+        check_result(api.cuDeviceGetAttribute(key, check_result(api.cuDeviceGet(index), "finding a GPU")), f"reading {name}")
+    )
 
 
-def _hardware(index: int) -> Hardware:
-    api = driver()
-    handle = check(api.cuDeviceGet(index), "finding a GPU")
-    name = check(api.cuDeviceGetName(128, handle), "reading a GPU's name").split(b"\0")[0].decode()
-    memory = int(check(api.cuDeviceTotalMem(handle), "reading a GPU's memory"))
-    version = int(check(api.cuDriverGetVersion(), "reading the driver's version"))
-    detail = {"driver CUDA": f"{version // 1000}.{version % 1000 // 10}", "architecture": architecture(index)}
+def _query_hardware(index: int) -> Hardware:
+    api = import_driver()
+    handle = check_result(api.cuDeviceGet(index), "finding a GPU")
+    name = check_result(api.cuDeviceGetName(128, handle), "reading a GPU's name").split(b"\0")[0].decode()
+    memory = int(check_result(api.cuDeviceTotalMem(handle), "reading a GPU's memory"))
+    version = int(check_result(api.cuDriverGetVersion(), "reading the driver's version"))
+    detail = {"driver CUDA": f"{version // 1000}.{version % 1000 // 10}", "architecture": device_architecture(index)}
     return Hardware(index, name, "gpu", memory, detail)
 
 
-def architecture(index: int) -> str:
+def device_architecture(index: int) -> str:
     """``sm_90a`` and the like: the architecture-specific target where there is one."""
-    major, minor = attribute(index, "COMPUTE_CAPABILITY_MAJOR"), attribute(index, "COMPUTE_CAPABILITY_MINOR")
+    major, minor = device_attribute(index, "COMPUTE_CAPABILITY_MAJOR"), device_attribute(index, "COMPUTE_CAPABILITY_MINOR")
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
@@ -115,17 +117,17 @@ def gpu_of(unit: Hardware) -> Gpu:
     """The figures of a GPU that ``probe_gpus`` found, every one from the driver."""
     index = unit.index
     # Double data rate: two transfers a memory clock (kHz) on a bus of so many bits.
-    bandwidth = 2e3 * attribute(index, "MEMORY_CLOCK_RATE") * attribute(index, "GLOBAL_MEMORY_BUS_WIDTH") / 8
+    bandwidth = 2e3 * device_attribute(index, "MEMORY_CLOCK_RATE") * device_attribute(index, "GLOBAL_MEMORY_BUS_WIDTH") / 8
     return Gpu(
         unit.detail["architecture"],
         unit.name,
-        sms=attribute(index, "MULTIPROCESSOR_COUNT"),
-        clock=1e3 * attribute(index, "CLOCK_RATE"),
-        shared=attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-        l2=attribute(index, "L2_CACHE_SIZE"),
+        sms=device_attribute(index, "MULTIPROCESSOR_COUNT"),
+        clock=1e3 * device_attribute(index, "CLOCK_RATE"),
+        shared=device_attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        l2=device_attribute(index, "L2_CACHE_SIZE"),
         memory=unit.memory,
         bandwidth=bandwidth,
         source="CUDA driver",
-        registers=attribute(index, "MAX_REGISTERS_PER_MULTIPROCESSOR"),
-        threads=attribute(index, "MAX_THREADS_PER_MULTIPROCESSOR"),
+        registers=device_attribute(index, "MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        threads=device_attribute(index, "MAX_THREADS_PER_MULTIPROCESSOR"),
     )

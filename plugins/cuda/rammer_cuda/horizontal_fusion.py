@@ -11,26 +11,26 @@ from rammer.codegen.task_parameters import Argument
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
-from rammer.plan.horizontal_fusion import LaunchPiece, packs
+from rammer.plan.horizontal_fusion import LaunchPiece, pack_launches
 
-from rammer_cuda.device import source
+from rammer_cuda.device import device_source
 from rammer_cuda.families import family_of
 from rammer_cuda.generic.kernel import STATIC_SHARED
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.kernels.part import barrier, declared, narrow
+from rammer_cuda.kernels.part import barrier_line, declare_pointer, is_narrower
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch, consecutive
+from rammer_cuda.launches import Launch, first_consecutive
 
 #: Launches of one kernel at most, and its pointers: parameters have 4 KiB.
 MOST_PARTS, MOST_POINTERS = 8, 256
 
 
-def packed(
+def fuse_launches(
     plan: Sequence[Launch], kernels: Mapping[str, TaskKernel], program: RProgram, binding: Binding, gpu: Gpu
 ) -> tuple[list[Launch], dict[str, TaskKernel]]:
     """The launches, several of one wave as one where that pays, with the kernels of those by a name of their own."""
-    pieces = _pieces(plan, kernels, program, binding, gpu)
-    groups = [part for group in packs(pieces, gpu.launch) for part in _fitting(plan, group, kernels, gpu)]
+    pieces = _launch_pieces(plan, kernels, program, binding, gpu)
+    groups = [part for group in pack_launches(pieces, gpu.launch) for part in _split_group(plan, group, kernels, gpu)]
     place = {i: number for number, group in enumerate(groups) for i in group}
     result, made = list[Launch](), dict(kernels)
     for group in groups:
@@ -40,17 +40,17 @@ def packed(
             result.append(replace(first, after=after))
             continue
         name = "__".join(plan[i].operator for i in group)
-        made[name] = beside([(kernels[plan[i].operator], plan[i].tasks) for i in group])
+        made[name] = combine_kernels([(kernels[plan[i].operator], plan[i].tasks) for i in group])
         parts = tuple((plan[i].operator, plan[i].tasks) for i in group)
         result.append(Launch(name, tuple(range(sum(len(tasks) for _, tasks in parts))), after, parts))
     return result, made
 
 
-def _pieces(
+def _launch_pieces(
     plan: Sequence[Launch], kernels: Mapping[str, TaskKernel], program: RProgram, binding: Binding, gpu: Gpu
 ) -> list[LaunchPiece]:
     """The launches as the core sees them; only what could stand beside another is priced."""
-    plain = [_plain(x, program.operator[x.operator], kernels[x.operator]) for x in plan]
+    plain = [_is_plain_launch(x, program.operator[x.operator], kernels[x.operator]) for x in plan]
     beside_others = Counter(x.after for x, may in zip(plan, plain, strict=True) if may)
     times = dict[str, float]()  # equal kernels have equal times
     pieces = list[LaunchPiece]()
@@ -66,26 +66,26 @@ def _pieces(
     return pieces
 
 
-def _plain(launch: Launch, operator: ROperator, kernel: TaskKernel) -> bool:
+def _is_plain_launch(launch: Launch, operator: ROperator, kernel: TaskKernel) -> bool:
     """Whether a launch's kernel may stand beside others: not one that wants more than a plain launch."""
     alone = kernel.blocks > 1 or kernel.dynamic or operator.endings or not kernel.body
-    return family_of(operator).beside and not alone and consecutive(launch.tasks) is not None
+    return family_of(operator).beside and not alone and first_consecutive(launch.tasks) is not None
 
 
-def _fitting(
+def _split_group(
     plan: Sequence[Launch], group: tuple[int, ...], kernels: Mapping[str, TaskKernel], gpu: Gpu
 ) -> list[tuple[int, ...]]:
     """A group cut where its shared memory, pointers or parts are too many for one kernel, or its blocks, which all have as many
     threads as the largest, are not on the GPU at once."""
     result = list[tuple[int, ...]]()
     for i in group:
-        if not result or not _fits([plan[k] for k in (*result[-1], i)], kernels, gpu):
+        if not result or not _can_fuse([plan[k] for k in (*result[-1], i)], kernels, gpu):
             result.append(())
         result[-1] += (i,)
     return result
 
 
-def _fits(launches: Sequence[Launch], kernels: Mapping[str, TaskKernel], gpu: Gpu) -> bool:
+def _can_fuse(launches: Sequence[Launch], kernels: Mapping[str, TaskKernel], gpu: Gpu) -> bool:
     parts = [kernels[x.operator] for x in launches]
     blocks = sum(len(x.tasks) for x in launches)
     shared, pointers = sum(k.shared for k in parts), sum(len(k.arguments) for k in parts)
@@ -93,7 +93,7 @@ def _fits(launches: Sequence[Launch], kernels: Mapping[str, TaskKernel], gpu: Gp
     return together and len(parts) <= MOST_PARTS and shared <= STATIC_SHARED and pointers <= MOST_POINTERS
 
 
-def beside(parts: Sequence[tuple[TaskKernel, tuple[int, ...]]]) -> TaskKernel:
+def combine_kernels(parts: Sequence[tuple[TaskKernel, tuple[int, ...]]]) -> TaskKernel:
     """One kernel of several, each with its consecutive tasks: blocks in the order of the parts, as many threads as the largest
     has. Warps beyond those of a part leave it at once, and it waits for its own alone."""
     threads = max(k.threads for k, _ in parts)
@@ -102,23 +102,23 @@ def beside(parts: Sequence[tuple[TaskKernel, tuple[int, ...]]]) -> TaskKernel:
     parameters, arguments = list[str](), list[Argument]()
     body.line("const int block = (int)blockIdx.x;")
     for number, (kernel, tasks) in enumerate(parts):
-        texts.append(_function(number, kernel, threads))
+        texts.append(_kernel_function(number, kernel, threads))
         names = [f"a{len(parameters) + k}" for k in range(len(kernel.parameters))]
-        parameters += [declared(p, name) for p, name in zip(kernel.parameters, names, strict=True)]
+        parameters += [declare_pointer(p, name) for p, name in zip(kernel.parameters, names, strict=True)]
         arguments += kernel.arguments
         tests = [f"block < {begin + len(tasks)}"] * (number + 1 < len(parts))
         call = f"rm_part{number}({''.join(f'{n}, ' for n in names)}nullptr, {tasks[0] - begin}, RmPart{{block}});"
-        if narrow(kernel, threads):
+        if is_narrower(kernel, threads):
             call = f"{{ if ((int)threadIdx.x < {kernel.threads}) {call} }}"
         body.line(f"{'else ' if number else ''}{f'if ({tests[0]}) ' if tests else ''}{call}")
         begin += len(tasks)
     shared = sum(k.shared for k, _ in parts)
-    own = any(barrier(k, threads) for k, _ in parts)
-    text = source("part", *["part_meet"] * own) + "".join(texts)
+    own = any(barrier_line(k, threads) for k, _ in parts)
+    text = device_source("part", *["part_meet"] * own) + "".join(texts)
     return TaskKernel("", text, tuple(parameters), str(body), tuple(arguments), threads, shared).named("pack_")
 
 
-def _function(number: int, kernel: TaskKernel, threads: int) -> str:
+def _kernel_function(number: int, kernel: TaskKernel, threads: int) -> str:
     """A kernel as a function of its own, where ``blockIdx`` and the barrier are those of its part."""
     head = ", ".join((*kernel.parameters, "const int *order", "int first", "const RmPart blockIdx"))
-    return f"static __device__ void rm_part{number}({head}) {{\n{barrier(kernel, threads)}{kernel.body}}}\n"
+    return f"static __device__ void rm_part{number}({head}) {{\n{barrier_line(kernel, threads)}{kernel.body}}}\n"

@@ -22,9 +22,9 @@ class Cached(CachedValue):
 
 def cached_kernels(program: RProgram, binding: Binding, writer: Writer) -> dict[str, TaskKernel]:
     """The kernels of a program by operator, cached for the next process. Best effort."""
-    return FORM.cached(cached(program, binding, "kernels"), program.operators, binding, writer)
+    return FORM.cached(make_cache_entry(program, binding, "kernels"), program.operators, binding, writer)
 
 
-def cached(program: RProgram, binding: Binding, what: str) -> Cached:
+def make_cache_entry(program: RProgram, binding: Binding, what: str) -> Cached:
     """A place for what follows from a program, its constants' names and the text of the generators."""
     return Cached(program, what, *of_generators("rammer_cuda", binding))

@@ -18,7 +18,7 @@ from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, Storage, WaveTask, waves
 from rammer.ir.program_text import MOST_TASKS
 from rammer.ir.types import itemsize
-from rammer.plan.overlap import overlap
+from rammer.plan.overlap import has_overlap
 
 from rammer_cuda.kernel_cache import Cached
 
@@ -38,36 +38,37 @@ class Launch:
     parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-def launches(program: RProgram) -> list[Launch]:
+def make_launches(program: RProgram) -> list[Launch]:
     """Launches in a legal order. DeviceFailure for a program whose rows interleave two dependent operators."""
     placed = waves(program)
     ranges = _Ranges(program)
     groups = [group for number, wave in enumerate(placed) for group in _wave_groups(program, ranges, number, wave)]
     index = {(g.wave, g.operator): i for i, g in enumerate(groups)}
-    needs = _waits(program, placed, index)
-    _memory(ranges, groups, needs)
-    direct = _reduce(needs)
+    needs = _awaited_launches(program, placed, index)
+    _add_memory_edges(ranges, groups, needs)
+    direct = _reduce_edges(needs)
     return [Launch(g.operator, tuple(sorted(g.tasks)), direct[i]) for i, g in enumerate(groups)]
 
 
 def cached_launches(program: RProgram) -> list[Launch]:
     """``launches``, cached for the next process where the program is large. Best effort."""
     if program.task_count < CACHED_FROM:
-        return launches(program)
+        return make_launches(program)
     return Cached(program, "launches", Path(__file__).read_text()).get(
-        lambda record: _restored(record, program), lambda: launches(program), _record
+        lambda record: _decode_plan(record, program), lambda: make_launches(program), _encode_plan
     )
 
 
-def _record(plan: list[Launch]) -> list[list[object]]:
+def _encode_plan(plan: list[Launch]) -> list[list[object]]:
     return [
-        [x.operator, [x.tasks[0], len(x.tasks)] if consecutive(x.tasks) is not None else [*x.tasks, None], x.after] for x in plan
+        [x.operator, [x.tasks[0], len(x.tasks)] if first_consecutive(x.tasks) is not None else [*x.tasks, None], x.after]
+        for x in plan
     ]
 
 
-def _restored(record: Any, program: RProgram) -> list[Launch]:
+def _decode_plan(record: Any, program: RProgram) -> list[Launch]:
     """The inverse. ValueError and the like where it does not launch every task once, after earlier launches."""
-    plan = [Launch(operator, _tasks(tasks), tuple(after)) for operator, tasks, after in record]
+    plan = [Launch(operator, _decode_tasks(tasks), tuple(after)) for operator, tasks, after in record]
     found: dict[str, set[int]] = {}
     for place, launch in enumerate(plan):
         found.setdefault(launch.operator, set()).update(launch.tasks)
@@ -81,7 +82,7 @@ def _restored(record: Any, program: RProgram) -> list[Launch]:
     return plan
 
 
-def _tasks(listed: list[int]) -> tuple[int, ...]:
+def _decode_tasks(listed: list[int]) -> tuple[int, ...]:
     """Tasks from [first, number], or from a list that ends in None."""
     if listed[-1] is not None and not 0 <= listed[1] <= MOST_TASKS:
         raise ValueError(f"{listed[1]} tasks")
@@ -124,11 +125,11 @@ def _wave_groups(program: RProgram, ranges: _Ranges, number: int, wave: list[Wav
     return result
 
 
-def _waits(program: RProgram, placed: list[list[WaveTask]], index: dict[tuple[int, str], int]) -> list[int]:
+def _awaited_launches(program: RProgram, placed: list[list[WaveTask]], index: dict[tuple[int, str], int]) -> list[int]:
     """Launch -> bit set of the launches that its rows have waited for."""
     wave_of = {(t.task.operator, t.task.index): t.wave for wave in placed for t in wave}
     contributing = {
-        c.name: _bits({index[wave_of[c.operator, t], c.operator] for t in range(c.first, c.last)}) for c in program.counters
+        c.name: _to_bit_set({index[wave_of[c.operator, t], c.operator] for t in range(c.first, c.last)}) for c in program.counters
     }
     needs = [0] * len(index)
     for row in program.rows:
@@ -141,12 +142,12 @@ def _waits(program: RProgram, placed: list[list[WaveTask]], index: dict[tuple[in
     return needs
 
 
-def _memory(ranges: _Ranges, groups: list[_Together], needs: list[int]) -> None:
+def _add_memory_edges(ranges: _Ranges, groups: list[_Together], needs: list[int]) -> None:
     """Add an edge for every pair that touches the same bytes, one of them writing, unless already ordered."""
     accesses = _Accesses(ranges, groups)
     reach: list[int] = []
     for later in range(len(groups)):
-        before = _closure(needs[later], reach)
+        before = _transitive_closure(needs[later], reach)
         for earlier in accesses.candidates(later):
             if not before >> earlier & 1 and accesses.conflict(earlier, later):
                 needs[later] |= 1 << earlier
@@ -176,11 +177,12 @@ class _Ranges:
             self.base[b.name] = b.offset if b.kind == "arena" else base
             base += 0 if b.kind == "arena" else b.nbytes + 1
         self.of = {
-            o.name: [self._access(t, t in o.outputs) for t in dict.fromkeys((*o.inputs, *o.outputs))] for o in program.operators
+            o.name: [self._make_access(t, t in o.outputs) for t in dict.fromkeys((*o.inputs, *o.outputs))]
+            for o in program.operators
         }
         self.known: dict[tuple[str, str], bool] = {}
 
-    def _access(self, tensor: str, writes: bool) -> _Access:
+    def _make_access(self, tensor: str, writes: bool) -> _Access:
         storage = self.program.storage[tensor]
         item = itemsize(self.program.buffer[storage.buffer].dtype)
         low, high = storage.span()
@@ -192,16 +194,16 @@ class _Ranges:
         pair = earlier, later
         if pair not in self.known:
             self.known[pair] = any(
-                (a.writes or b.writes) and a.low < b.high and b.low < a.high and _shared(a.storage, b.storage)
+                (a.writes or b.writes) and a.low < b.high and b.low < a.high and _has_shared_element(a.storage, b.storage)
                 for a in self.of[earlier]
                 for b in self.of[later]
             )
         return self.known[pair]
 
 
-def _shared(a: Storage, b: Storage) -> bool:
+def _has_shared_element(a: Storage, b: Storage) -> bool:
     """Whether two storages whose byte ranges meet share an element; exact within one buffer."""
-    return a.buffer != b.buffer or overlap(a, b)
+    return a.buffer != b.buffer or has_overlap(a, b)
 
 
 class _Accesses:
@@ -227,11 +229,11 @@ class _Accesses:
         return self.ranges.conflict(self.operators[earlier], self.operators[later])
 
 
-def _bits(members: set[int]) -> int:
+def _to_bit_set(members: set[int]) -> int:
     return sum(1 << m for m in members)
 
 
-def _closure(direct: int, reach: list[int]) -> int:
+def _transitive_closure(direct: int, reach: list[int]) -> int:
     """``direct`` and everything before its members."""
     result, rest = 0, direct
     while rest:
@@ -241,7 +243,7 @@ def _closure(direct: int, reach: list[int]) -> int:
     return result
 
 
-def _reduce(needs: list[int]) -> list[tuple[int, ...]]:
+def _reduce_edges(needs: list[int]) -> list[tuple[int, ...]]:
     """Direct predecessors only: those that no other predecessor already implies."""
     reach: list[int] = []
     result = []
@@ -257,7 +259,7 @@ def _reduce(needs: list[int]) -> list[tuple[int, ...]]:
     return result
 
 
-def consecutive(tasks: Iterable[int]) -> int | None:
+def first_consecutive(tasks: Iterable[int]) -> int | None:
     """The first of consecutive task indices, or None if there is a gap."""
     listed = list(tasks)
     return listed[0] if listed == list(range(listed[0], listed[0] + len(listed))) else None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from rammer_cuda.driver import check, driver
+from rammer_cuda.driver import check_result, import_driver
 from rammer_cuda.interleaved_timing import STEADY, in_turns
 
 #: The device variable by which a kernel is told, in every module (``device/order.cuh``).
@@ -36,7 +36,8 @@ class Switches:
 
     def __init__(self, modules: Mapping[str, object]) -> None:
         self.address = {
-            e: check(driver().cuModuleGetGlobal(m, SWITCH), f"finding a switch of {e}")[0] for e, m in modules.items()
+            e: check_result(import_driver().cuModuleGetGlobal(m, SWITCH), f"finding a switch of {e}")[0]
+            for e, m in modules.items()
         }
         self.on: frozenset[str] = frozenset()
 
@@ -45,7 +46,7 @@ class Switches:
         wanted = frozenset(entries)
         for entry in wanted ^ self.on:
             value = np.array([entry in wanted], np.int32)
-            check(driver().cuMemcpyHtoD(self.address[entry], value.ctypes.data, 4), "setting a switch")
+            check_result(import_driver().cuMemcpyHtoD(self.address[entry], value.ctypes.data, 4), "setting a switch")
         self.on = wanted
 
     def recall(self, known: object) -> bool:
@@ -62,27 +63,27 @@ class Switches:
         """
         least = in_turns({"": replay}, BEFORE).seconds[""]
         counts, begin = Counter(launched), time.perf_counter()
-        best = self._measure(least, replay)
+        best = self._measure_replays(least, replay)
         self.set(counts)
-        best = self._keep(best, frozenset(), replay)
+        best = self._retain_if_faster(best, frozenset(), replay)
         for entry, _ in counts.most_common(TRIED):
             if time.perf_counter() - begin > LONGEST:
                 break
             before = self.on
             self.set(before ^ {entry})
-            best = self._keep(best, before, replay)
+            best = self._retain_if_faster(best, before, replay)
         return best
 
-    def _keep(self, best: float, before: frozenset[str], replay: Callable[[], float]) -> float:
+    def _retain_if_faster(self, best: float, before: frozenset[str], replay: Callable[[], float]) -> float:
         """Go back to ``before`` unless what is on now is faster than ``best``; returns the better time."""
-        seconds = self._measure(best, replay)
+        seconds = self._measure_replays(best, replay)
         if seconds < best * (1 - NOISE):
             return seconds
         self.set(before)
         return best
 
     @staticmethod
-    def _measure(best: float, replay: Callable[[], float]) -> float:
+    def _measure_replays(best: float, replay: Callable[[], float]) -> float:
         """The least of some replays; of more where all took clearly longer than ``best``, as beside another process."""
         least = math.inf
         for _ in range(AGAIN):

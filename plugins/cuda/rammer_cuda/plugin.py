@@ -35,14 +35,14 @@ DEVICE = Device(
 )
 
 
-def reach() -> None:
+def check_cupy() -> None:
     """What joining GPUs needs; MissingDependency without it."""
-    from rammer_cuda.hardware import cupy
+    from rammer_cuda.hardware import import_cupy
 
-    cupy()
+    import_cupy()
 
 
-def connects(a: Site, b: Site) -> str | None:
+def peer_link_refusal(a: Site, b: Site) -> str | None:
     """Why two GPUs are not joined by their own memory, or None."""
     from rammer_cuda.peer.fabric import connects as asked
 
@@ -57,18 +57,24 @@ def open_fabric(party: Party) -> Fabric:
 
 
 PEER = Transport(
-    "cuda-peer", "GPUs of one host: stores and copies into each other's memory", reach, connects, open_fabric, rank=10, apart=True
+    "cuda-peer",
+    "GPUs of one host: stores and copies into each other's memory",
+    check_cupy,
+    peer_link_refusal,
+    open_fabric,
+    rank=10,
+    apart=True,
 )
 
 
-def symmetric() -> None:
+def check_nvshmem() -> None:
     """What NVSHMEM needs; MissingDependency without it."""
     from rammer_cuda.peer.symmetric import probe as asked
 
     asked()
 
 
-def shares(a: Site, b: Site) -> str | None:
+def nvshmem_link_refusal(a: Site, b: Site) -> str | None:
     """Why two GPUs are not joined by NVSHMEM, or None."""
     from rammer_cuda.peer.symmetric import connects as asked
 
@@ -85,8 +91,8 @@ def open_symmetric(party: Party) -> Fabric:
 SYMMETRIC = Transport(
     "nvshmem",
     "GPUs of one host or several, a process each: NVSHMEM's puts",
-    symmetric,
-    shares,
+    check_nvshmem,
+    nvshmem_link_refusal,
     open_symmetric,
     rank=5,
     far=10,

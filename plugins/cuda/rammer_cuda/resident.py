@@ -18,18 +18,18 @@ from rammer.codegen.task_parameters import Argument, Packing
 from rammer.device.manifest import Array
 from rammer.device.shared_constants import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import DeviceFailure
-from rammer.ir.constants.digest import digest
-from rammer.ir.constants.mapped_files import released
+from rammer.ir.constants.digest import digest_array
+from rammer.ir.constants.mapped_files import release_pages
 from rammer.ir.constants.recipes import ArrayRecipe, Part, parts_of
 from rammer.ir.program import RProgram
 from rammer.ir.types import itemsize
-from rammer.runtime.host_memory import fills, image, view
+from rammer.runtime.host_memory import buffer_image, is_whole_buffer, storage_view
 
 from rammer_cuda.compile import compile_all, compile_cubin
-from rammer_cuda.device import source
-from rammer_cuda.driver import check, driver
+from rammer_cuda.device import device_source
+from rammer_cuda.driver import check_result, import_driver
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.hardware import Unit, cupy
+from rammer_cuda.hardware import Unit, import_cupy
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.pdl import Switches
 from rammer_cuda.source import translation_unit
@@ -76,10 +76,10 @@ class Resident:
         beside: Resident | None = None,
     ) -> None:
         self.program, self.gpu, self.closed = program, gpu, False
-        self.cp = cupy()
+        self.cp = import_cupy()
         self.device = Unit(index)
         self.modules: list[Any] = []
-        self._unload = weakref.finalize(self, _unload, self.device, self.modules)  # nobody need close a program
+        self._unload = weakref.finalize(self, _unload_modules, self.device, self.modules)  # nobody need close a program
         self._unload.atexit = False  # the driver may be gone by then
         self.shared = SHARED[index]
         self.constants: list[OnGpu] = []
@@ -89,7 +89,7 @@ class Resident:
             self.stream: Any = beside.stream if beside is not None else self.cp.cuda.Stream(non_blocking=True)
             self.order: LastRun = beside.order if beside is not None else LastRun(self.stream)
             self.arena: Any = beside.arena if beside is not None else None
-            self.buffers = self._allocate(constants, read, self._common(beside) if beside is not None else {})
+            self.buffers = self._allocate_buffers(constants, read, self._common_ports(beside) if beside is not None else {})
 
     def with_buffers(self, buffers: Mapping[str, Any]) -> Resident:
         """The same program with other arrays (CuPy, dense) in the place of some buffers: for addresses only."""
@@ -97,13 +97,13 @@ class Resident:
         other.buffers = {**self.buffers, **buffers}
         return other
 
-    def _common(self, beside: Resident) -> dict[str, Any]:
+    def _common_ports(self, beside: Resident) -> dict[str, Any]:
         """The buffers of ports that are another program's, too."""
         others = {b.name: b for b in beside.program.buffers}
         ports = [b for b in self.program.buffers if b.kind not in ("arena", "constant") and others.get(b.name) == b]
         return {b.name: beside.buffers[b.name] for b in ports}
 
-    def _allocate(
+    def _allocate_buffers(
         self, constants: Mapping[str, Array], read: Collection[str] | None, common: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Buffer name -> device bytes: one arena, one allocation for each other buffer but those in ``common``."""
@@ -121,11 +121,11 @@ class Resident:
                 hint="a smaller batch or input, or a GPU with more memory",
             )
         try:
-            self.arena = arena = self.arena if fits else self._unset(program.arena_bytes)
+            self.arena = arena = self.arena if fits else self._allocate_poisoned(program.arena_bytes)
             result: dict[str, Any] = dict(common)
             # All at once: for one after the other threads began and ended each time.
             wanted = {b.name: plain[b.name] for b in kept if b.kind != "arena" and b.name in plain and b.name not in common}
-            held = self._held({how.form: how for how in wanted.values()})
+            held = self._acquire_forms({how.form: how for how in wanted.values()})
             for b in kept:
                 if b.kind == "arena":
                     result[b.name] = arena[b.offset : b.offset + b.nbytes]
@@ -134,12 +134,12 @@ class Resident:
                 elif b.name in plain:
                     result[b.name] = held[wanted[b.name].form].array
                 else:
-                    result[b.name] = self._unset(b.nbytes)
+                    result[b.name] = self._allocate_poisoned(b.nbytes)
             return result
         except cp.cuda.memory.OutOfMemoryError as problem:
             raise DeviceFailure(f"out of memory: {problem}", where=f"program {program.name}") from problem
 
-    def _unset(self, nbytes: int) -> Any:
+    def _allocate_poisoned(self, nbytes: int) -> Any:
         """Device bytes that are NaN in every float type. (``cupy.full`` would load a kernel for it.)"""
         result = self.cp.empty(max(nbytes, 1), self.cp.uint8)
         result.data.memset(0xFF, result.nbytes)
@@ -149,27 +149,27 @@ class Resident:
         """Upload every constant that a kernel wants arranged, once for each arrangement."""
         wanted = {(a.tensor, a.packing.key): a.packing for a in arguments if a.packing is not None}
         parts = parts_of(constants)
-        forms = {key: _packed(parts[key[0]], packing) for key, packing in wanted.items()}
-        held = self._held({how.form: how for how in forms.values()})
+        forms = {key: _packed_form(parts[key[0]], packing) for key, packing in wanted.items()}
+        held = self._acquire_forms({how.form: how for how in forms.values()})
         self.packed |= {key: held[how.form].array for key, how in forms.items()}
 
-    def _held(self, wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, OnGpu]:
+    def _acquire_forms(self, wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, OnGpu]:
         """Forms of constants on the device, which stay there as long as this program."""
-        found = self.shared.take(wanted, self._upload)
+        found = self.shared.take(wanted, self._upload_forms)
         self.constants += found.values()
         return found
 
-    def _upload(self, wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, OnGpu]:
+    def _upload_forms(self, wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, OnGpu]:
         # NumPy copies and hashes are made outside Python's lock; a few at a time keep the memory for it small.
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-            arranged, result = pool.map(lambda how: how.given(_told), wanted.values()), dict[ConstantForm, OnGpu]()
+            arranged, result = pool.map(lambda how: how.given(_with_digest), wanted.values()), dict[ConstantForm, OnGpu]()
             for (form, how), told in zip(wanted.items(), arranged, strict=True):
-                result[form] = self._put(*told)
+                result[form] = self._upload_once(*told)
                 if not isinstance(how.values, ArrayRecipe):
-                    released(how.values)  # a form may be the mapped values as they are
+                    release_pages(how.values)  # a form may be the mapped values as they are
             return result
 
-    def _put(self, values: Array, key: str) -> OnGpu:
+    def _upload_once(self, values: Array, key: str) -> OnGpu:
         """Values on the GPU: large ones, which have a ``key``, once, whatever they were arranged from. A matrix of words that are
         looked up is what a product wants of its transposition."""
         if not key:
@@ -187,8 +187,10 @@ class Resident:
         """A constant as it is in its buffer."""
         storage = self.program.storage[tensor]
         buffer = self.program.buffer[storage.buffer]
-        key = "" if fills(storage, buffer) else f"{storage.strides} {storage.offset} {buffer.size}"
-        return WantedForm(form_of(values, key, buffer.nbytes), values, lambda given: image(storage, buffer, given).view(np.uint8))
+        key = "" if is_whole_buffer(storage, buffer) else f"{storage.strides} {storage.offset} {buffer.size}"
+        return WantedForm(
+            form_of(values, key, buffer.nbytes), values, lambda given: buffer_image(storage, buffer, given).view(np.uint8)
+        )
 
     def load(self, kernels: Iterable[TaskKernel]) -> dict[str, Any]:
         """Functions by entry point; every distinct kernel is compiled on its own, in parallel."""
@@ -198,16 +200,18 @@ class Resident:
 
     def switches(self, functions: Mapping[str, Any]) -> Switches:
         """The switches of loaded kernels, by entry point."""
-        return Switches({e: check(driver().cuFuncGetModule(f), f"finding the module of {e}") for e, f in functions.items()})
+        return Switches(
+            {e: check_result(import_driver().cuFuncGetModule(f), f"finding the module of {e}") for e, f in functions.items()}
+        )
 
     def function(self, code: bytes, entry: str, dynamic: int) -> Any:
         """The kernel ``entry`` of a cubin, which is loaded, allowed ``dynamic`` bytes of shared memory a block."""
-        api = driver()
-        self.modules.append(check(api.cuModuleLoadData(code), "loading a module"))
-        found = check(api.cuModuleGetFunction(self.modules[-1], entry.encode()), f"finding {entry}")
+        api = import_driver()
+        self.modules.append(check_result(api.cuModuleLoadData(code), "loading a module"))
+        found = check_result(api.cuModuleGetFunction(self.modules[-1], entry.encode()), f"finding {entry}")
         if dynamic:
             key = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check(api.cuFuncSetAttribute(found, key, dynamic), "asking for shared memory")
+            check_result(api.cuFuncSetAttribute(found, key, dynamic), "asking for shared memory")
         return found
 
     def address(self, argument: Argument) -> int:
@@ -254,26 +258,26 @@ class Resident:
     def write(self, tensor: str, values: Array) -> None:
         """Queue a copy of one input."""
         with self.device, self.stream:
-            data = self._image(tensor, values)
+            data = self._buffer_image(tensor, values)
             if data.size:
                 self.buffers[self.program.storage[tensor].buffer].set(data, stream=self.stream)
 
-    def _image(self, tensor: str, values: Array) -> Array:
+    def _buffer_image(self, tensor: str, values: Array) -> Array:
         """The bytes of a tensor's buffer, zero where a strided tensor has no element."""
         storage = self.program.storage[tensor]
-        return image(storage, self.program.buffer[storage.buffer], values).view(np.uint8)
+        return buffer_image(storage, self.program.buffer[storage.buffer], values).view(np.uint8)
 
     def copy_out(self) -> dict[str, Array]:
         """The program's outputs by ONNX name, when everything queued so far is done."""
         with self.device, self.stream:
-            return {p.external: self._fetch(p.tensor) for p in self.program.outputs}
+            return {p.external: self._fetch_tensor(p.tensor) for p in self.program.outputs}
 
-    def _fetch(self, tensor: str) -> Array:
+    def _fetch_tensor(self, tensor: str) -> Array:
         storage = self.program.storage[tensor]
         raw = self.cp.asnumpy(self.buffers[storage.buffer], stream=self.stream)
         self.stream.synchronize()
         size = self.program.buffer[storage.buffer].nbytes
-        return np.array(view(raw[:size].view(self.program.types[tensor].dtype), storage), order="C")
+        return np.array(storage_view(raw[:size].view(self.program.types[tensor].dtype), storage), order="C")
 
     def timed(self, launch: Callable[[], None], stream: Any = None) -> float:
         """GPU seconds of what ``launch`` queues on ``stream`` (None: the program's own), by events; DeviceFailure if it
@@ -304,12 +308,12 @@ class Resident:
                 if b.kind != "constant":
                     self.buffers[b.name].data.memset(0xFF, self.buffers[b.name].nbytes)
             shared = self.gpu.shared
-            function = self.function(compile_cubin(source("poison"), self.gpu.architecture).code, "rm_poison", shared)
+            function = self.function(compile_cubin(device_source("poison"), self.gpu.architecture).code, "rm_poison", shared)
             values = [ctypes.c_int(shared // 4)]
             pointers = (ctypes.c_void_p * 1)(ctypes.addressof(values[0]))
             blocks = 2 * self.device.multiprocessors()
-            check(
-                driver().cuLaunchKernel(function, blocks, 1, 1, 1024, 1, 1, shared, 0, ctypes.addressof(pointers), 0),
+            check_result(
+                import_driver().cuLaunchKernel(function, blocks, 1, 1, 1024, 1, 1, shared, 0, ctypes.addressof(pointers), 0),
                 "launching the kernel that fills shared memory",
             )
             self.cp.cuda.runtime.deviceSynchronize()
@@ -327,17 +331,17 @@ class Resident:
             self.keep.clear()
 
 
-def _told(values: Array) -> tuple[Array, str]:
+def _with_digest(values: Array) -> tuple[Array, str]:
     """Values, and their digest where they are large."""
-    return values, digest(values.reshape(-1).view(np.uint8)) if values.nbytes >= LARGE else ""
+    return values, digest_array(values.reshape(-1).view(np.uint8)) if values.nbytes >= LARGE else ""
 
 
-def _packed(values: Part, packing: Packing) -> WantedForm:
+def _packed_form(values: Part, packing: Packing) -> WantedForm:
     nbytes = packing.size * itemsize(packing.dtype)
     return WantedForm(form_of(values, packing.key, nbytes), values, lambda given: packing.make(given).reshape(-1))
 
 
-def _unload(unit: Unit, modules: list[Any]) -> None:
+def _unload_modules(unit: Unit, modules: list[Any]) -> None:
     with unit:  # whichever thread collects them
         while modules:
-            check(driver().cuModuleUnload(modules.pop()), "unloading a module")
+            check_result(import_driver().cuModuleUnload(modules.pop()), "unloading a module")

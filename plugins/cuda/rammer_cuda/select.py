@@ -31,7 +31,7 @@ from rammer_cuda.gpu import Gpu
 from rammer_cuda.interleaved_timing import TurnTimes, in_turns
 from rammer_cuda.kernel_cache import Cached
 from rammer_cuda.persistent.bodies import callable_part
-from rammer_cuda.persistent.fit_to_block import Fitted, parted
+from rammer_cuda.persistent.fit_to_block import Fitted, partition_program
 from rammer_cuda.persistent.form_cache import cached_fit
 from rammer_cuda.persistent.persistent_executor import LIMIT, PersistentProgram
 from rammer_cuda.source import Writer
@@ -78,10 +78,10 @@ class Execution:
         choice = options.get("executor", "auto")
         if choice not in CHOICES:
             raise BadInput(f"unknown executor {choice!r}", "--option executor", f"one of: {', '.join(CHOICES)}")
-        return Execution(choice, _nanoseconds(options["watchdog"]) if "watchdog" in options else LIMIT)
+        return Execution(choice, _parse_timeout(options["watchdog"]) if "watchdog" in options else LIMIT)
 
 
-def _nanoseconds(text: str) -> int:
+def _parse_timeout(text: str) -> int:
     try:
         seconds = float(text)
     except ValueError:
@@ -104,20 +104,20 @@ def open_executor(
     if choice == "auto" and not (keeps_constants(program) or could_call(program, binding)):
         choice = "graph"
     if choice == "auto":
-        return _measured(program, constants, gpu, index, how, writer)
+        return _open_fastest(program, constants, gpu, index, how, writer)
     if choice == "mixed":
-        return _mixed(program, constants, gpu, index, how, writer)
+        return _open_mixed(program, constants, gpu, index, how, writer)
     if choice in ("graph", "wavewise"):
         of = program if choice == "graph" else cached_fit(program, binding, gpu).program
         return CudaProgram(of, constants, Room(gpu, index), 1, writer)
     return PersistentProgram(program, constants, gpu, index, how.limit)
 
 
-def _mixed(
+def _open_mixed(
     program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, how: Execution, writer: Writer | None
 ) -> Executor:
     """One kernel for what holds constants between launches of the others; the executor of one kind where that is all or none."""
-    shape = parted(program, constants, gpu)
+    shape = partition_program(program, constants, gpu)
     if shape is not None:
         return PersistentProgram(program, constants, gpu, index, how.limit, True, shape)
     choice = "persistent" if keeps_constants(program) else "graph"
@@ -126,7 +126,7 @@ def _mixed(
     return loaded
 
 
-def _measured(
+def _open_fastest(
     program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, how: Execution, writer: Writer | None
 ) -> Executor:
     """The executor that was measured to be faster, now or by an earlier process. What others disturbed is measured anew by the
@@ -139,10 +139,10 @@ def _measured(
     inputs = random_inputs(program, np.random.default_rng())
     graph.run(inputs)
     if keeps_constants(program):
-        shape = parted(program, constants, gpu)
+        shape = partition_program(program, constants, gpu)
         kinds: tuple[str, ...] = ("mixed" if shape is not None else "persistent",)
     else:
-        alone = _timed({"graph": graph})
+        alone = _time_executors({"graph": graph})
         shape, kinds = _worth_building(program, Binding.of(program, constants), gpu, alone.seconds["graph"])
         if not kinds:
             if alone.steady:
@@ -151,10 +151,10 @@ def _measured(
     of = program if shape is None else shape.program
     launches = partial(CudaProgram, of, constants, Room(gpu, index), 1, writer)
     rows = partial(PersistentProgram, program, constants, gpu, index, how.limit, True, shape)
-    return _raced(graph, {kind: launches if kind == "wavewise" else rows for kind in kinds}, inputs, cached)
+    return _race_executors(graph, {kind: launches if kind == "wavewise" else rows for kind in kinds}, inputs, cached)
 
 
-def _raced(
+def _race_executors(
     graph: CudaProgram, rivals: Mapping[str, Callable[[], Executor]], inputs: Mapping[str, Array], cached: Cached
 ) -> Executor:
     """The fastest of a graph, which has run, and what is built beside it, which is left out where it cannot run."""
@@ -174,7 +174,7 @@ def _raced(
         graph.notes = (f"executor graph, since {' and '.join(lost)}",)
         return graph
     try:
-        found = _timed(options)
+        found = _time_executors(options)
     except DeviceFailure as problem:  # a wait that ended once and not again
         _close_others(options, "graph")
         graph.notes = (f"executor graph, since another one cannot: {problem.what}", *lost)
@@ -242,6 +242,6 @@ def keeps_constants(program: RProgram) -> bool:
     return False
 
 
-def _timed(executors: Mapping[str, Executor]) -> TurnTimes:
+def _time_executors(executors: Mapping[str, Executor]) -> TurnTimes:
     """Seconds of each, in turns, by its kind; all have run."""
     return in_turns({kind: executor.replay for kind, executor in executors.items()})

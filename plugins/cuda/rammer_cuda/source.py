@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rammer.codegen.task_parameters import Unsuited
-from rammer.codegen.writer import KernelWriter, refusal
+from rammer.codegen.writer import KernelWriter, make_refusal
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.device import source
+from rammer_cuda.device import device_source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.families import family_of
 from rammer_cuda.kernels.task import TaskKernel
@@ -21,7 +21,7 @@ def task_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
     try:
         return family_of(operator).kernel(operator, binding)
     except Unsuited as problem:
-        raise refusal(operator, problem) from problem
+        raise make_refusal(operator, problem) from problem
 
 
 class Writer(KernelWriter[TaskKernel]):
@@ -34,4 +34,4 @@ class Writer(KernelWriter[TaskKernel]):
 def translation_unit(kernels: Iterable[TaskKernel]) -> str:
     """One source of all distinct kernels, the preamble first."""
     distinct = {k.entry: k.text for k in kernels}
-    return CUDA.preamble + source("order") + "\n".join(distinct[entry] for entry in sorted(distinct))
+    return CUDA.preamble + device_source("order") + "\n".join(distinct[entry] for entry in sorted(distinct))

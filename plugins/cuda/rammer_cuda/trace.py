@@ -19,7 +19,7 @@ from rammer.ir.program import RProgram
 
 from rammer_cuda.bound import GpuProgram, Launchable
 from rammer_cuda.compile import compile_cubin
-from rammer_cuda.driver import check, driver
+from rammer_cuda.driver import check_result, import_driver
 from rammer_cuda.executor import CapturedGraph, CudaProgram, Recipe, build_graph
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch
@@ -45,14 +45,14 @@ class Trace:
     plain: float
 
 
-def trace(loaded: CudaProgram, inputs: Mapping[str, Array]) -> Trace:
+def record_trace(loaded: CudaProgram, inputs: Mapping[str, Array]) -> Trace:
     """Run the program on ``inputs`` with traced kernels and read the records back."""
     resident, recipe = loaded.resident, loaded.recipe
     tasks = list(traced_tasks(recipe.plan, recipe.kernels))
     with resident.device:
         records = resident.cp.zeros((len(tasks), WORDS), np.uint64)
-        graph = CapturedGraph(build_graph(resident, _traced(resident, recipe, int(records.data.ptr))), resident)
-    return measured(loaded, inputs, graph, records, tasks)
+        graph = CapturedGraph(build_graph(resident, _trace_recipe(resident, recipe, int(records.data.ptr))), resident)
+    return trace_launch(loaded, inputs, graph, records, tasks)
 
 
 def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array]) -> Trace:
@@ -71,12 +71,12 @@ def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array]) -> 
         for name, address in (("rm_records", first), ("rm_begins", begins)):
             set_pointer(resident.modules[-1], name, address)
         places = iter(np.cumsum([len(tasks) for tasks in listed]).tolist())
-        around = loaded.around.made_anew(lambda recipe: _traced(resident, recipe, first + next(places) * WORDS * 8))
+        around = loaded.around.made_anew(lambda recipe: _trace_recipe(resident, recipe, first + next(places) * WORDS * 8))
         launch = Walk(loaded, resident, function, around)
-    return measured(loaded, inputs, launch, records, [task for tasks in listed for task in tasks])
+    return trace_launch(loaded, inputs, launch, records, [task for tasks in listed for task in tasks])
 
 
-def _traced(resident: Resident, recipe: Recipe, first: int) -> Recipe:
+def _trace_recipe(resident: Resident, recipe: Recipe, first: int) -> Recipe:
     """The recipe with kernels that record: the address of the first record of each launch, from ``first`` on."""
     kernels = {name: replace(k, traced=True) for name, k in recipe.kernels.items()}
     counts = [len(launch.tasks) * kernels[launch.operator].blocks for launch in recipe.plan]
@@ -86,13 +86,13 @@ def _traced(resident: Resident, recipe: Recipe, first: int) -> Recipe:
 
 def set_pointer(module: Any, name: str, address: int) -> None:
     """Set a pointer variable of a module."""
-    api = driver()
-    place, _size = check(api.cuModuleGetGlobal(module, name.encode()), f"finding {name}")
+    api = import_driver()
+    place, _size = check_result(api.cuModuleGetGlobal(module, name.encode()), f"finding {name}")
     value = np.array([address], np.uint64)
-    check(api.cuMemcpyHtoD(place, value.ctypes.data, value.nbytes), f"setting {name}")
+    check_result(api.cuMemcpyHtoD(place, value.ctypes.data, value.nbytes), f"setting {name}")
 
 
-def measured(
+def trace_launch(
     loaded: GpuProgram,
     inputs: Mapping[str, Array],
     launch: Launchable,
@@ -104,14 +104,14 @@ def measured(
     resident.ready()
     resident.copy_in(inputs)
     plain = float(np.median([loaded.replay() for _ in range(REPLAYS)]))
-    runs = [_once(resident, launch, records) for _ in range(REPLAYS + 2)][2:]
+    runs = [_replay_once(resident, launch, records) for _ in range(REPLAYS + 2)][2:]
     loaded.check_finished()
     launch.close()
     seconds, found = sorted(runs, key=lambda r: r[0])[len(runs) // 2]
-    return Trace(Recorded(loaded.program, _spans(loaded.program, tasks, found)), seconds, plain)
+    return Trace(Recorded(loaded.program, _make_spans(loaded.program, tasks, found)), seconds, plain)
 
 
-def _once(resident: Resident, launch: Launchable, records: Any) -> tuple[float, Array]:
+def _replay_once(resident: Resident, launch: Launchable, records: Any) -> tuple[float, Array]:
     """Seconds and records of one replay."""
     with resident.device, resident.stream:
         records.fill(0)
@@ -119,7 +119,7 @@ def _once(resident: Resident, launch: Launchable, records: Any) -> tuple[float, 
     return seconds, np.asarray(resident.cp.asnumpy(records))
 
 
-def _spans(program: RProgram, tasks: list[tuple[str, int]], records: Array) -> list[Span]:
+def _make_spans(program: RProgram, tasks: list[tuple[str, int]], records: Array) -> list[Span]:
     """A span a record. DeviceFailure where a task left none."""
     missing = [task for task, (start, end) in zip(tasks, records[:, :2], strict=True) if not 0 < start <= end]
     if missing:

@@ -66,10 +66,10 @@ def played(folder: Path, fault: bool) -> HostBlocks:
     part.place = host_place  # type: ignore[attr-defined]
     memory.Unit = symmetric.Unit = HostUnit  # type: ignore[misc, assignment]
     shmem = FakeNvshmem(folder)
-    symmetric.nvshmem = lambda: shmem  # type: ignore[attr-defined]
-    symmetric.device = lambda index: None  # type: ignore[attr-defined]
+    symmetric.import_nvshmem = lambda: shmem  # type: ignore[attr-defined]
+    symmetric.nvshmem_device = lambda index: None  # type: ignore[attr-defined]
     symmetric.SymmetricEnd = HostSymmetricEnd  # type: ignore[misc, attr-defined]
-    memory.allow = lambda index, bus: None  # type: ignore[attr-defined]
+    memory.allow_access = lambda index, bus: None  # type: ignore[attr-defined]
     memory.bus_of = lambda index: f"0000:{index:02x}:00.0"  # type: ignore[attr-defined]
     fabric.End = HostEnd  # type: ignore[attr-defined]
     return blocks
@@ -77,7 +77,7 @@ def played(folder: Path, fault: bool) -> HostBlocks:
 
 def main(asked: Asked) -> dict[str, Any]:
     """Counters; raises where outputs are not what one device makes."""
-    rank, size = mpi_launch.world()
+    rank, size = mpi_launch.rank_and_size()
     blocks, last = played(Path(asked.folder), asked.fault == "map" and rank == size - 1), rank == size - 1
     spread, backend = spread_over(size, LAYERS)
     sites = tuple(Site(f"cuda:{n}", "gpu", n) for n in range(size))

@@ -16,13 +16,13 @@ from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.frontend.read.reader import read_model
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Ref
 from rammer.ir.extent import AffineExtent, Point
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Task
 from rammer.runtime.host_memory import HostMemory
-from rammer.runtime.shape_buckets import widened
+from rammer.runtime.shape_buckets import pad_inputs
 from rammer.schedule.fold_rows import fold
 from rammer.tuning.kernel_probe import OwnTensors
 from rammer.tuning.kernel_store import KernelStore
@@ -207,7 +207,7 @@ class RangedSearch:
     def inputs(self, lengths: Mapping[str, int]) -> tuple[dict[str, Array], Point]:
         """Fresh inputs with these lengths as a run gives them to the program, and the lengths."""
         assert self.compiled.ranged is not None
-        return widened(self.compiled.ranged, self.compiled.graph.inputs, self.model.inputs(lengths, self.rng))
+        return pad_inputs(self.compiled.ranged, self.compiled.graph.inputs, self.model.inputs(lengths, self.rng))
 
     def steps(self, lengths: Mapping[str, int], given: tuple[dict[str, Array], Point] | None = None) -> Iterator[Step]:
         """The operators in an order in which they may run, each with what the ones before it wrote, on fresh inputs or on what
@@ -224,7 +224,7 @@ class RangedSearch:
             bare = replace(operator, tile=(), family="", config=())
             yield Step(bare, self.binding, self.constants, tensors, point)
             for c in operator.computes:
-                tensors[c.name] = evaluate(c, tensors)
+                tensors[c.name] = evaluate_compute(c, tensors)
             for output in operator.outputs:
                 memory.tensors[output][...] = tensors[output]
 

@@ -9,7 +9,7 @@ import pytest
 
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
@@ -24,7 +24,7 @@ from rammer.codegen.task_parameters import Unsuited
 
 from .warps import random_values, run_warps
 from rammer_cuda.attention.cost import ATTENTION
-from rammer_cuda.attention.recognise import attention_of, tiled
+from rammer_cuda.attention.recognise import attention_of, tile_attention
 from rammer_cuda.backend import CudaBackend, open_backend
 
 Case = tuple[ROperator, Binding]
@@ -134,7 +134,7 @@ def target(name: str) -> CudaBackend:
 def reference(operator: ROperator, values: dict[str, Array]) -> Array:
     known: dict[str, Array] = {n: v.astype(np.float64) for n, v in values.items()}
     for c in operator.computes:
-        known[c.name] = evaluate(c, known, precise=True)
+        known[c.name] = evaluate_compute(c, known, precise=True)
     return known[operator.anchor.name]
 
 
@@ -165,7 +165,7 @@ def test_fragments_copies_and_rows_on_the_host(case: str, rng: np.random.Generat
 def test_a_task_writes_its_own_rows_alone(numbers: tuple[int, int, int, int], rng: np.random.Generator) -> None:
     operator, binding = CASES["ragged"]
     config = dict(zip(("groups", "warps", "chunk", "stages"), numbers, strict=True))
-    option = tiled(attention_of(operator, binding), config["groups"] * 16, config)
+    option = tile_attention(attention_of(operator, binding), config["groups"] * 16, config)
     values = random_values(rng, binding, option.inputs)
     blank = np.full(operator.anchor.shape, np.nan, np.float32)
     for task in range(option.task_count):
@@ -207,7 +207,7 @@ def test_a_matrix_read_after_its_place_is_taken_is_declined() -> None:
     texts = [str(c).replace("e[b, h, m, n] / z", "(e[b, h, m, n] + a[b, h, m, n]) / z") for c in operator.computes]
     links = (*operator.connections, Connection("a", "p", "veu"))
     changed = replace(operator, computes=tuple(map(Compute.parse, texts)), connections=links)
-    option = tiled(attention_of(changed, binding), 16, {"groups": 1, "warps": 4, "chunk": 16, "stages": 2})
+    option = tile_attention(attention_of(changed, binding), 16, {"groups": 1, "warps": 4, "chunk": 16, "stages": 2})
     with pytest.raises(Unsuited, match="another place"):
         ATTENTION.kernel(option, binding)
 

@@ -23,7 +23,7 @@ from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Array, Binding, OpenOptions
 from rammer.frontend.read.reader import read_model
 from rammer.ir import expr as ex
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Cast
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
@@ -146,11 +146,11 @@ def reference(tiled: ROperator, values: Mapping[str, Array]) -> Array:
     known = dict(values)
     main = tiled.computes[0]
     body = ex.transform(main.body, lambda e: e.arg if isinstance(e, Cast) else None)
-    exact = evaluate(replace(main, dtype="int64", body=body), {n: values[n].astype(np.int64) for n in main.reads})
+    exact = evaluate_compute(replace(main, dtype="int64", body=body), {n: values[n].astype(np.int64) for n in main.reads})
     assert np.abs(exact).max() < 2**31
     known[main.name] = exact.astype(np.int32)
     for c in tiled.computes[1:]:
-        known[c.name] = evaluate(c, known)
+        known[c.name] = evaluate_compute(c, known)
     return known[tiled.outputs[0]]
 
 

@@ -36,7 +36,7 @@ from rammer_cuda.gpu import TARGETS
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent import form_cache as cached_plan
 from rammer_cuda.persistent.dataflow import plan_words
-from rammer_cuda.persistent.fit_to_block import Fitted, fitted
+from rammer_cuda.persistent.fit_to_block import Fitted, fit_program
 from rammer_cuda.source import Writer
 
 
@@ -84,7 +84,7 @@ def test_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def fit() -> tuple[RProgram, Binding, Fitted]:
     """A program with branches, and its form for rows."""
     program, binding = compiled(find("resnext29_branches:small").build())
-    return program, binding, fitted(program, binding, TARGETS["sm_90a"])
+    return program, binding, fit_program(program, binding, TARGETS["sm_90a"])
 
 
 @pytest.mark.slow
@@ -231,8 +231,8 @@ def test_damaged_machine_code_is_compiled_again(monkeypatch: pytest.MonkeyPatch,
         return b"code of " + source.encode(), "Compiling entry function 'k'\nUsed 7 registers"
 
     monkeypatch.setattr(compile, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(compile, "version", lambda: "13.0")
-    monkeypatch.setattr(compile, "_compile", build)
+    monkeypatch.setattr(compile, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr(compile, "_compile_source", build)
     first = compile.compile_cubin("a", "sm_90a")
     assert compile.compile_cubin("a", "sm_90a") == first and len(built) == 1
     compile.compile_cubin("b", "sm_90a")

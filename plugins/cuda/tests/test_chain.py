@@ -10,7 +10,7 @@ import pytest
 
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.compute import Axis, Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Load, Op, Ref, integer
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import dense
@@ -28,10 +28,10 @@ from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.chain.kernel import CHAIN
 from rammer_cuda.chain.recognise import chain_of
 from rammer_cuda.contraction.halo import halo_of
-from rammer_cuda.contraction.kernel import contraction
+from rammer_cuda.contraction.kernel import contraction_kernel
 from rammer_cuda.contraction.operand import Staged
-from rammer_cuda.contraction.packing import cores
-from rammer_cuda.contraction.warpgroup import RESULT_ORDER, halves
+from rammer_cuda.contraction.packing import to_core_matrices
+from rammer_cuda.contraction.warpgroup import RESULT_ORDER, split_tf32
 
 WIDE = {
     **{n: CASES[n] for n in ("pointwise", "three by three", "grouped", "strided", "deep", "constant")},
@@ -86,7 +86,7 @@ def target(name: str = "sm_90a") -> CudaBackend:
 
 def test_halves_lose_nothing_but_a_last_bit(rng: np.random.Generator) -> None:
     values = rng.standard_normal(10_000).astype(np.float32)
-    big, small = halves(values)
+    big, small = split_tf32(values)
     assert not np.any(big.view(np.uint32) & 0x1FFF), "tf32 has 10 bits behind the point"
     assert np.array_equal(big.astype(np.float64) + small, values)
     kept = (small.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
@@ -95,10 +95,10 @@ def test_halves_lose_nothing_but_a_last_bit(rng: np.random.Generator) -> None:
 
 def test_core_matrices_are_eight_columns_of_sixteen_bytes() -> None:
     values = np.arange(2 * 16 * 24, dtype=np.float32).reshape(2, 16, 24)
-    packed = cores(values)
+    packed = to_core_matrices(values)
     assert packed.shape == (2, 2, 2, 3, 8, 4)
     assert packed[1, 1, 0, 2, 5, 3] == values[1, 8 + 3, 16 + 5]
-    assert cores(values, RESULT_ORDER)[1, 1, 1, 2, 5, 3] == values[1, 8 + RESULT_ORDER[4 + 3], 16 + 5]
+    assert to_core_matrices(values, RESULT_ORDER)[1, 1, 1, 2, 5, 3] == values[1, 8 + RESULT_ORDER[4 + 3], 16 + 5]
 
 
 @pytest.mark.sampled(4)
@@ -120,7 +120,7 @@ def test_two_variable_operands_are_not_for_the_wide_family() -> None:
     operator, binding = CASES["matmul"]
     assert not choices(target(), operator, binding, WARPGROUPS, 4)
     with pytest.raises(Unsuited, match="constant"):
-        contraction(replace(operator, tile=(37, 52), family="gemm_wgmma3"), binding)
+        contraction_kernel(replace(operator, tile=(37, 52), family="gemm_wgmma3"), binding)
 
 
 def test_only_sm_90a_is_offered_warpgroup_products() -> None:
@@ -185,7 +185,7 @@ def agrees(rng: np.random.Generator, operator: ROperator, binding: Binding, tole
     inputs = {p.external: rng.random(binding.types[p.tensor].shape, dtype=np.float32) for p in program.inputs}
     values = {n: v.astype(np.float64) for n, v in (constants | inputs).items()}
     for c in operator.computes:
-        values[c.name] = evaluate(c, values, precise=True)
+        values[c.name] = evaluate_compute(c, values, precise=True)
     loaded = backend.load(program, constants)
     name = operator.anchor.name
     have, again = (loaded.run(inputs).outputs[name] for _ in range(2))

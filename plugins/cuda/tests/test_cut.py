@@ -23,9 +23,9 @@ from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.frontend.read.reader import read_model
 from rammer.ir.program import RProgram, waves
-from rammer.runtime.host_memory import HostMemory, view
+from rammer.runtime.host_memory import HostMemory, storage_view
 from rammer.tuning.kernel_store import KernelStore
-from rammer.verify.in_place_state import states
+from rammer.verify.in_place_state import state_pairs
 from rammer_testing.nonempty import some
 
 from rammer_cuda import executor, select
@@ -86,7 +86,7 @@ def run_in(program: RProgram, constants: Mapping[str, Array], buffers: Mapping[s
     """The memory of a program that has run there, in ``buffers`` where those have its names."""
     memory = HostMemory(program, {n: v for n, v in constants.items() if n in program.storage})
     memory.buffers |= {b.name: buffers[b.name] for b in program.buffers if b.name in buffers and b.kind != "constant"}
-    memory.tensors |= {s.tensor: view(memory.buffers[s.buffer], s) for s in program.storages}
+    memory.tensors |= {s.tensor: storage_view(memory.buffers[s.buffer], s) for s in program.storages}
     for placed in (placed for wave in waves(program) for placed in wave):
         memory.run_task(program.operator[placed.task.operator], placed.task.index)
     return memory
@@ -302,7 +302,7 @@ def test_what_continues_an_input_waits_for_no_task_of_its_own() -> None:
     model.graph.initializer.extend(onnx.numpy_helper.from_array(weights, n) for n in "wr")
     compiler = Compiler(open_backend(OpenOptions(target="sm_90a")), CompileOptions(), KernelStore(None))
     (segment,) = compiler.compile_model(read_model(model), {}, {"present": "past"}).segments
-    assert isinstance(segment, ProgramSegment) and states(segment.program) == {"present": "past"}
+    assert isinstance(segment, ProgramSegment) and state_pairs(segment.program) == {"present": "past"}
     flow = plan_words(segment.program, Binding.of(segment.program, segment.constants))
     assert flow.words
     waits = [(t.operator, w.counter) for row in flow.program.rows for t in row for w in t.waits]

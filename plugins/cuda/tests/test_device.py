@@ -13,7 +13,7 @@ from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.program import Port, RProgram
-from rammer.plan.waits import dependences
+from rammer.plan.waits import find_dependences
 from rammer.runtime.self_test import tiny_graph
 from rammer.schedule.wavefront import Wavefront
 from rammer.tuning.kernel_store import KernelStore
@@ -26,7 +26,7 @@ from rammer_cuda import launches as planning
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin, parse_ptxas
 from rammer_cuda.gpu import TARGETS
-from rammer_cuda.launches import consecutive, launches
+from rammer_cuda.launches import first_consecutive, make_launches
 
 
 def compiled(target: str, policy: str = "wavefront") -> tuple[Compiler, ProgramSegment]:
@@ -76,7 +76,7 @@ def test_ptxas_report_is_read_per_kernel() -> None:
 
 def test_launches_cover_every_task_once_in_a_legal_order() -> None:
     _, segment = compiled("sm_90a", "sequential")
-    plan = launches(segment.program)
+    plan = make_launches(segment.program)
     seen = [(launch.operator, t) for launch in plan for t in launch.tasks]
     assert len(seen) == len(set(seen)) == segment.program.task_count
     assert all(p < i for i, launch in some(enumerate(plan)) for p in launch.after)
@@ -88,17 +88,17 @@ def test_launches_follow_what_they_read_where_rows_need_no_wait(seed: int) -> No
     program = random_net(Random(seed), 12).program(Wavefront(), 1 + seed % 6)
     before: list[set[int]] = []
     at: dict[str, list[int]] = {}
-    for number, launch in enumerate(launches(program)):
+    for number, launch in enumerate(make_launches(program)):
         before.append({*launch.after, *(p for a in launch.after for p in before[a])})
         at.setdefault(launch.operator, []).append(number)
-    for reader, writers in some(dependences(program.operators, program.storage).items()):
+    for reader, writers in some(find_dependences(program.operators, program.storage).items()):
         for writer in writers:
             assert all(set(at[writer]) <= before[number] for number in at[reader]), (writer, reader)
 
 
 def test_consecutive_finds_gaps() -> None:
-    assert consecutive([4, 5, 6]) == 4
-    assert consecutive([4, 6]) is None
+    assert first_consecutive([4, 5, 6]) == 4
+    assert first_consecutive([4, 6]) is None
 
 
 def _binding(segment: ProgramSegment):  # type: ignore[no-untyped-def]
@@ -112,15 +112,15 @@ def test_launches_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(planning, "CACHED_FROM", 1)
     _, segment = compiled("sm_90a", "sequential")
     plan = planning.cached_launches(segment.program)
-    assert plan == launches(segment.program) and len(list((tmp_path / "binaries" / "cuda").iterdir())) == 1
+    assert plan == make_launches(segment.program) and len(list((tmp_path / "binaries" / "cuda").iterdir())) == 1
     again = RProgram.parse(str(segment.program))
-    monkeypatch.setattr(planning, "launches", lambda program: pytest.fail("planned again"))
+    monkeypatch.setattr(planning, "make_launches", lambda program: pytest.fail("planned again"))
     assert planning.cached_launches(again) == plan
     monkeypatch.undo()
     gaps = [planning.Launch("o", (1, 2, 5), (0,)), planning.Launch("p", (3, 4), ())]
     monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path / "other")
     monkeypatch.setattr(planning, "CACHED_FROM", 1)
-    monkeypatch.setattr(planning, "launches", lambda program: gaps)
+    monkeypatch.setattr(planning, "make_launches", lambda program: gaps)
     assert planning.cached_launches(again) == planning.cached_launches(again) == gaps
     (file,) = (tmp_path / "other" / "binaries" / "cuda").iterdir()
     for junk in ("", "null", "7", "{}x", '{"a": 1}', "[[]]", '[["o", [], []]]', '[["o", 3, []]]'):

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rammer.codegen.rowform import joinable, map_form, row_form
+from rammer.codegen.rowform import can_join_axes, map_form, row_form
 from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import OpenOptions
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
 from rammer_testing.nonempty import some
@@ -85,14 +85,14 @@ def test_rows_are_seen() -> None:
     assert ([a.name for a in form.rows], form.length, form.whole("y")) == (["c"], 84, True)
     assert form.element_of == (None, None, 0, 1)
     strides = {"x": (840, 84, 14, 1), "y": (840, 84, 14, 1), "g": (1,)}
-    assert joinable(form, strides)
-    assert not joinable(form, strides | {"x": (840, 84, 16, 1)}), "rows of the image are not next to each other"
+    assert can_join_axes(form, strides)
+    assert not can_join_axes(form, strides | {"x": (840, 84, 16, 1)}), "rows of the image are not next to each other"
     pooled = row_form(ROWS["pool"][0])
     assert pooled is not None
     assert (pooled.length, pooled.whole("y")) == (49, False)
     position = row_form(ROWS["arg max"][0])
     assert position is not None
-    assert joinable(position, {"x": (50, 1)}) is False, "the position itself is used"
+    assert can_join_axes(position, {"x": (50, 1)}) is False, "the position itself is used"
 
 
 def test_reductions_over_different_rows_are_no_row_form() -> None:
@@ -138,7 +138,7 @@ def _random(kind: TensorType, rng: np.random.Generator) -> np.ndarray:
 def _reference(tiled: ROperator, given: Mapping[str, np.ndarray]) -> np.ndarray:
     values = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in given.items()}
     for c in tiled.computes:
-        values[c.name] = evaluate(c, values, precise=True)
+        values[c.name] = evaluate_compute(c, values, precise=True)
     return values[tiled.anchor.name]
 
 

@@ -34,8 +34,8 @@ ADA = {"COMPUTE_CAPABILITY_MINOR": 9, "COMPUTE_CAPABILITY_MAJOR": 8, "MAX_THREAD
 
 
 def asked(answers: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    monkeypatch.setattr(hardware, "attribute", lambda index, name: answers[name])
-    unit = Hardware(0, "H200 SXM", "gpu", 141 * 10**9, {"architecture": hardware.architecture(0)})
+    monkeypatch.setattr(hardware, "device_attribute", lambda index, name: answers[name])
+    unit = Hardware(0, "H200 SXM", "gpu", 141 * 10**9, {"architecture": hardware.device_architecture(0)})
     return hardware.gpu_of(unit)
 
 

@@ -10,7 +10,7 @@ from products import CASES
 
 from rammer.device.manifest import OpenOptions
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Load
 from rammer_testing.nonempty import some
 
@@ -22,7 +22,7 @@ from rammer.codegen.task_parameters import Unsuited
 from .cuda_choices import WARPS, choices
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.contraction.depth import depth_of
-from rammer_cuda.contraction.packing import Arrangement, Blocks, Cores, Rows, common_order, pack, pack_common
+from rammer_cuda.contraction.packing import Arrangement, Blocks, Cores, Rows, common_order, pack_common, pack_operand
 
 
 @pytest.mark.sampled(1, of="target")
@@ -59,7 +59,7 @@ def test_packing_holds_every_weight_once(block: int, rng: np.random.Generator) -
     operator, binding = CASES["three by three"]
     product = product_of(replace(operator, tile=(1, 12, 2, 13)), binding)
     depth = depth_of(product.main.reduce, block)
-    packing, _ = pack(product, product.a, 1, Blocks(16, depth))
+    packing, _ = pack_operand(product, product.a, 1, Blocks(16, depth))
     weights = rng.standard_normal((20, 16, 3, 3), dtype=np.float32)
     weights[weights == 0] = 1  # one in ten million is; padding is what is zero below
     packed = packing.make(weights)
@@ -95,7 +95,7 @@ def test_one_order_serves_all_tiles(order: Arrangement, case: str, rng: np.rando
         weights = rng.standard_normal(shape, dtype=np.float32)
         rows = packing.make(weights)[: common.size].reshape(-1, common.elements, common.wide)
         found = np.swapaxes(rows, 0, 1).reshape(common.elements, -1)
-        expected = evaluate(load, {"constant": weights})
+        expected = evaluate_compute(load, {"constant": weights})
         taps = expected.reshape(expected.shape[0], -1, expected.shape[-1])
         per = common.tap * common.wide or found.shape[1]
         for tap in range(taps.shape[1]):
@@ -121,7 +121,7 @@ def test_every_family_agrees_with_float64(case: str, rng: np.random.Generator) -
         inputs = {p.external: rng.random(binding.types[p.tensor].shape, dtype=np.float32) for p in program.inputs}
         values = {n: v.astype(np.float64) for n, v in (constants | inputs).items()}
         for c in tiled.computes:
-            values[c.name] = evaluate(c, values, precise=True)
+            values[c.name] = evaluate_compute(c, values, precise=True)
         loaded = backend.load(program, constants)
         have, again = (loaded.run(inputs).outputs["y"] for _ in range(2))
         loaded.close()

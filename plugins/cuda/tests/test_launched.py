@@ -21,9 +21,9 @@ from .cuda_on_host import on_host, told
 from .ranged_on_host import MODELS, RangedSearch, Step, points, runs_here, searched
 from rammer_cuda.compile import compile_all
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
-from rammer_cuda.executor import launched
+from rammer_cuda.executor import plan_launches
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch, consecutive
+from rammer_cuda.launches import Launch, first_consecutive
 from rammer_cuda.source import Writer, translation_unit
 
 PROGRAMS = [
@@ -59,7 +59,7 @@ class LaunchedRun:
         return [o for o in self.program.operators if written & {*o.outputs}]
 
     def _run(self, launch: Launch, kernel: TaskKernel, operators: Sequence[ROperator]) -> None:
-        tensors, first = self.memory.tensors, consecutive(launch.tasks)
+        tensors, first = self.memory.tensors, first_consecutive(launch.tasks)
         if first is not None and runs_here(kernel):
             host = HostKernel.of(kernel, self.search.binding, self.search.constants, on_host(kernel), len(launch.tasks))
             for name, values in run_on_host(host, {a.tensor: tensors[a.tensor].copy() for a in kernel.arguments}, first).items():
@@ -100,8 +100,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_launches_of_a_range_are_right(case: str, rng: np.random.Generator) -> None:
     """At both ends of the range and within, as kernels come from the cache; there they are as they were written."""
     search = searched(case, rng)
-    plan, kernels = launched(search.program, search.binding, search.backend.gpu, Writer(), kept=True)
-    _, again = launched(search.program, search.binding, search.backend.gpu, Restoring(), kept=True)
+    plan, kernels = plan_launches(search.program, search.binding, search.backend.gpu, Writer(), kept=True)
+    _, again = plan_launches(search.program, search.binding, search.backend.gpu, Restoring(), kept=True)
     assert told(again) == told(kernels)
     compile_all({n: translation_unit([k]) for n, k in kernels.items()}, "sm_90a")
     for point in some(points(search, rng) if COMPILER else [{}]):
@@ -123,5 +123,5 @@ def test_candidates_come_from_the_cache_as_they_were_written(case: str, rng: np.
         for tiled in some(listed[int(i)] for listed in families.values() for i in rng.permutation(len(listed))[:3]):
             program, constants = step.program(tiled)
             binding = Binding.of(program, constants)
-            made, again = (launched(program, binding, search.backend.gpu, w, kept=True) for w in (Writer(), Restoring()))
+            made, again = (plan_launches(program, binding, search.backend.gpu, w, kept=True) for w in (Writer(), Restoring()))
             assert told(again[1]) == told(made[1])

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("cuda.bindings")
 
 from rammer.device.manifest import OpenOptions
-from rammer.ir.at_length import PARTS, ending_axes, part_of, shorter
+from rammer.ir.at_length import PARTS, ending_axes, part_of, shrink_to_parts
 from rammer.ir.operator import ROperator
 from rammer_testing.nonempty import some
 
@@ -20,7 +20,7 @@ from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_all
 from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.families import family_of
-from rammer_cuda.horizontal_fusion import beside
+from rammer_cuda.horizontal_fusion import combine_kernels
 from rammer_cuda.kernels.lengths import ended
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel, translation_unit
@@ -146,7 +146,7 @@ def test_machine_code(case: str, rng: np.random.Generator) -> None:
     chosen = [listed[int(rng.integers(len(listed)))] for listed in some(kinds.values())]
     made = [ended(tiled, kernel, search.binding) for tiled, kernel in chosen]
     alike = [k for t, k in chosen if family_of(t).beside and not (t.endings or k.dynamic or k.blocks > 1)]
-    made += [beside([(k, (0,)), (alike[0], (0,))]) for k in alike]
+    made += [combine_kernels([(k, (0,)), (alike[0], (0,))]) for k in alike]
     compile_all({k.entry: translation_unit([k]) for k in made}, "sm_90a")
 
 
@@ -176,7 +176,7 @@ def test_an_operator_is_shorter_where_all_that_reads_it_ends() -> None:
     """Of attention the scores have fewer keys and rows, since all that reads them stops or ends there."""
     search = searched("heads", np.random.default_rng(0))
     (operator,) = search.program.operators
-    first, *_, last = shorter(operator)
+    first, *_, last = shrink_to_parts(operator)
     assert [c.shape for c in last.computes] == [c.shape for c in operator.computes]
     keys, scores = part_of(90, PARTS[0]), first.computes[0]
     assert scores.shape == (2, keys, keys)
@@ -192,7 +192,7 @@ def test_axes_of_one_extent_end_apart() -> None:
     scores = operator.computes[0]
     alone = replace(operator, computes=(scores,), connections=(), outputs=(scores.name,), stops=(), tile=(1, 64, 56))
     ends = tuple(replace(operator.endings[0], axis=a.name) for a in scores.axes[1:])
-    short = shorter(replace(alone, endings=ends), (0.6,))[0]
+    short = shrink_to_parts(replace(alone, endings=ends), (0.6,))[0]
     assert part_of(90, 0.6) == 64
     assert short.computes[0].shape == (2, 64, 90), "one tile of 64 rows, two of 56 columns"
 

@@ -15,7 +15,7 @@ from rammer.device.manifest import Binding, OpenOptions, Recorded, Span
 from rammer.frontend.bind.binder import bind
 from rammer.frontend.read.reader import read_model
 from rammer.ir.evaluate import run_graph
-from rammer.report.measured_trace import summarise
+from rammer.report.measured_trace import summarise_run
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 
@@ -25,9 +25,9 @@ pytest.importorskip("cuda.bindings")
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
-from rammer_cuda.horizontal_fusion import packed
+from rammer_cuda.horizontal_fusion import fuse_launches
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch, launches
+from rammer_cuda.launches import Launch, make_launches
 from rammer_cuda.source import translation_unit
 from rammer_cuda.trace import traced_tasks
 
@@ -56,7 +56,7 @@ def kernels_of(compiled: Compiled) -> tuple[ProgramSegment, Binding, list[Launch
     assert isinstance(segment, ProgramSegment)
     binding, backend = Binding.of(segment.program, segment.constants), target()
     kernels = backend.writer.all(segment.program.operators, binding)
-    plan, made = packed(launches(segment.program), kernels, segment.program, binding, backend.gpu)
+    plan, made = fuse_launches(make_launches(segment.program), kernels, segment.program, binding, backend.gpu)
     return segment, binding, plan, made
 
 
@@ -108,7 +108,7 @@ def test_records_of_a_kernel_of_several_launches_are_their_operators(rng: np.ran
     assert len(plan) == 1 and len(plan[0].parts) == count
     assert sorted(tasks) == sorted((o.name, k) for o in program.operators for k in range(o.task_count))
     spans = [Span(0, name, task, float(n), n + 1.0) for n, (name, task) in enumerate(tasks)]
-    assert [o.tasks for o in some(summarise(Recorded(program, spans), 132).operators)] == [
+    assert [o.tasks for o in some(summarise_run(Recorded(program, spans), 132).operators)] == [
         o.task_count for o in program.operators
     ]
 
@@ -131,7 +131,7 @@ def test_launches_keep_their_order() -> None:
     )
     compiled = Compiler(target(), store=KernelStore(None)).compile(bind(read_model(made), {}))
     segment, _, plan, _ = kernels_of(compiled)
-    before = launches(segment.program)
+    before = make_launches(segment.program)
     assert len(plan) < len(before)
     assert all(p < number for number, launch in enumerate(plan) for p in launch.after)
     names = [o for launch in plan for o in launch.operator.split("__")]

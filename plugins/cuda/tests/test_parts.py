@@ -31,13 +31,13 @@ pytest.importorskip("cuda.bindings")
 from .cuda_on_host import HostSearch, on_host, planted, problem_of, run_cases
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
-from rammer_cuda.device import source
+from rammer_cuda.device import device_source
 from rammer_cuda.families import family_of
 from rammer_cuda.kernels.part import dynamic_bytes, with_statics_at
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.persistent.bodies import callable_part, operator_bodies, pointed
+from rammer_cuda.persistent.bodies import callable_part, operator_bodies, pointee_types
 from rammer_cuda.persistent.dataflow import plan_words
-from rammer_cuda.persistent.fit_to_block import SHAPES, Fitted, fitted
+from rammer_cuda.persistent.fit_to_block import SHAPES, Fitted, fit_program
 from rammer_cuda.persistent.kernel_text import Body, kernel_text, part_function
 from rammer_cuda.persistent.task_table import KERNEL_BITS, EntryForm, make_table
 from rammer_cuda.source import task_kernel
@@ -62,7 +62,7 @@ def as_called(kernel: TaskKernel) -> TaskKernel:
     body = f"extern __shared__ __align__(16) char memory[];\n{call}"
     return replace(
         kernel,
-        device=source("part") + WAITS + source("constant") + kernel.device + function,
+        device=device_source("part") + WAITS + device_source("constant") + kernel.device + function,
         body=body,
         dynamic=dynamic_bytes(kernel),
     )
@@ -108,7 +108,7 @@ def segment_of(key: str) -> tuple[CudaBackend, ProgramSegment]:
 def rows_of(key: str) -> Fitted:
     """The same as rows of a persistent kernel."""
     backend, segment = segment_of(key)
-    return fitted(segment.program, Binding.of(segment.program, segment.constants), backend.gpu)
+    return fit_program(segment.program, Binding.of(segment.program, segment.constants), backend.gpu)
 
 
 @functools.cache
@@ -253,7 +253,7 @@ def test_auto_tries_programs_without_cells(graph: float, persistent: float, chos
     backend, segment = segment_of("resnext29_branches:small")
     assert not select.keeps_constants(segment.program)
     monkeypatch.setattr(select, "_launched_too", lambda program: False)
-    monkeypatch.setattr(select, "cached_fit", fitted)
+    monkeypatch.setattr(select, "cached_fit", fit_program)
     opened = select.open_executor(segment.program, segment.constants, backend.gpu, 0)
     assert isinstance(opened, Fake) and opened.seconds == (persistent if chosen == "persistent" else graph)
     assert written == [chosen] and [s.program.veus for s in built] == ([backend.gpu.sms * built[0].blocks] if graph else [])
@@ -293,7 +293,7 @@ def opened_beside(rows: Fake, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(select, "PersistentProgram", lambda *given: rows)
     monkeypatch.setattr(select.Cached, "read", lambda self: None)
     monkeypatch.setattr(select.Cached, "write", lambda self, value: pytest.fail("cached"))
-    monkeypatch.setattr(select, "cached_fit", fitted)
+    monkeypatch.setattr(select, "cached_fit", fit_program)
     backend, segment = segment_of("resnext29_branches:small")
     return select.open_executor(segment.program, segment.constants, backend.gpu, 0)
 
@@ -362,7 +362,7 @@ def alone(operator: ROperator, binding: Binding) -> str:
     kernel = callable_part(operator, binding)
     if kernel is None:
         return ""
-    body = Body(kernel.entry, kernel.device, pointed(kernel), part=kernel)
+    body = Body(kernel.entry, kernel.device, pointee_types(kernel), part=kernel)
     return kernel_text([body], EntryForm(2, 1, len(kernel.arguments)), 512)
 
 

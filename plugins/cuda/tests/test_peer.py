@@ -16,7 +16,17 @@ from rammer.errors import BadInput
 
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.gpu import TARGETS
-from rammer_cuda.peer.entries import LONG, SHORT, PeerEntry, PeerKind, blocks_of, device_text, exchange_text, records, spread_over
+from rammer_cuda.peer.entries import (
+    LONG,
+    SHORT,
+    PeerEntry,
+    PeerKind,
+    blocks_of,
+    device_text,
+    encode_entries,
+    exchange_text,
+    spread_over,
+)
 from rammer_cuda.peer.layout import LINE, SLOT, PeerLayout, Route
 
 COMPILER = shutil.which("g++")
@@ -124,7 +134,7 @@ def tables(plan: PeerLayout) -> str:
         return device * size + plan.words[device][name, kind]
 
     def text(entry: PeerEntry) -> str:
-        record = records([entry])[0]
+        record = encode_entries([entry])[0]
         return "{" + ", ".join(str(int(record[f])) for f in (*LONG, *SHORT)) + "}"
 
     lines = {"writes": list[str](), "waits": list[str](), "credits": list[str](), "slots": list[str]()}
@@ -242,11 +252,11 @@ def test_words_and_slots_of_all_transfers_lie_apart(rng: np.random.Generator) ->
 def test_entries_are_spread_over_blocks_and_counted() -> None:
     put = PeerEntry(PeerKind.PUT, 3, 128, 256, 512, 2, 1024, 2048, 100_000)
     both = [spread_over(put, 64, 16 << 10), PeerEntry(PeerKind.WAIT, 1, 128, 256)]
-    assert blocks_of(both) == 8 and [int(r["first"]) for r in records(both)[:2]] == [0, 7]
+    assert blocks_of(both) == 8 and [int(r["first"]) for r in encode_entries(both)[:2]] == [0, 7]
     assert spread_over(put, 4, 1024).blocks == 4 and spread_over(replace(put, nbytes=0), 4, 1024).blocks == 1
     with pytest.raises(ValueError, match="aligned"):
-        records([replace(put, to=1028)])
+        encode_entries([replace(put, to=1028)])
     with pytest.raises(ValueError, match="33 entries"):
-        records([put] * 33)
+        encode_entries([put] * 33)
     with pytest.raises(BadInput, match="0 runs"):
         PeerLayout((), 2, 0)

@@ -25,7 +25,7 @@ from rammer.distributed.transport.counters import Counters
 from rammer.distributed.transport.measure_links import ROUNDS, WARM, measured_links
 from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.protocol import Endpoint, RunsParts, Site, TimesItself
-from rammer.distributed.transport.transport_registry import choose
+from rammer.distributed.transport.transport_registry import choose_transport
 from rammer.errors import DeviceFailure, DeviceUnavailable
 from rammer.frontend.read.reader import read_model
 from rammer.tuning.kernel_store import KernelStore
@@ -35,7 +35,7 @@ from rammer_testing.small_models import dense_layers
 from .fake_gpus import HostBackend, HostEnd, HostMemory, host_cupy, host_place
 from rammer_cuda.peer import exchange, fabric, symmetric
 from rammer_cuda.peer import part as module
-from rammer_cuda.peer.fabric import PeerEndpoint, check_apart, connects, heard, told
+from rammer_cuda.peer.fabric import PeerEndpoint, check_apart, connects, decode_offer, encode_offer
 from rammer_cuda.peer.layout import PeerLayout, Route
 from rammer_cuda.peer.memory import Offer
 
@@ -275,8 +275,8 @@ def test_gpus_that_cannot_be_joined_are_told_why() -> None:
 def test_what_nvshmem_lacks_is_said() -> None:
     sites = [Site(f"cuda:{n}", "gpu", n, apart=True) for n in range(2)]
     with pytest.raises(DeviceUnavailable, match=r"nvshmem: needs nvshmem4py, which was not found: pip install"):
-        choose(Registry(), sites, "nvshmem")
-    assert choose(Registry(), sites).name == "messages"
+        choose_transport(Registry(), sites, "nvshmem")
+    assert choose_transport(Registry(), sites).name == "messages"
     assert "one process" in (symmetric.connects(replace(sites[0], process=1), sites[1]) or "")
     assert "no GPU of cuda" in (symmetric.connects(Site("rocm", "cpu"), sites[1]) or "")
     assert symmetric.connects(*sites) is None
@@ -305,10 +305,10 @@ def test_copies_of_what_departs_lie_apart(rng: np.random.Generator) -> None:
 
 def test_offers_are_told_as_text() -> None:
     offer = Offer(17, 1 << 40, bytes(range(64)), "0000:3b:00.0")
-    assert heard(told(offer)) == offer
+    assert decode_offer(encode_offer(offer)) == offer
     for text in ("", "{}", "[1]", '{"process": 1, "address": 2, "handle": "zz", "bus": ""}'):
         with pytest.raises(DeviceFailure, match="offers no memory"):
-            heard(text)
+            decode_offer(text)
 
 
 def test_one_gpu_is_not_two_devices() -> None:

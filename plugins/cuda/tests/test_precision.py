@@ -9,7 +9,7 @@ import pytest
 from products import CASES, matmul
 
 from rammer.device.manifest import Array, Binding, OpenOptions
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
 from rammer_testing.nonempty import some
@@ -141,10 +141,10 @@ def _reference(operator: ROperator, values: dict[str, Array], precision: str) ->
     main = operator.computes[0]
     known = {n: v.astype(np.float64) for n, v in values.items()}
     rounded = {n: ROUNDED[precision](values[n]).astype(np.float64) for n in main.reads} if precision in ROUNDED else known
-    known[main.name] = evaluate(main, rounded, precise=True)
+    known[main.name] = evaluate_compute(main, rounded, precise=True)
     for c in operator.computes[1:]:
         known = {n: v.astype(np.float16).astype(np.float64) for n, v in known.items()} if precision == "float16" else known
-        known[c.name] = evaluate(c, known, precise=True)
+        known[c.name] = evaluate_compute(c, known, precise=True)
     return known["y"]
 
 

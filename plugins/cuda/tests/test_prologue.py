@@ -15,7 +15,7 @@ from rammer.codegen.contraction_form import product_of, roles_of
 from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
@@ -28,7 +28,7 @@ pytest.importorskip("cuda.bindings")
 from .cuda_choices import WARPGROUPS, WARPS, choices
 from .host_wgmma import run_warpgroups
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.device import source
+from rammer_cuda.device import device_source
 from rammer_cuda.families import FAMILIES
 from rammer_cuda.family import Family
 from rammer_cuda.generic.cost import SHARE
@@ -84,7 +84,7 @@ def everything(binding: Binding) -> dict[str, Storage]:
 def reference(tiled: ROperator, given: Mapping[str, np.ndarray]) -> np.ndarray:
     values = {n: v.astype(np.float64) for n, v in given.items()}
     for c in tiled.computes:
-        values[c.name] = evaluate(c, values, precise=True)
+        values[c.name] = evaluate_compute(c, values, precise=True)
     return values["y"]
 
 
@@ -165,7 +165,7 @@ def test_what_is_changed_is_what_was_copied(case: str) -> None:
 def ffma_on_host(kernel: TaskKernel) -> str:
     """The text of a ``gemm`` kernel with what its copies do."""
     shared = f"alignas(16) static float shared[{kernel.shared // 4}];"
-    text = kernel.text.replace(source("copies"), HOST)
+    text = kernel.text.replace(device_source("copies"), HOST)
     return text.replace("extern __shared__ __align__(16) float shared[];", shared)
 
 

@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("cuda.bindings")
 
-from rammer.codegen.rowform import RowForm, accesses, joinable, step
+from rammer.codegen.rowform import RowForm, address_step, can_join_axes, collect_accesses
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir import expr as ex
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 from rammer_testing.cases import Sampler
@@ -84,7 +84,7 @@ class Threads:
 def at(load: Load, values: Mapping[str, Array], strides: tuple[int, ...]) -> Array:
     """Elements from the storage's first one to where ``load`` reads, thread by thread."""
     total = np.zeros(len(next(iter(values.values()))), np.int64)
-    forms = [f for f in map(ex.affine, load.indices) if f is not None]
+    forms = [f for f in map(ex.affine_form, load.indices) if f is not None]
     assert len(forms) == len(load.indices)
     for stride, (steps, first) in zip(strides, forms, strict=True):
         total += stride * (first + sum((values[a] * n for a, n in steps.items()), np.zeros_like(total)))
@@ -95,12 +95,12 @@ def followed(operator: ROperator, binding: Binding, random: Random) -> tuple[flo
     """Lines and sectors of loads, then of stores, as ``row_traffic`` counts them, by what every thread of some tasks does."""
     form = rows_of(operator, binding).form
     strides = {n: binding.storages[n].strides for n in (*operator.inputs, *operator.outputs)}
-    found, counts = accesses(form), np.zeros(4)
+    found, counts = collect_accesses(form), np.zeros(4)
     tasks = random.sample(range(operator.task_count), min(TASKS, operator.task_count))
     for task in tasks:
         for load in found.loads:
             threads, stored = Threads.of(form, task), load.tensor in operator.outputs
-            own, block = access(threads, load, found.elements, found.rows, binding, joinable(form, strides))
+            own, block = access(threads, load, found.elements, found.rows, binding, can_join_axes(form, strides))
             kept = [a[m] for a, m in own] if stored else [a for a, _ in own]
             counts[2 * stored] += sum(len(np.unique(a // 128)) for a in kept if a.size)
             counts[2 * stored + 1] += (
@@ -126,10 +126,10 @@ def access(
             digits = np.unravel_index(start + v, [a.extent for a in form.elements])
             place = at(load, values | dict(zip((e.axis for e in element_axes), digits, strict=True)), storage.strides)
             found.append((storage.offset + place) * 4)
-        steps = [step(load, storage.strides, r) for r in row_axes]
+        steps = [address_step(load, storage.strides, r) for r in row_axes]
         first = storage.offset + at(load, dict.fromkeys(values | dict.fromkeys(axes), np.zeros(1, np.int64)), storage.strides)[0]
         even = all(n is not None and n % 4 == 0 for n in (*steps, int(first)))
-        wide = s.vector == 4 and joined and not by_row and even and step(load, storage.strides, element_axes[-1]) == 1
+        wide = s.vector == 4 and joined and not by_row and even and address_step(load, storage.strides, element_axes[-1]) == 1
         for group in [np.stack(found, 1)] if wide else [f[:, None] for f in found]:
             for w in range(0, s.threads, WARP):
                 there_too = np.repeat(there[w : w + WARP], group.shape[1])
@@ -195,7 +195,7 @@ def agrees_on_the_host(tiled: ROperator, binding: Binding, seed: int) -> None:
     have = run_on_host(HostKernel.of(task_kernel(tiled, binding), binding, given, blocks=tiled.task_count), given)
     values = {n: v.astype(np.float64) for n, v in given.items()}
     for c in tiled.computes:
-        values[c.name] = evaluate(c, values, precise=True)
+        values[c.name] = evaluate_compute(c, values, precise=True)
     for name in some(tiled.outputs):
         want = values[name]
         assert np.linalg.norm(have[name] - want) <= 3e-6 * np.linalg.norm(want) + 1e-30, f"{name} of {tiled.head()}"

@@ -19,7 +19,7 @@ from rammer.ir.compute import Compute
 from rammer.ir.operator import RKernel, ROperator, Written
 from rammer.schedule.ios import IOS
 from rammer.schedule.policy import OperatorGraph
-from rammer.schedule.task_placement import fastest, leanest, side_by_side
+from rammer.schedule.task_placement import fastest_kernel, leanest_kernel, side_by_side
 from rammer.schedule.wavefront import Wavefront
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
@@ -27,7 +27,7 @@ from rammer_testing.nonempty import some
 from rammer_cuda.backend import open_backend
 from rammer_cuda.families import family_of
 from rammer_cuda.gpu import TARGETS
-from rammer_cuda.persistent.fit_to_block import CROWD, SEARCH, fitted, together
+from rammer_cuda.persistent.fit_to_block import CROWD, SEARCH, choose_together, fit_program
 
 DEVICE = TARGETS["sm_90a"].vdevice
 
@@ -54,10 +54,12 @@ def test_choices_of_a_wave_cost_no_more_than_the_fastest_or_the_leanest_of_all(m
         )
         for m in range(members)
     }
-    made, _ = together(OperatorGraph(kernels, dict.fromkeys(kernels, ())), DEVICE)
+    made, _ = choose_together(OperatorGraph(kernels, dict.fromkeys(kernels, ())), DEVICE)
     assert all(len(made.kernels[n]) == 1 and made.kernels[n][0] in kernels[n] for n in some(kernels))
     mine = cost([made.kernels[n][0] for n in kernels])
-    assert mine <= cost([fastest(kernels[n], DEVICE) for n in kernels]) and mine <= cost([leanest(kernels[n]) for n in kernels])
+    assert mine <= cost([fastest_kernel(kernels[n], DEVICE) for n in kernels]) and mine <= cost(
+        [leanest_kernel(kernels[n]) for n in kernels]
+    )
 
 
 def test_a_short_operator_is_few_tasks_beside_a_long_one() -> None:
@@ -65,7 +67,7 @@ def test_a_short_operator_is_few_tasks_beside_a_long_one() -> None:
     long = (choice("long", 108, 5e-6), choice("long", 54, 9.5e-6))
     short = (choice("short", 108, 2e-6), choice("short", 24, 4.5e-6), choice("short", 6, 18e-6))
     graph = OperatorGraph({"long": long, "short": short}, {"long": (), "short": ()})
-    made, _ = together(graph, DEVICE)
+    made, _ = choose_together(graph, DEVICE)
     assert {n: k[0].operator.task_count for n, k in made.kernels.items()} == {"long": 108, "short": 24}
     assert Wavefront()(made, DEVICE).predicted < Wavefront()(graph, DEVICE).predicted
 
@@ -78,7 +80,7 @@ def test_stages_of_rows_placed_anew_are_searched_for_seconds(monkeypatch: pytest
     assert isinstance(segment, ProgramSegment)
     asked, search = list[IOS](), IOS.search
     monkeypatch.setattr(IOS, "search", lambda self, *given: asked.append(self) or search(self, *given))
-    fitted(segment.program, Binding.of(segment.program, segment.constants), TARGETS["sm_90a"])
+    fit_program(segment.program, Binding.of(segment.program, segment.constants), TARGETS["sm_90a"])
     assert all((policy.r, policy.s, policy.seconds) == (1, 2, SEARCH) for policy in some(asked))
 
 
@@ -93,7 +95,7 @@ def test_kernels_chosen_for_rows_round_operands_as_the_program_does(precision: s
     program = segment.program
     wanted = {c.name: family_of(o).operand_rounding for o in program.operators for c in o.computes if c.kind == "contraction"}
     assert any(wanted.values()) == (precision != "float32"), "no product was rounded"
-    made = fitted(program, Binding.of(program, segment.constants), TARGETS["sm_90a"]).program
+    made = fit_program(program, Binding.of(program, segment.constants), TARGETS["sm_90a"]).program
     changed = {o.name for o in made.operators} - {o.name for o in program.operators}
     assert changed or made.operators != program.operators, "no kernel was chosen again"
     for o in some(o for o in made.operators if any(c.kind == "contraction" for c in o.computes)):

@@ -9,7 +9,7 @@ import pytest
 
 from rammer.device.manifest import Array, Binding, OpenOptions
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
 from rammer_testing.nonempty import some
@@ -27,8 +27,8 @@ from .cuda_choices import WARPGROUPS, choices
 from .host_wgmma import run_warpgroups
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
-from rammer_cuda.contraction.kernel import Contraction, Producers, contraction
-from rammer_cuda.contraction.packing import cores, rounded_to_tf32
+from rammer_cuda.contraction.kernel import Contraction, Producers, contraction_kernel
+from rammer_cuda.contraction.packing import rounded_to_tf32, to_core_matrices
 from rammer_cuda.contraction.staging import HALF_CORES
 from rammer_cuda.contraction.warpgroup import WGMMA_F16
 from rammer_cuda.emulator.launch import COMPILER
@@ -107,9 +107,9 @@ def reference(tiled: ROperator, values: dict[str, Array], precision: str) -> Arr
     main: Compute = tiled.computes[0]
     known = {n: v.astype(np.float64) for n, v in values.items()}
     rounded = {n: rounded_to_tf32(values[n]).astype(np.float64) for n in main.reads} if precision == "tf32" else known
-    known[main.name] = evaluate(main, rounded, precise=True)
+    known[main.name] = evaluate_compute(main, rounded, precise=True)
     for c in tiled.computes[1:]:
-        known[c.name] = evaluate(c, known, precise=True)
+        known[c.name] = evaluate_compute(c, known, precise=True)
     return known["y"]
 
 
@@ -152,7 +152,7 @@ def test_kernels_on_host_threads(precision: str, case: str, late_copies: tuple[b
 
 def test_core_matrices_of_float16_hold_eight_products_of_a_column() -> None:
     values = np.arange(32 * 24, dtype=np.float16).reshape(32, 24)
-    packed = cores(values)
+    packed = to_core_matrices(values)
     assert packed.dtype == np.float16 and packed.shape == (4, 1, 3, 8, 8)
     assert packed[3, 0, 2, 5, 6] == values[24 + 6, 16 + 5]
     # The place of Cores.place and of the descriptor: 16 bytes at product k of column n are number k / 8 * 24 + n.
@@ -245,10 +245,10 @@ def test_operands_without_16_bytes_together_are_refused() -> None:
     assert not choices(backend(), odd, binding, WARPGROUPS, 4)
     tiled = replace(odd, tile=(64, 64), family="gemm_wgmma_f16", config=(("bk", 64), ("down", 1)))
     with pytest.raises(Unsuited, match="16 bytes"):
-        contraction(tiled, binding)
+        contraction_kernel(tiled, binding)
     even, bound = HALVES["scores"]
     with pytest.raises(Unsuited, match="halos"):
-        contraction(replace(even, tile=(1, 64, 40), family="gemm_wgmma_f16", config=(("bk", 64), ("halo", 1))), bound)
+        contraction_kernel(replace(even, tile=(1, 64, 40), family="gemm_wgmma_f16", config=(("bk", 64), ("halo", 1))), bound)
 
 
 #: A register overwritten while products read it showed in "crowded" alone, and not in every run.

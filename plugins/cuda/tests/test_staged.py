@@ -33,7 +33,7 @@ from rammer_testing.single import subjects
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.families import family_of
-from rammer_cuda.generic.cost import GENERIC, MAP_START, suits
+from rammer_cuda.generic.cost import GENERIC, MAP_START, is_suitable
 from rammer_cuda.generic.staged import START
 
 
@@ -85,7 +85,7 @@ def test_kernels_that_keep_values_on_chip_take_what_they_took(name: str) -> None
     backend = target()
     program, binding = compiled(proto(), backend)
     tiled = replace(program.operators[-1], tile=tile, family="", config=())
-    assert not suits(tiled)
+    assert not is_suitable(tiled)
     found = GENERIC.seconds(tiled, binding, backend.gpu) * 1e6
     assert took / 1.35 < found < took * 1.35
     assert backend.kernel(tiled, binding).operator_time(backend.gpu.sms) == pytest.approx(found / 1e6)

@@ -30,7 +30,7 @@ from rammer_testing.nonempty import some
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.gpu import TARGETS
-from rammer_cuda.persistent.fit_to_block import PartedSum, fitted, together
+from rammer_cuda.persistent.fit_to_block import PartedSum, choose_together, fit_program
 from rammer_cuda.persistent.split_reductions import LEAST, PARTS, split_sums
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -62,7 +62,7 @@ def compiled(model: onnx.ModelProto) -> tuple[CudaBackend, ProgramSegment]:
 
 def rows_of(model: onnx.ModelProto) -> tuple[ProgramSegment, RProgram]:
     backend, segment = compiled(model)
-    return segment, fitted(segment.program, Binding.of(segment.program, segment.constants), backend.gpu).program
+    return segment, fit_program(segment.program, Binding.of(segment.program, segment.constants), backend.gpu).program
 
 
 @pytest.mark.sampled(3)
@@ -141,7 +141,7 @@ def test_branches_are_in_parts_where_two_waves_end_before_the_one(seconds: float
         split = next(s for s in split_sums(o, known_of(o)) if s.partial.anchor.axes[1].extent == 2)
         sums[name] = [PartedSum(split, (kernel(split.partial, 8, seconds / 2),), (kernel(split.rest, 1, 1e-6),))]
     graph = OperatorGraph(kernels, dict.fromkeys(kernels, ()))
-    made, found = together(graph, DEVICE, sums)
+    made, found = choose_together(graph, DEVICE, sums)
     assert len(found) == 16 * taken and len(made.kernels) == 16 * (1 + taken)
     assert all(made.after[n] == ((f"{n}_parts",) if taken else ()) for n in some(kernels))
     assert Wavefront()(made, DEVICE).predicted <= Wavefront()(graph, DEVICE).predicted

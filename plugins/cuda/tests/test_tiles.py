@@ -20,7 +20,7 @@ from .test_single import TOLERANCE, alone, backend, given, reference
 from rammer_cuda.contraction.block import warpgroup_shape
 from rammer_cuda.contraction.cost import WGMMA_TF32X3_COST
 from rammer_cuda.contraction.depth import taps_of
-from rammer_cuda.contraction.tiles import FULLER, LEAST_WIDE, filled, patches, task_count, tile_parts
+from rammer_cuda.contraction.tiles import FULLER, LEAST_WIDE, filled_fraction, patch_tiles, task_count, tile_parts
 from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.source import task_kernel
 
@@ -35,15 +35,15 @@ def test_patches_are_offered_where_rows_leave_groups_empty(rng: np.random.Genera
     for _ in range(300):
         extents = [*([int(rng.integers(1, 3))] if rng.integers(2) else []), *(int(n) for n in rng.integers(1, 200, 2))]
         others = tile_parts(extents, 8, 256, frozenset())
-        best = max(filled(extents, t, 64) for t in others)
-        offered.append((extents, best, patches(extents, 64, 256, others)))
+        best = max(filled_fraction(extents, t, 64) for t in others)
+        offered.append((extents, best, patch_tiles(extents, 64, 256, others)))
     for extents, best, found in some([o for o in offered if o[2]]):
         assert len({(-(-math.prod(t) // 64), task_count(tuple(extents), t)) for t in found}) == len(found)
-        assert all(FULLER * best <= filled(extents, t, 64) <= 1 and math.prod(t) <= 256 for t in found)
+        assert all(FULLER * best <= filled_fraction(extents, t, 64) <= 1 and math.prod(t) <= 256 for t in found)
         assert all(LEAST_WIDE <= t[-1] < extents[-1] and 2 <= t[-2] <= extents[-2] for t in found)
-    assert not patches([56, 56], 64, 256, tile_parts([56, 56], 8, 256, frozenset()))
-    assert not patches([3136], 64, 256, tile_parts([3136], 8, 256, frozenset()))
-    assert patches([75, 86], 64, 256, tile_parts([75, 86], 8, 256, frozenset()))
+    assert not patch_tiles([56, 56], 64, 256, tile_parts([56, 56], 8, 256, frozenset()))
+    assert not patch_tiles([3136], 64, 256, tile_parts([3136], 8, 256, frozenset()))
+    assert patch_tiles([75, 86], 64, 256, tile_parts([75, 86], 8, 256, frozenset()))
 
 
 @pytest.mark.parametrize("channels, halos", [(8, 1), (32, 1), (33, 2), (96, 2)])

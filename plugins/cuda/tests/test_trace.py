@@ -15,7 +15,7 @@ from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compile_options import CompileOptions
 from rammer.compiler.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions, Tracer
-from rammer.report.measured_trace import summarise
+from rammer.report.measured_trace import summarise_run
 from rammer.runtime.model_source import open_source
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
@@ -77,7 +77,7 @@ def test_both_executors_trace_and_bind(name: str, executor: str, rng: np.random.
     from rammer_cuda.executor import CudaProgram, Room
     from rammer_cuda.hardware import gpu_of, probe_gpus
     from rammer_cuda.persistent.persistent_executor import PersistentProgram
-    from rammer_cuda.trace import trace, trace_persistent
+    from rammer_cuda.trace import record_trace, trace_persistent
 
     model = MODELS[name]
     compiler = Compiler(open_backend(OpenOptions()), CompileOptions(), KernelStore(None))
@@ -88,7 +88,7 @@ def test_both_executors_trace_and_bind(name: str, executor: str, rng: np.random.
     loaded: CudaProgram | PersistentProgram
     if executor == "graph":
         loaded = CudaProgram(segment.program, segment.constants, Room(gpu, 0))
-        found = trace(loaded, inputs)
+        found = record_trace(loaded, inputs)
     else:
         loaded = PersistentProgram(segment.program, segment.constants, gpu, 0)
         found = trace_persistent(loaded, inputs)
@@ -117,7 +117,7 @@ def test_a_trace_has_every_task(name: str, rng: np.random.Generator) -> None:
     tasks = {(o.name, i) for o in run.program.operators for i in range(o.task_count)}
     assert {(s.operator, s.index) for s in run.spans} == tasks
     assert all(0 <= s.start <= s.end < 1e-2 and 0 <= s.veu < exe.backend.vdevice.veus for s in some(run.spans))
-    summary = summarise(run, exe.backend.vdevice.veus)
+    summary = summarise_run(run, exe.backend.vdevice.veus)
     assert 0 < summary.utilisation <= 1 and 0 <= summary.idle < 1
     # An operator starts after those that it reads have ended.
     assert all(o.gap >= -1e-7 for o in some(summary.operators))

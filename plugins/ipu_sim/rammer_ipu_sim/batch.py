@@ -27,11 +27,11 @@ from rammer_ipu_sim.spans import (
     Spans,
     axis_spans,
     is_affine,
-    join,
+    join_boxes,
     load_spans,
-    pin,
-    propagate,
-    written,
+    pin_indices,
+    propagate_boxes,
+    written_boxes,
 )
 from rammer_ipu_sim.supersteps import Batch
 
@@ -116,24 +116,24 @@ class _Planner:
         self.operator = self.batch.operator
         self.rank = len(self.batch.coordinates)
         output = output_spans(self.batch, clip=False)
-        self.written = written(self.operator, output)
-        self.spans = propagate(self.operator, output, self.types, clip=False)
+        self.written = written_boxes(self.operator, output)
+        self.spans = propagate_boxes(self.operator, output, self.types, clip=False)
         self.inside = {c.name for c in self.operator.computes}
         self.pinned = {
-            c.name: pin(c.body, axis_spans(c, self._uniform(c.name), self.rank), self.rank)
+            c.name: pin_indices(c.body, axis_spans(c, self._uniform_spans(c.name), self.rank), self.rank)
             for c in self.operator.computes
             if c.name in self.spans
         }
         self.sources: dict[tuple[str, Load], StagedOperand] = {}
-        self.stages = self._stages()
+        self.stages = self._stage_operands()
         self.held: dict[str, LocalBox] = {}
 
     def plan(self) -> BatchPlan:
         """Rewrite every needed Compute in order, then copy out outputs held in larger boxes."""
-        drafts = [s for c in self.operator.computes if c.name in self.spans for s in self._rewrite(c)]
+        drafts = [s for c in self.operator.computes if c.name in self.spans for s in self._rewrite_compute(c)]
         outputs = []
         for name in self.operator.outputs:
-            if self._fits(name):
+            if self._has_exact_box(name):
                 outputs.append((name, name))
                 continue
             drafts += self._copy(name)
@@ -143,7 +143,7 @@ class _Planner:
 
     # --- what the exchange delivers -----------------------------------------------------------
 
-    def _stages(self) -> tuple[StagedOperand, ...]:
+    def _stage_operands(self) -> tuple[StagedOperand, ...]:
         groups: dict[tuple[str, str, bool], list[tuple[str, Load, Spans, int]]] = {}
         position = 0
         for c in self.operator.computes:
@@ -158,24 +158,24 @@ class _Planner:
                 position += 1
         result: list[StagedOperand] = []
         for members in groups.values():
-            for part in _merged(members):
-                stage = self._stage(f"__s{len(result)}", part)
+            for part in _merge_deliveries(members):
+                stage = self._make_stage(f"__s{len(result)}", part)
                 self.sources.update({(c, load): stage for c, load, _, _ in part})
                 result.append(stage)
         return tuple(result)
 
-    def _stage(self, name: str, members: list[tuple[str, Load, Spans, int]]) -> StagedOperand:
-        spans = _hull([m[2] for m in members])
+    def _make_stage(self, name: str, members: list[tuple[str, Load, Spans, int]]) -> StagedOperand:
+        spans = _box_hull([m[2] for m in members])
         load = members[0][1]
         loads = tuple(m[3] for m in members)
-        return StagedOperand(name, spans, self._dims(spans), load.tensor, load.fill, loads)
+        return StagedOperand(name, spans, self._grid_dims(spans), load.tensor, load.fill, loads)
 
-    def _dims(self, spans: Spans) -> tuple[int, ...]:
+    def _grid_dims(self, spans: Spans) -> tuple[int, ...]:
         return np.broadcast_shapes((1,) * self.rank, *[s.low.shape for s in spans])
 
     # --- rewriting ----------------------------------------------------------------------------
 
-    def _fits(self, name: str) -> bool:
+    def _has_exact_box(self, name: str) -> bool:
         pairs = zip(self.spans[name], self.written[name], strict=True)
         return all(a.low.shape == b.low.shape and np.all(a.low == b.low) and np.all(a.high == b.high) for a, b in pairs)
 
@@ -183,15 +183,15 @@ class _Planner:
         axes = next(c.axes for c in self.operator.computes if c.name == name)
         compute = Compute(f"__out_{name}", self.types[name].dtype, axes, Load(name, tuple(Ref(a.name) for a in axes)))
         self.spans[compute.name] = self.written[name]
-        return self._rewrite(compute)
+        return self._rewrite_compute(compute)
 
-    def _uniform(self, name: str) -> Spans:
+    def _uniform_spans(self, name: str) -> Spans:
         return tuple(s.uniform() for s in self.spans[name])
 
-    def _rewrite(self, c: Compute) -> list[Step]:
+    def _rewrite_compute(self, c: Compute) -> list[Step]:
         """The Compute over the batch's grid, after the operands that must be unfolded first."""
-        spans = self._uniform(c.name)
-        body, axes = self.pinned.get(c.name) or pin(c.body, axis_spans(c, spans, self.rank), self.rank)
+        spans = self._uniform_spans(c.name)
+        body, axes = self.pinned.get(c.name) or pin_indices(c.body, axis_spans(c, spans, self.rank), self.rank)
         scope = _Rewriting(self, c, {name: s.low for name, s in axes.items()})
         local = scope.value(body)
         extents = [int(s.size.max(initial=0)) for s in spans]
@@ -200,10 +200,10 @@ class _Planner:
         dims = tuple(len(self.batch.coordinates[i]) if i in scope.used else 1 for i in range(self.rank))
         self.held[c.name] = LocalBox(c.name, spans, dims)
         compute = Compute(c.name, c.dtype, (*grid, *inner), local, c.reduce, c.combiner)
-        first, compute = self._unfold(compute)
+        first, compute = self._unfold_operands(compute)
         return [*first, Step(compute, self.held[c.name], (), (*dims, *extents))]
 
-    def _unfold(self, compute: Compute) -> tuple[list[Step], Compute]:
+    def _unfold_operands(self, compute: Compute) -> tuple[list[Step], Compute]:
         """Gather a contraction's operands that are not affine over their own axes: BLAS can take them."""
         operands = contraction_operands(compute)
         if operands is None:
@@ -238,34 +238,34 @@ class _Planner:
         return copy
 
 
-def _merged(members: list[tuple[str, Load, Spans, int]]) -> list[list[tuple[str, Load, Spans, int]]]:
+def _merge_deliveries(members: list[tuple[str, Load, Spans, int]]) -> list[list[tuple[str, Load, Spans, int]]]:
     """One delivery for all loads where their hull is no larger than the boxes one by one."""
     if len(members) == 1:
         return [members]
-    together = _volume(_hull([m[2] for m in members]))
+    together = _box_volume(_box_hull([m[2] for m in members]))
     distinct: list[list[tuple[str, Load, Spans, int]]] = []
     for member in members:
-        match = next((d for d in distinct if _equal(d[0][2], member[2])), None)
+        match = next((d for d in distinct if _is_same_box(d[0][2], member[2])), None)
         if match is None:
             distinct.append([member])
         else:
             match.append(member)
-    return [members] if together <= sum(_volume(d[0][2]) for d in distinct) else distinct
+    return [members] if together <= sum(_box_volume(d[0][2]) for d in distinct) else distinct
 
 
-def _hull(boxes: list[Spans]) -> Spans:
+def _box_hull(boxes: list[Spans]) -> Spans:
     spans = boxes[0]
     for box in boxes[1:]:
-        if not _equal(spans, box):
-            spans = join(spans, box)
+        if not _is_same_box(spans, box):
+            spans = join_boxes(spans, box)
     return tuple(s.uniform() for s in spans)
 
 
-def _equal(a: Spans, b: Spans) -> bool:
+def _is_same_box(a: Spans, b: Spans) -> bool:
     return all(np.array_equal(p.low, q.low) and np.array_equal(p.high, q.high) for p, q in zip(a, b, strict=True))
 
 
-def _volume(spans: Spans) -> int:
+def _box_volume(spans: Spans) -> int:
     return math.prod(int(s.size.max(initial=0)) for s in spans)
 
 
@@ -281,7 +281,7 @@ class _Rewriting:
     def value(self, e: Expr) -> Expr:
         """``e`` in local axes, with the same value."""
         if isinstance(e, Ref):
-            return self._plus(self._own(e.axis), self.low[e.axis])
+            return self._add_values(self._own(e.axis), self.low[e.axis])
         if isinstance(e, Load):
             return self._load(e)
         if isinstance(e, Table):
@@ -289,21 +289,21 @@ class _Rewriting:
             top = Op("min", (self.value(e.index), integer(len(e.values) - 1)))
             return Table(e.values, Op("max", (top, integer(0))), e.dtype)
         if isinstance(e, Cast | Op):
-            return ex.rebuild(e, tuple(self.value(k) for k in ex.children(e)))
+            return ex.rebuild_expr(e, tuple(self.value(k) for k in ex.children(e)))
         return e
 
     def _own(self, axis: str) -> Expr:
         """The axis counted from its first value; axes that ``pin`` added have no other."""
         return integer(0) if axis.startswith(PIN) else Ref(axis)
 
-    def _plus(self, e: Expr, values: Numbers) -> Expr:
+    def _add_values(self, e: Expr, values: Numbers) -> Expr:
         """``e`` plus an array over the grid."""
         if values.size == 0 or np.all(values == values.flat[0]):
             first = int(values.flat[0]) if values.size else 0
-            return ex.add(e, first)
-        return Op("add", (e, Load(self.planner.table(values), self._grid(values.shape))))
+            return ex.make_add(e, first)
+        return Op("add", (e, Load(self.planner.table(values), self._grid_indices(values.shape))))
 
-    def _grid(self, dims: tuple[int, ...]) -> tuple[Expr, ...]:
+    def _grid_indices(self, dims: tuple[int, ...]) -> tuple[Expr, ...]:
         self.used |= {i for i, n in enumerate(dims) if n > 1}
         return tuple(Ref(f"__g{i}") if n > 1 else integer(0) for i, n in enumerate(dims))
 
@@ -311,7 +311,7 @@ class _Rewriting:
         interior = load.tensor in self.planner.inside
         held: LocalBox = self.planner.held[load.tensor] if interior else self.planner.sources[self.compute.name, load]
         name, dims, fixed = held.name, held.dims, is_affine(load)
-        if interior and load.fill is not None and self._leaves(load, held):
+        if interior and load.fill is not None and self._can_leave_tensor(load, held):
             name = self.planner.masked(name, load.fill)
             dims = np.broadcast_shapes(dims, *[s.low.shape for s in held.spans])
         indices = []
@@ -321,21 +321,21 @@ class _Rewriting:
             indices.append(local)
         dtype = self.planner.types[load.tensor].dtype
         missing = load.fill if load.fill is not None and not is_affine(load) else poison_value(dtype)
-        return Load(name, (*self._grid(dims), *indices), None if fixed else missing)
+        return Load(name, (*self._grid_indices(dims), *indices), None if fixed else missing)
 
     def _index(self, index: Expr, start: Numbers) -> tuple[Expr, bool]:
         """``index - start`` in local axes, and whether it is affine in them."""
-        form = ex.affine(index)
+        form = ex.affine_form(index)
         if form is None:
-            return self._plus(self.value(index), -start), False
+            return self._add_values(self.value(index), -start), False
         shift: Numbers = form[1] - start
         local: Expr = integer(0)
         for axis, c in form[0].items():
             shift = shift + c * self.low[axis]
-            local = ex.add(local, ex.mul(self._own(axis), c))
-        local = self._plus(local, shift)
-        return local, ex.affine(local) is not None
+            local = ex.make_add(local, ex.make_mul(self._own(axis), c))
+        local = self._add_values(local, shift)
+        return local, ex.affine_form(local) is not None
 
-    def _leaves(self, load: Load, held: LocalBox) -> bool:
+    def _can_leave_tensor(self, load: Load, held: LocalBox) -> bool:
         shape = self.planner.types[load.tensor].shape
         return any(np.any(s.low < 0) or np.any(s.high >= n) for s, n in zip(held.spans, shape, strict=True))

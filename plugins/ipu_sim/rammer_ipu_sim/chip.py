@@ -82,7 +82,7 @@ _UNITS = {"tiles": "tiles", "sram": "bytes a tile", "chips": "chips"}
 TASK_SHARE = 0.5
 
 
-def configured(options: Mapping[str, str], base: Chip = GC2) -> Chip:
+def configure_chip(options: Mapping[str, str], base: Chip = GC2) -> Chip:
     """``base`` with ``tiles``, ``sram`` (bytes, a multiple of 8) and ``chips`` from ``--option`` pairs.
 
     Raises BadInput if they are no positive integers.
@@ -90,7 +90,7 @@ def configured(options: Mapping[str, str], base: Chip = GC2) -> Chip:
     values = {}
     for key in ("tiles", "sram", "chips"):
         if key in options:
-            values[key] = _positive(key, options[key])
+            values[key] = _parse_positive(key, options[key])
     if values.get("sram", 8) % 8:
         raise BadInput(f"option sram={options['sram']}: not a multiple of 8 bytes", "ipu_sim")
     if not values:
@@ -99,7 +99,7 @@ def configured(options: Mapping[str, str], base: Chip = GC2) -> Chip:
     return replace(base, name=name, **values)
 
 
-def _positive(key: str, text: str) -> int:
+def _parse_positive(key: str, text: str) -> int:
     number = whole_number(text)
     if not number:
         raise BadInput(f"option {key}={text}: not a positive integer", "ipu_sim", f"--option {key}=8")
@@ -108,7 +108,7 @@ def _positive(key: str, text: str) -> int:
     return number
 
 
-def vdevice(chip: Chip) -> VDevice:
+def make_vdevice(chip: Chip) -> VDevice:
     """The chip as the compiler sees it: one vEU a tile, homes in remote tiles, tasks in local memory."""
     total = chip.tiles * chip.clock
     homes = int(chip.tiles * chip.sram * (1 - TASK_SHARE))
@@ -136,6 +136,6 @@ def vdevice(chip: Chip) -> VDevice:
     )
 
 
-def hardware(chip: Chip = GC2) -> Hardware:
+def make_hardware(chip: Chip = GC2) -> Hardware:
     """The simulated unit. Nothing physical stands behind it."""
     return Hardware(0, chip.one, "simulator", chip.tiles * chip.sram, dict(SOURCES))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rammer.codegen.c_target import CTarget
-from rammer.codegen.dialects import BITS, STANDARD, helpers
-from rammer.codegen.emit import emit
+from rammer.codegen.dialects import BITS, STANDARD, helper_functions
+from rammer.codegen.emit import emit_operator
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
@@ -26,14 +26,14 @@ IPU = CTarget(
         **BITS,
     },
     preamble="#include <cmath>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
-    + helpers("static inline", STANDARD, overloaded=False),
+    + helper_functions("static inline", STANDARD, overloaded=False),
     restrict="__restrict__",
 )
 
 
-def codelet(operator: ROperator, binding: Binding) -> tuple[str, int]:
+def emit_codelet(operator: ROperator, binding: Binding) -> tuple[str, int]:
     """The vertex's C++ text and its bytes of scratch memory. Raises DeviceFailure as ``emit`` does."""
-    function = emit(operator, binding, IPU)
+    function = emit_operator(operator, binding, IPU)
     fields = []
     for number, (tensor, written) in enumerate(function.arguments):
         direction = "Output" if written else "Input"

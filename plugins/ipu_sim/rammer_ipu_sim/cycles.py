@@ -23,7 +23,7 @@ from rammer.ir.types import TensorType, itemsize
 from rammer_ipu_sim.batch import output_spans
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.memory import Home
-from rammer_ipu_sim.spans import Numbers, Spans, axis_spans, constant, join, load_spans, propagate, written
+from rammer_ipu_sim.spans import Numbers, Spans, axis_spans, constant_grid, join_boxes, load_spans, propagate_boxes, written_boxes
 from rammer_ipu_sim.supersteps import Batch
 
 Counts: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -89,12 +89,12 @@ class ExactBoxes:
     written: dict[str, Spans]
 
 
-def exact(batch: Batch, types: Mapping[str, TensorType]) -> ExactBoxes:
+def exact_boxes(batch: Batch, types: Mapping[str, TensorType]) -> ExactBoxes:
     """What the tasks of a batch compute and read, and no more."""
     rank, operator = len(batch.coordinates), batch.operator
     inside = {c.name for c in operator.computes}
     output = output_spans(batch, clip=True)
-    spans = propagate(operator, output, types, clip=True)
+    spans = propagate_boxes(operator, output, types, clip=True)
     reads = []
     for c in operator.computes:
         if c.name in spans:
@@ -103,13 +103,13 @@ def exact(batch: Batch, types: Mapping[str, TensorType]) -> ExactBoxes:
                 if load.tensor not in inside:
                     box = load_spans(load, axes, types[load.tensor].shape, rank, clip=True)
                     reads.append(OutsideBox(load.tensor, box))
-    return ExactBoxes(spans, reads, written(operator, output))
+    return ExactBoxes(spans, reads, written_boxes(operator, output))
 
 
-def elements(spans: Spans, rank: int) -> Numbers:
+def box_elements(spans: Spans, rank: int) -> Numbers:
     """Elements of a box, per task."""
     if not spans:
-        return constant(1, rank)
+        return constant_grid(1, rank)
     result = spans[0].size
     for s in spans[1:]:
         result = result * s.size
@@ -118,55 +118,55 @@ def elements(spans: Spans, rank: int) -> Numbers:
 
 def task_costs(batch: Batch, types: Mapping[str, TensorType], chip: Chip) -> TaskCosts:
     """Costs of every task of the batch."""
-    return _costs(batch, exact(batch, types), types, chip)
+    return _count_costs(batch, exact_boxes(batch, types), types, chip)
 
 
-def _costs(batch: Batch, boxes: ExactBoxes, types: Mapping[str, TensorType], chip: Chip) -> TaskCosts:
+def _count_costs(batch: Batch, boxes: ExactBoxes, types: Mapping[str, TensorType], chip: Chip) -> TaskCosts:
     operator, rank, spans = batch.operator, len(batch.coordinates), boxes.spans
-    received = _received(boxes.reads, types, rank)
-    stored = sum((elements(box, rank) * itemsize(types[n].dtype) for n, box in boxes.written.items()), constant(0, rank))
-    footprint = received + _held(batch, spans, types)
+    received = _received_bytes(boxes.reads, types, rank)
+    stored = sum((box_elements(box, rank) * itemsize(types[n].dtype) for n, box in boxes.written.items()), constant_grid(0, rank))
+    footprint = received + _local_bytes(batch, spans, types)
     compute: Counts = np.full((1,) * rank, float(chip.launch_cycles))
     for c in operator.computes:
         if c.name in spans:
-            compute = compute + _arithmetic(c, elements(spans[c.name], rank), chip)
+            compute = compute + _arithmetic_cycles(c, box_elements(spans[c.name], rank), chip)
     compute = np.maximum(compute, (received + stored) / chip.local_bytes)
     return TaskCosts(*(np.broadcast_to(a, batch.tasks.shape) for a in (received, stored, footprint, compute)))
 
 
-def _received(reads: Sequence[OutsideBox], types: Mapping[str, TensorType], rank: int) -> Numbers:
+def _received_bytes(reads: Sequence[OutsideBox], types: Mapping[str, TensorType], rank: int) -> Numbers:
     """Bytes delivered to each task."""
     groups: dict[str, list[Spans]] = {}
     for read in reads:
         groups.setdefault(read.tensor, []).append(read.box)
-    total = constant(0, rank)
+    total = constant_grid(0, rank)
     for tensor, boxes in groups.items():
-        total = total + _delivered(boxes, rank) * itemsize(types[tensor].dtype)
+        total = total + _delivered_elements(boxes, rank) * itemsize(types[tensor].dtype)
     return total
 
 
-def _held(batch: Batch, spans: Mapping[str, Spans], types: Mapping[str, TensorType]) -> Numbers:
+def _local_bytes(batch: Batch, spans: Mapping[str, Spans], types: Mapping[str, TensorType]) -> Numbers:
     """Bytes of output tiles and of interior tensors that meet in local memory."""
     operator, rank = batch.operator, len(batch.coordinates)
     names = {c.producer for c in operator.connections if c.layer == "veu"} | set(operator.outputs)
-    total = constant(0, rank)
+    total = constant_grid(0, rank)
     for name in sorted(names & set(spans)):
-        total = total + elements(spans[name], rank) * itemsize(types[name].dtype)
+        total = total + box_elements(spans[name], rank) * itemsize(types[name].dtype)
     return total
 
 
-def _delivered(boxes: list[Spans], rank: int) -> Numbers:
+def _delivered_elements(boxes: list[Spans], rank: int) -> Numbers:
     """Elements that must be delivered for loads of one tensor: their hull, or each box where that is less."""
     hull = boxes[0]
     for box in boxes[1:]:
-        hull = join(hull, box)
-    apart = sum((elements(b, rank) for b in boxes[1:]), elements(boxes[0], rank))
-    return np.minimum(elements(hull, rank), apart)
+        hull = join_boxes(hull, box)
+    apart = sum((box_elements(b, rank) for b in boxes[1:]), box_elements(boxes[0], rank))
+    return np.minimum(box_elements(hull, rank), apart)
 
 
-def _arithmetic(c: Compute, points: Numbers, chip: Chip) -> Counts:
+def _arithmetic_cycles(c: Compute, points: Numbers, chip: Chip) -> Counts:
     """Cycles of ``points`` outputs of ``c``: fewer outputs than threads leave issue slots empty."""
-    each = max(1, ex.flops(c.body) + (1 if c.reduce else 0)) * math.prod(r.extent for r in c.reduce)
+    each = max(1, ex.count_flops(c.body) + (1 if c.reduce else 0)) * math.prod(r.extent for r in c.reduce)
     rate = chip.matrix_flops if c.kind == "contraction" and c.decoded is None else chip.vector_flops
     busy = np.maximum(np.minimum(points, chip.threads), 1) / chip.threads
     return np.asarray(points * each / rate / busy, dtype=np.float64)
@@ -187,8 +187,8 @@ class Accountant:
 
     def superstep(self, whole: Sequence[Batch], streamed: int = 0) -> StepCycles:
         """Cycles of the batches of one superstep, during which ``streamed`` bytes come from the host."""
-        boxes = [exact(b, self.types) for b in whole]
-        veus, parts, rounds = self._placed(whole, boxes)
+        boxes = [exact_boxes(b, self.types) for b in whole]
+        veus, parts, rounds = self._place_tasks(whole, boxes)
         count = int(rounds.max(initial=0)) + 1
         place = rounds * self.chip.tiles + veus
         size = count * self.chip.tiles
@@ -196,7 +196,7 @@ class Accountant:
         def by_round(values: Any) -> Any:
             return np.bincount(place, weights=values, minlength=size).reshape(count, -1).max(axis=1).sum()
 
-        sent, stored = self._senders(whole, boxes)
+        sent, stored = self._peak_home_traffic(whole, boxes)
         exchange = max(by_round(parts["received"]), sent) + max(by_round(parts["written"]), stored)
         stream = math.ceil(streamed / self.chip.host_bytes * self.chip.clock)
         return StepCycles(
@@ -213,7 +213,7 @@ class Accountant:
     def compute_times(self, whole: Sequence[Batch]) -> list[ComputeTime]:
         """When each task of a superstep computes: cycles from the begin of its compute phases, which are drawn one behind the
         other; rounds after rounds, the tasks of a tile in the order of its row."""
-        veus, parts, rounds = self._placed(whole, [exact(b, self.types) for b in whole])
+        veus, parts, rounds = self._place_tasks(whole, [exact_boxes(b, self.types) for b in whole])
         orders = np.concatenate([b.orders.ravel() for b in whole])
         names = [(b.operator.name, int(i)) for b in whole for i in b.tasks.ravel()]
         begun, done, now, result = 0.0, dict[int, float](), -1, list[ComputeTime]()
@@ -227,17 +227,17 @@ class Accountant:
             result.append(ComputeTime(name, index, tile, start, done[tile]))
         return result
 
-    def _placed(self, whole: Sequence[Batch], boxes: Sequence[ExactBoxes]) -> tuple[Numbers, dict[str, Any], Numbers]:
+    def _place_tasks(self, whole: Sequence[Batch], boxes: Sequence[ExactBoxes]) -> tuple[Numbers, dict[str, Any], Numbers]:
         """The tiles of all tasks, their costs by field of TaskCosts, and their rounds."""
-        costs = [_costs(b, made, self.types, self.chip) for b, made in zip(whole, boxes, strict=True)]
+        costs = [_count_costs(b, made, self.types, self.chip) for b, made in zip(whole, boxes, strict=True)]
         veus = np.concatenate([b.veus.ravel() for b in whole])
         orders = np.concatenate([b.orders.ravel() for b in whole])
         parts = {
             k: np.concatenate([getattr(c, k).ravel() for c in costs]) for k in ("received", "written", "footprint", "compute")
         }
-        return veus, parts, self._rounds(veus, orders, parts["footprint"])
+        return veus, parts, self._assign_rounds(veus, orders, parts["footprint"])
 
-    def _rounds(self, veus: Numbers, orders: Numbers, footprint: Numbers) -> Numbers:
+    def _assign_rounds(self, veus: Numbers, orders: Numbers, footprint: Numbers) -> Numbers:
         """The round of each task: a tile stages as many tasks at once, in row order, as fit."""
         rounds = np.zeros(len(veus), dtype=np.int64)
         full = np.bincount(veus, weights=footprint, minlength=self.chip.tiles)
@@ -253,17 +253,17 @@ class Accountant:
             rounds[i] = number
         return rounds
 
-    def _senders(self, whole: Sequence[Batch], boxes: Sequence[ExactBoxes]) -> tuple[float, float]:
+    def _peak_home_traffic(self, whole: Sequence[Batch], boxes: Sequence[ExactBoxes]) -> tuple[float, float]:
         """Most bytes that one home tile sends, and most that one receives back."""
         sent, stored = np.zeros(self.chip.tiles), np.zeros(self.chip.tiles)
         for made in boxes:
             for read in made.reads:
-                self._spread(sent, read.tensor, read.box)
+                self._spread_bytes(sent, read.tensor, read.box)
             for name, box in made.written.items():
-                self._spread(stored, name, box)
+                self._spread_bytes(stored, name, box)
         return float(sent.max()), float(stored.max())
 
-    def _spread(self, tiles: Counts, name: str, box: Spans) -> None:
+    def _spread_bytes(self, tiles: Counts, name: str, box: Spans) -> None:
         """Add the bytes of all different boxes of a tensor, evenly over the home tiles that they cover."""
         storage = self.storages[name]
         if storage.buffer not in self.homes:
@@ -276,7 +276,7 @@ class Accountant:
         ends = [(a * s, b * s) for a, b, s in zip(low, high, storage.strides, strict=True)]
         first = (storage.offset + sum(min(e) for e in ends)) // home.block
         last = (storage.offset + sum(max(e) for e in ends)) // home.block
-        different = elements(box, box[0].low.ndim if box else 0).sum() if box else 1
+        different = box_elements(box, box[0].low.ndim if box else 0).sum() if box else 1
         tiles[first : last + 1] += float(different) * itemsize(self.types[name].dtype) / (last - first + 1)
 
 
@@ -284,7 +284,7 @@ class Accountant:
 COLUMNS = (("tasks", 7), ("rounds", 6), ("compute", 10), ("exchange", 10), ("sync", 8), ("stream", 10))
 
 
-def report(steps: Sequence[StepCycles], chip: Chip) -> str:
+def cycle_report(steps: Sequence[StepCycles], chip: Chip) -> str:
     """The cycle table of a program, one line a superstep and a total."""
     head = " ".join(f"{name:>{width}}" for name, width in COLUMNS)
     lines = [str(chip), f"{'step':>5} {head}  operators"]

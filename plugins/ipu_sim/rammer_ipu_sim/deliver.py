@@ -30,10 +30,10 @@ def tensor_view(buffer: Array, storage: Storage) -> Array:
     return as_strided(buffer[storage.offset :], shape=storage.shape, strides=strides)
 
 
-def gather(stage: StagedOperand, tensor: Array) -> Array:
+def gather_boxes(stage: StagedOperand, tensor: Array) -> Array:
     """A copy of every task's box, ``[shared grid..., box...]``; outside the tensor ``fill`` or poison."""
     missing = poison_value(tensor.dtype.name) if stage.fill is None else stage.fill
-    steps = [_steps(s.low, stage.dims) for s in stage.spans]
+    steps = [_grid_steps(s.low, stage.dims) for s in stage.spans]
     if 0 in tensor.shape or 0 in stage.extents or any(s is None for s in steps):
         return _gather_any(stage, tensor, missing)
     known = [s for s in steps if s is not None]
@@ -51,7 +51,7 @@ def gather(stage: StagedOperand, tensor: Array) -> Array:
     return np.array(view, copy=True, order="C")
 
 
-def _steps(low: Numbers, dims: tuple[int, ...]) -> list[int] | None:
+def _grid_steps(low: Numbers, dims: tuple[int, ...]) -> list[int] | None:
     """The constant step along each grid axis, if ``low`` rises evenly (never falls)."""
     result = []
     for d, n in enumerate(low.shape):
@@ -82,7 +82,7 @@ def _gather_any(stage: StagedOperand, tensor: Array, missing: float | int | bool
     return np.array(np.broadcast_to(found, shape))
 
 
-def filled(held: LocalBox, values: Array, shape: tuple[int, ...], fill: float | int | bool) -> Array:
+def fill_outside(held: LocalBox, values: Array, shape: tuple[int, ...], fill: float | int | bool) -> Array:
     """``values`` of an interior tensor of ``shape`` with ``fill`` at positions outside that shape."""
     rank, boxes = len(held.dims), len(held.extents)
     inside: Any = True
@@ -93,7 +93,7 @@ def filled(held: LocalBox, values: Array, shape: tuple[int, ...], fill: float | 
     return np.where(inside, values, np.asarray(fill, dtype=values.dtype))
 
 
-def scatter(batch: Batch, output: str, values: Array, tensor: Array) -> None:
+def scatter_tiles(batch: Batch, output: str, values: Array, tensor: Array) -> None:
     """Write every task's part of ``output``, ``values`` (``[grid or 1..., part...]``), into its ``tensor``, clipped to it."""
     own, rank = batch.operator.shared[output], len(batch.coordinates)
     values = np.broadcast_to(values, (*(len(c) for c in batch.coordinates), *values.shape[rank:]))

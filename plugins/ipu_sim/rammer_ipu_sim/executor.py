@@ -16,20 +16,20 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import contraction_operands
 from rammer.ir.constants.mapped_files import in_memory
 from rammer.ir.constants.recipes import as_array, parts_of
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.program import MoveTime, RProgram
 from rammer.ir.types import itemsize
 from rammer.runtime.host_bound import HostBound
-from rammer.runtime.host_memory import fills as whole
+from rammer.runtime.host_memory import is_whole_buffer as whole
 from rammer.verify.multi_device import CROSSING
 
 from rammer_ipu_sim.batch import BatchPlan, plan_batch
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.chips import ChipClock, ChipMemories, ChipStep, Played, chips_report, homes_of, over_chips
-from rammer_ipu_sim.cycles import Accountant, StepCycles, report, task_costs
-from rammer_ipu_sim.deliver import filled, gather, scatter, tensor_view
-from rammer_ipu_sim.memory import Home, HomeMemory, height, poisoned
-from rammer_ipu_sim.supersteps import Batch, batches, ended, halves, isolate, lengths_of, supersteps
+from rammer_ipu_sim.cycles import Accountant, StepCycles, cycle_report, task_costs
+from rammer_ipu_sim.deliver import fill_outside, gather_boxes, scatter_tiles, tensor_view
+from rammer_ipu_sim.memory import Home, HomeMemory, make_poisoned, peak_tile_bytes
+from rammer_ipu_sim.supersteps import Batch, group_batches, halve_batch, isolate_task, lengths_of, mask_batch, split_supersteps
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -85,14 +85,14 @@ class LoadedProgram:
     ) -> None:
         self.program, self.chip = program, chip
         self.clock = ChipClock(program, chip) if over_chips(program, chip) else None
-        whole = _batched(program, drop_transfer)
-        self.streamed = self._place(whole, stream)
-        self.homes = self._planned(self.streamed)
-        self.constants = self._constants(constants, shared if shared is not None else SharedConstants())
+        whole = _batch_supersteps(program, drop_transfer)
+        self.streamed = self._choose_streamed(whole, stream)
+        self.homes = self._assign_homes(self.streamed)
+        self.constants = self._acquire_constants(constants, shared if shared is not None else SharedConstants())
         self.memory = (ChipMemories if self.clock else HomeMemory)(
             chip, self.homes, {n: held.values for n, held in self.constants.items()}
         )
-        self.supersteps = self._supersteps(whole)
+        self.supersteps = self._plan_supersteps(whole)
         self.whole = whole
         self.lengths = tuple(dict.fromkeys(n for o in program.operators for n in o.lengths))
         self.skipped = 0  #: Turns that a run has less than there may be.
@@ -101,14 +101,14 @@ class LoadedProgram:
 
     # --- loading ------------------------------------------------------------------------------
 
-    def _place(self, whole: Sequence[Sequence[Batch]], stream: bool) -> frozenset[str]:
+    def _choose_streamed(self, whole: Sequence[Sequence[Batch]], stream: bool) -> frozenset[str]:
         """The constant buffers that stay in host memory; DeviceFailure when even that does not make room."""
         computing = [[b for b in group if not self.clock or b.operator.family not in CROSSING] for group in whole]
         need, where = _largest_task(computing, self.program, self.chip)  # what crosses goes from home to home
         names: set[str] = set()
         candidates = sorted((b for b in self.program.buffers if b.kind == "constant"), key=lambda b: (-b.size, b.name))
         while True:
-            taken = height(self._planned(names))
+            taken = peak_tile_bytes(self._assign_homes(names))
             if taken + need <= self.chip.sram:
                 return frozenset(names)
             if not stream or not candidates:
@@ -119,7 +119,7 @@ class LoadedProgram:
                 names.add(buffer.name)
                 excess -= buffer.nbytes
 
-    def _planned(self, streamed: Collection[str]) -> dict[str, Home]:
+    def _assign_homes(self, streamed: Collection[str]) -> dict[str, Home]:
         return homes_of([b for b in self.program.buffers if b.name not in streamed], self.chip, self.clock is not None)
 
     def _out_of_memory(self, need: int, where: str, taken: int, stream: bool) -> DeviceFailure:
@@ -128,7 +128,9 @@ class LoadedProgram:
         hint = "use smaller tiles" if stream or need > limit else "allow streaming of constants, or use smaller tiles"
         return DeviceFailure(f"{what}; the limit is {limit} bytes", f"{self.program.name} on {self.chip}", hint)
 
-    def _constants(self, constants: Mapping[str, Array], shared: SharedConstants[HeldConstant]) -> dict[str, HeldConstant]:
+    def _acquire_constants(
+        self, constants: Mapping[str, Array], shared: SharedConstants[HeldConstant]
+    ) -> dict[str, HeldConstant]:
         """The constants by buffer; one that fills its buffer may be another program's, too."""
         own, wanted = dict[str, Array](), dict[str, WantedForm]()
         for name, value in parts_of(constants).items():
@@ -137,24 +139,24 @@ class LoadedProgram:
             storage = self.program.storage[name]
             buffer = self.program.buffer[storage.buffer]
             if whole(storage, buffer) and buffer.kind == "constant" and value.dtype == np.dtype(buffer.dtype):
-                wanted[buffer.name] = WantedForm(form_of(value, "", buffer.nbytes), value, _flat)
+                wanted[buffer.name] = WantedForm(form_of(value, "", buffer.nbytes), value, _flatten_values)
             else:
-                image = own.setdefault(buffer.name, poisoned((buffer.size,), buffer.dtype))
+                image = own.setdefault(buffer.name, make_poisoned((buffer.size,), buffer.dtype))
                 tensor_view(image, storage)[...] = as_array(value)
-        held = shared.take({w.form: w for w in wanted.values()}, _held)
+        held = shared.take({w.form: w for w in wanted.values()}, _make_held_constants)
         return {n: held[w.form] for n, w in wanted.items()} | {n: HeldConstant(a) for n, a in own.items()}
 
-    def _supersteps(self, whole: Sequence[Sequence[Batch]], point: Mapping[str, int] | None = None) -> list[Superstep]:
+    def _plan_supersteps(self, whole: Sequence[Sequence[Batch]], point: Mapping[str, int] | None = None) -> list[Superstep]:
         """The plan of ``whole``, without the tasks that end at the lengths of ``point``."""
         program, accountant = self.program, self.accountant()
-        deaths = _deaths(program, whole)
+        deaths = _dying_buffers(program, whole)
         result = []
         for number, group in enumerate(whole):
-            parts = [([b], []) if point is None else ended(b, point) for b in group]
+            parts = [([b], []) if point is None else mask_batch(b, point) for b in group]
             kept = [b for some, _ in parts for b in some]
             used = {program.storage[n].buffer for b in kept for n in b.operator.inputs}
             streamed = sum(program.buffer[n].nbytes for n in used & self.streamed)
-            plans = tuple(p for b in kept for p in affordable(b, program))
+            plans = tuple(p for b in kept for p in plan_within_memory(b, program))
             chips = self.clock.step(kept, accountant, used & self.streamed) if self.clock else None
             cycles = chips.slowest if chips else accountant.superstep(kept, streamed) if kept else IDLE
             fills = tuple(f for _, more in parts for f in more)
@@ -163,7 +165,7 @@ class LoadedProgram:
 
     def accountant(self) -> Accountant:
         """Counts the cycles of supersteps, as the chip's memory is taken."""
-        staging = self.chip.sram - height(self.homes)
+        staging = self.chip.sram - peak_tile_bytes(self.homes)
         return Accountant(self.chip, self.homes, self.program.storage, self.program.types, staging)
 
     def at(self, inputs: Mapping[str, Array]) -> list[Superstep]:
@@ -175,7 +177,7 @@ class LoadedProgram:
         if key not in self.shorter:
             if len(self.shorter) >= PLANNED:
                 del self.shorter[next(iter(self.shorter))]
-            self.shorter[key] = self._supersteps(self.whole, point)
+            self.shorter[key] = self._plan_supersteps(self.whole, point)
         return self.shorter[key]
 
     # --- running ------------------------------------------------------------------------------
@@ -183,7 +185,7 @@ class LoadedProgram:
     @property
     def kernels(self) -> int:
         """Supersteps of one run."""
-        return len(self.supersteps) * self.program.turns + exchanges(self.program)
+        return len(self.supersteps) * self.program.turns + count_exchanges(self.program)
 
     @property
     def cycles(self) -> list[StepCycles]:
@@ -192,7 +194,7 @@ class LoadedProgram:
 
     def report(self) -> str:
         """The cycle table, or one of the chips."""
-        return report(self.cycles, self.chip) if self.clock is None else chips_report(self.clock, self.played())
+        return cycle_report(self.cycles, self.chip) if self.clock is None else chips_report(self.clock, self.played())
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """One run; inputs by ONNX name. Raises BadInput for a missing input or a wrong type or shape."""
@@ -206,7 +208,7 @@ class LoadedProgram:
         with np.errstate(all="ignore"):
             cycles = self._turns(steps)
         outputs = {p.external: self._tensor(p.tensor).copy() for p in self.program.outputs}
-        return RunResult(outputs, self.seconds(cycles, steps), tuple(self._notes(cycles)))
+        return RunResult(outputs, self.seconds(cycles, steps), tuple(self._run_notes(cycles)))
 
     def seconds(self, cycles: Sequence[StepCycles], steps: Sequence[Superstep]) -> float:
         """Of a run of ``steps`` that takes these cycles."""
@@ -217,25 +219,25 @@ class LoadedProgram:
         assert self.clock is not None
         return self.clock.play([s.chips for s in (self.supersteps if steps is None else steps) if s.chips], runs)
 
-    def _moved(self, when: MoveTime, turn: int = 0) -> list[StepCycles]:
+    def _move_buffers(self, when: MoveTime, turn: int = 0) -> list[StepCycles]:
         return moved(self.program, self.chip, self.memory, when, turn, self.skipped)
 
     def _turns(self, steps: Sequence[Superstep]) -> list[StepCycles]:
         """All turns (of most programs one); their cycles. What a turn wrote is poison for the next one, but what moves left."""
         count = self.program.turns_at(lambda name: int(self._tensor(name).item()))
         kept, self.skipped = {m.target for m in self.program.moves("after")}, self.program.turns - count
-        cycles = self._moved("once") + self._moved("first")
+        cycles = self._move_buffers("once") + self._move_buffers("first")
         for turn in range(count):
             for b in self.program.buffers:
                 if turn and b.kind in ("arena", "output") and b.name not in kept:
                     self.memory.poison(b.name)
-            cycles += self._moved("before", turn)
+            cycles += self._move_buffers("before", turn)
             for step in steps:
-                self._superstep(step)
+                self._run_superstep(step)
             for move in (*self.program.moves("first"), *self.program.moves("before")):
                 self.memory.poison(move.target)
-            cycles += [s.cycles for s in steps] + self._moved("after", turn)
-        return cycles + self._moved("last")
+            cycles += [s.cycles for s in steps] + self._move_buffers("after", turn)
+        return cycles + self._move_buffers("last")
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """Fixed host arrays; the simulated host reads and writes them in every run."""
@@ -252,74 +254,74 @@ class LoadedProgram:
             if value.shape != storage.shape or value.dtype != np.dtype(buffer.dtype):
                 have, want = f"{value.dtype}{list(value.shape)}", f"{buffer.dtype}{list(storage.shape)}"
                 raise BadInput(f"input {port.external!r} is {have}, not {want}", self.program.name)
-            image = images.setdefault(buffer.name, poisoned((buffer.size,), buffer.dtype))
+            image = images.setdefault(buffer.name, make_poisoned((buffer.size,), buffer.dtype))
             tensor_view(image, storage)[...] = value
         for name, image in images.items():
             self.memory.write(name, image)
 
-    def _buffer(self, name: str) -> Array:
+    def _read_buffer(self, name: str) -> Array:
         return self.memory.read(name)
 
     def _tensor(self, name: str) -> Array:
         storage = self.program.storage[name]
-        return tensor_view(self._buffer(storage.buffer), storage)
+        return tensor_view(self._read_buffer(storage.buffer), storage)
 
-    def _superstep(self, step: Superstep) -> None:
+    def _run_superstep(self, step: Superstep) -> None:
         """Exchange in, compute, exchange out: no task sees what another one writes in this superstep."""
         images: dict[str, Array] = {}
         staged: list[dict[str, Array]] = []
         for plan in step.plans:
-            staged.append(self._deliver(plan, images))
+            staged.append(self._deliver_stages(plan, images))
         for name in step.dead:
             self.memory.poison(name)
         written: dict[str, Array] = {}
         for batch, fills in step.fills:
             for tensor, fill in zip(batch.operator.outputs, fills, strict=True):
                 if fill is not None:
-                    view = self._written(tensor, written)
+                    view = self._written_view(tensor, written)
                     tile = np.full((*(1 for _ in batch.operator.tile), *batch.operator.tile), fill, view.dtype)
-                    scatter(batch, tensor, tile, view)
+                    scatter_tiles(batch, tensor, tile, view)
         for plan, local in zip(step.plans, staged, strict=True):
-            self._compute(plan, local)
+            self._evaluate_steps(plan, local)
             operator = plan.batch.operator
             for tensor, held in plan.outputs:  # what ends does so where its anchor does
                 ends = [slice(None) if d is None else slice(operator.anchor.axes[d].extent) for d in operator.shared[tensor]]
                 within: Any = (*ends, ...)  # of a scalar, a view of it too
-                scatter(plan.batch, tensor, local[held], self._written(tensor, written)[within])
+                scatter_tiles(plan.batch, tensor, local[held], self._written_view(tensor, written)[within])
             local.clear()
         for name, image in written.items():
             self.memory.write(name, image)
 
-    def _written(self, tensor: str, written: dict[str, Array]) -> Array:
+    def _written_view(self, tensor: str, written: dict[str, Array]) -> Array:
         """A tensor in the new image of its buffer."""
         storage = self.program.storage[tensor]
         if storage.buffer not in written:
             written[storage.buffer] = self.memory.read(storage.buffer)
         return tensor_view(written[storage.buffer], storage)
 
-    def _deliver(self, plan: BatchPlan, images: dict[str, Array]) -> dict[str, Array]:
+    def _deliver_stages(self, plan: BatchPlan, images: dict[str, Array]) -> dict[str, Array]:
         local: dict[str, Array] = {}
         for stage in plan.stages:
             storage = self.program.storage[stage.tensor]
             if storage.buffer not in images:
-                images[storage.buffer] = self._buffer(storage.buffer)
+                images[storage.buffer] = self._read_buffer(storage.buffer)
             tensor = tensor_view(images[storage.buffer], storage)
             if plan.batch.lost in stage.loads:
-                local[stage.name] = poisoned((*stage.dims, *stage.extents), tensor.dtype.name)
+                local[stage.name] = make_poisoned((*stage.dims, *stage.extents), tensor.dtype.name)
             else:
-                local[stage.name] = gather(stage, tensor)
+                local[stage.name] = gather_boxes(stage, tensor)
         return local
 
-    def _compute(self, plan: BatchPlan, local: dict[str, Array]) -> None:
+    def _evaluate_steps(self, plan: BatchPlan, local: dict[str, Array]) -> None:
         """Evaluate the plan's Computes over ``local`` memory and nothing else."""
         local.update(plan.auxiliary)
         for step in plan.steps:
-            values = evaluate(step.compute, local).reshape(step.shape)
+            values = evaluate_compute(step.compute, local).reshape(step.shape)
             local[step.held.name] = values
             for copy, fill in step.masks:
-                local[copy] = filled(step.held, values, self.program.types[step.held.name].shape, fill)
+                local[copy] = fill_outside(step.held, values, self.program.types[step.held.name].shape, fill)
 
-    def _notes(self, cycles: Sequence[StepCycles]) -> list[str]:
+    def _run_notes(self, cycles: Sequence[StepCycles]) -> list[str]:
         notes = [f"simulated: {self.chip}, {self.kernels} supersteps"]
         streamed = sum(c.streamed for c in cycles)
         if streamed:
@@ -336,24 +338,24 @@ class LoadedProgram:
         self.constants.clear()
 
 
-def _held(wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, HeldConstant]:
+def _make_held_constants(wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, HeldConstant]:
     return {form: how.given(HeldConstant) for form, how in wanted.items()}
 
 
-def _flat(values: Array) -> Array:
+def _flatten_values(values: Array) -> Array:
     """The values in order, in memory that nobody writes to."""
     return np.array(values).reshape(-1) if values.flags.writeable else np.ascontiguousarray(in_memory(values)).reshape(-1)
 
 
-def _batched(program: RProgram, drop: Drop | None) -> list[list[Batch]]:
+def _batch_supersteps(program: RProgram, drop: Drop | None) -> list[list[Batch]]:
     """Every superstep's tasks as batches; BadInput when ``drop`` names no transfer."""
     result = []
-    for number, step in enumerate(supersteps(program)):
+    for number, step in enumerate(split_supersteps(program)):
         group: list[Batch] = []
         for name, where in step.items():
-            parts = batches(program.operator[name], where)
+            parts = group_batches(program.operator[name], where)
             if drop is not None and (drop.superstep, drop.operator) == (number, name):
-                parts = isolate(parts, drop.task, drop.load)
+                parts = isolate_task(parts, drop.task, drop.load)
             group += parts
         result.append(group)
     if drop is not None and not any(b.lost >= 0 for g in result for b in g):
@@ -375,7 +377,7 @@ def _largest_task(whole: Sequence[Sequence[Batch]], program: RProgram, chip: Chi
     return best, where
 
 
-def _deaths(program: RProgram, whole: Sequence[Sequence[Batch]]) -> dict[int, list[str]]:
+def _dying_buffers(program: RProgram, whole: Sequence[Sequence[Batch]]) -> dict[int, list[str]]:
     """Superstep -> arena buffers whose last reader runs in it (and that nobody writes later)."""
     keep = {program.storage[p.tensor].buffer for p in program.outputs}
     last: dict[str, int] = {}
@@ -396,12 +398,12 @@ def _deaths(program: RProgram, whole: Sequence[Sequence[Batch]]) -> dict[int, li
 BUDGET: Final = 1 << 28
 
 
-def affordable(batch: Batch, program: RProgram) -> list[BatchPlan]:
+def plan_within_memory(batch: Batch, program: RProgram) -> list[BatchPlan]:
     """The batch's plan, or several of smaller batches where simulating it at once takes too much memory."""
     plan = plan_batch(batch, program.types)
     if batch.tasks.size <= 1 or _host_bytes(plan, program) <= BUDGET:
         return [plan]
-    return [p for half in halves(batch) for p in affordable(half, program)]
+    return [p for half in halve_batch(batch) for p in plan_within_memory(half, program)]
 
 
 def _host_bytes(plan: BatchPlan, program: RProgram) -> int:
@@ -424,7 +426,7 @@ ONCE: Final[tuple[MoveTime, ...]] = ("once", "first", "last")
 EACH: Final[tuple[MoveTime, ...]] = ("before", "after")
 
 
-def exchanges(program: RProgram) -> int:
+def count_exchanges(program: RProgram) -> int:
     """Supersteps that only move, in all turns."""
     once, each = (sum(bool(program.moves(when)) for when in times) for times in (ONCE, EACH))
     return once + each * program.turns

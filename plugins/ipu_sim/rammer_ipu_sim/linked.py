@@ -11,20 +11,20 @@ from rammer.distributed.distributed_program import DistributedProgram, Link
 from rammer.distributed.transport.local import LOCAL
 from rammer.distributed.transport.protocol import Site
 from rammer.errors import DeviceFailure
-from rammer.report.text_table import duration, size
+from rammer.report.text_table import format_duration, format_size
 from rammer.verify.multi_device import TRANSFER
 
 from rammer_ipu_sim.chip import GC2
 from rammer_ipu_sim.executor import LoadedProgram
-from rammer_ipu_sim.links import links
+from rammer_ipu_sim.links import make_links
 
-__all__ = ["connects", "played", "ways"]
+__all__ = ["chip_link_refusal", "chip_links", "simulate_runs"]
 
 #: Runs in flight by which the time between results is told.
 RUNS: Final = 8
 
 
-def connects(a: Site, b: Site) -> str | None:
+def chip_link_refusal(a: Site, b: Site) -> str | None:
     """Why two sites are not chips of one simulation, or None."""
     for site in (a, b):
         if site.device.partition(":")[0] != "ipu_sim":
@@ -32,12 +32,12 @@ def connects(a: Site, b: Site) -> str | None:
     return LOCAL.connects(a, b)
 
 
-def ways(count: int) -> tuple[Link, ...]:
+def chip_links(count: int) -> tuple[Link, ...]:
     """The links between so many chips."""
-    return links(replace(GC2, chips=count))
+    return make_links(replace(GC2, chips=count))
 
 
-def played(spread: DistributedProgram, backend: Any) -> Sequence[str]:
+def simulate_runs(spread: DistributedProgram, backend: Any) -> Sequence[str]:
     """What runs take on the chips that ``backend`` describes, all together: seconds of one, and between results."""
     count, whole = len(spread.parts), spread.whole
     apart = sorted({o.family for o in whole.operators if not o.computes and o.family != TRANSFER})
@@ -48,9 +48,10 @@ def played(spread: DistributedProgram, backend: Any) -> Sequence[str]:
     except DeviceFailure as problem:
         return [f"no time on {count} chips is simulated: {problem.what}"]
     one, many = loaded.played(), loaded.played(runs=RUNS)
-    between = duration((many.whole - one.whole) / (RUNS - 1))
+    between = format_duration((many.whole - one.whole) / (RUNS - 1))
     streamed = sum(whole.buffer[name].nbytes for name in loaded.streamed)
-    besides = f", of which constants come from the host: {size(streamed)} a run" if streamed else ""
+    besides = f", of which constants come from the host: {format_size(streamed)} a run" if streamed else ""
     return [
-        f"simulated over the links of {count} chips: {duration(one.whole)} a run, {between} between {RUNS} in flight{besides}"
+        f"simulated over the links of {count} chips: {format_duration(one.whole)} a run, "
+        f"{between} between {RUNS} in flight{besides}"
     ]

@@ -14,7 +14,7 @@ from rammer.distributed.distributed_program import Link
 
 from rammer_ipu_sim.chip import Chip
 
-__all__ = ["CARD", "SOURCE", "Traffic", "links", "route", "way"]
+__all__ = ["CARD", "SOURCE", "Traffic", "find_route", "make_link", "make_links"]
 
 #: Chips of a card.
 CARD: Final = 2
@@ -27,7 +27,7 @@ SOURCE: Final = "Graphcore poplibs' IPU model of GC2 (poplibs_test, addGlobalExc
 Hop: TypeAlias = tuple[int, str]
 
 
-def route(source: int, target: int) -> Iterator[Hop]:
+def find_route(source: int, target: int) -> Iterator[Hop]:
     """The ways out that a message takes, one behind the other."""
     if source // CARD == target // CARD:
         yield source, "card"
@@ -42,22 +42,22 @@ def route(source: int, target: int) -> Iterator[Hop]:
         here += step
 
 
-def rate(chip: Chip, hop: Hop) -> float:
+def link_bandwidth(chip: Chip, hop: Hop) -> float:
     """Bytes a second of a way out."""
     return SIDE_BY_SIDE[hop[1]] * chip.link_bytes
 
 
-def way(chip: Chip, source: int, target: int) -> Link:
+def make_link(chip: Chip, source: int, target: int) -> Link:
     """From chip to chip where nobody else sends: a sync of both, there and back over every hop, and then the slowest hop."""
-    hops = list(route(source, target))
+    hops = list(find_route(source, target))
     latency = chip.sync_cycles / chip.clock + 2 * len(hops) * chip.hop_seconds
-    through = tuple((f"chip {at} {kind}", rate(chip, (at, kind))) for at, kind in hops)
+    through = tuple((f"chip {at} {kind}", link_bandwidth(chip, (at, kind))) for at, kind in hops)
     return Link(source, target, latency, min(r for _, r in through), SOURCE, through)
 
 
-def links(chip: Chip) -> tuple[Link, ...]:
+def make_links(chip: Chip) -> tuple[Link, ...]:
     """Between any two of the chips."""
-    return tuple(way(chip, a, b) for a in range(chip.chips) for b in range(chip.chips) if a != b)
+    return tuple(make_link(chip, a, b) for a in range(chip.chips) for b in range(chip.chips) if a != b)
 
 
 @dataclass
@@ -69,8 +69,8 @@ class Traffic:
 
     def carry(self, ready: float, source: int, target: int, nbytes: int) -> float:
         """When a message that is ready at some time has arrived: all hops of its route carry it at once, when all are free."""
-        hops = list(route(source, target))
+        hops = list(find_route(source, target))
         begin = max([ready, *(self.free.get(hop, 0.0) for hop in hops)])
         for hop in hops:
-            self.free[hop] = begin + nbytes / rate(self.chip, hop)
-        return begin + way(self.chip, source, target).seconds(nbytes)
+            self.free[hop] = begin + nbytes / link_bandwidth(self.chip, hop)
+        return begin + make_link(self.chip, source, target).seconds(nbytes)

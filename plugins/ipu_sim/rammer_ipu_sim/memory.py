@@ -36,7 +36,7 @@ def poison_value(dtype: str) -> float | int | bool:
     return np.full(4, POISON).view(dtype)[0].item()  # type: ignore[no-any-return]
 
 
-def poisoned(shape: tuple[int, ...], dtype: str) -> Array:
+def make_poisoned(shape: tuple[int, ...], dtype: str) -> Array:
     """An array full of poison."""
     return np.full(shape, poison_value(dtype), dtype=dtype)
 
@@ -56,7 +56,7 @@ class Home:
         return self.block * itemsize(self.buffer.dtype)
 
 
-def home(buffer: Buffer, offset: int, tiles: int) -> Home:
+def stripe_buffer(buffer: Buffer, offset: int, tiles: int) -> Home:
     """Stripe ``buffer`` over ``tiles`` tiles in blocks rounded up to 8 bytes."""
     grain = GRAIN // itemsize(buffer.dtype)
     block = -(-max(1, -(-buffer.size // tiles)) // grain) * grain
@@ -69,12 +69,12 @@ def plan_homes(buffers: Sequence[Buffer], tiles: int) -> dict[str, Home]:
     top = 0
     for b in buffers:
         if b.kind != "arena":
-            homes[b.name] = home(b, top, tiles)
+            homes[b.name] = stripe_buffer(b, top, tiles)
             top += homes[b.name].nbytes
-    return homes | _arena([b for b in buffers if b.kind == "arena"], top, tiles)
+    return homes | _place_arena([b for b in buffers if b.kind == "arena"], top, tiles)
 
 
-def _arena(buffers: Sequence[Buffer], base: int, tiles: int) -> dict[str, Home]:
+def _place_arena(buffers: Sequence[Buffer], base: int, tiles: int) -> dict[str, Home]:
     """Each buffer goes above all that lie wholly below it in the program's arena.
 
     Of two buffers whose byte ranges in the program are disjoint one lies wholly below the other, so their
@@ -86,12 +86,12 @@ def _arena(buffers: Sequence[Buffer], base: int, tiles: int) -> dict[str, Home]:
     for b in sorted(buffers, key=lambda b: (b.offset, b.name)):
         while open_ and open_[0][0] <= b.offset:
             floor = max(floor, heapq.heappop(open_)[1])
-        homes[b.name] = home(b, floor, tiles)
+        homes[b.name] = stripe_buffer(b, floor, tiles)
         heapq.heappush(open_, (b.offset + b.nbytes, floor + homes[b.name].nbytes))
     return homes
 
 
-def height(homes: Mapping[str, Home]) -> int:
+def peak_tile_bytes(homes: Mapping[str, Home]) -> int:
     """Bytes of the fullest tile."""
     return max((h.offset + h.nbytes for h in homes.values()), default=0)
 
@@ -106,10 +106,10 @@ class HomeMemory:
             homes if not constants else plan_homes([h.buffer for n, h in homes.items() if n not in constants], chip.tiles)
         )
         homes = self.homes
-        width = -(-max(height(homes), GRAIN) // GRAIN) * GRAIN
+        width = -(-max(peak_tile_bytes(homes), GRAIN) // GRAIN) * GRAIN
         self.words = np.full((chip.tiles, width // 2), POISON, dtype=np.uint16)
 
-    def _blocks(self, name: str) -> Array:
+    def _home_blocks(self, name: str) -> Array:
         h = self.homes[name]
         size = itemsize(h.buffer.dtype)
         first = h.offset // size
@@ -120,11 +120,11 @@ class HomeMemory:
         """A flat copy of a buffer, gathered from its home blocks; a constant as it is."""
         if name in self.constants:
             return self.constants[name]
-        return self._blocks(name).reshape(-1)[: self.homes[name].buffer.size].copy()
+        return self._home_blocks(name).reshape(-1)[: self.homes[name].buffer.size].copy()
 
     def write(self, name: str, values: Array) -> None:
         """Scatter a flat buffer to its home blocks; the rest of the last block stays as it is."""
-        h, blocks = self.homes[name], self._blocks(name)
+        h, blocks = self.homes[name], self._home_blocks(name)
         whole = h.buffer.size // h.block
         blocks[:whole] = values[: whole * h.block].reshape(whole, h.block)
         if whole < h.blocks:

@@ -10,12 +10,12 @@ from rammer.distributed.distributed_program import DistributedProgram, Link
 from rammer.distributed.transport.local import LOCAL
 from rammer.distributed.transport.protocol import Site, Transport
 
-from rammer_ipu_sim.chip import hardware
+from rammer_ipu_sim.chip import make_hardware
 
 
 def probe() -> Sequence[Hardware]:
     """Always one simulated chip."""
-    return [hardware()]
+    return [make_hardware()]
 
 
 def open_device(options: OpenOptions) -> Backend:
@@ -37,23 +37,23 @@ DEVICE = Device(
 )
 
 
-def connects(a: Site, b: Site) -> str | None:
+def chip_link_refusal(a: Site, b: Site) -> str | None:
     """Why two sites are not chips of one simulation, or None."""
-    from rammer_ipu_sim.linked import connects as asked
+    from rammer_ipu_sim.linked import chip_link_refusal as asked
 
     return asked(a, b)
 
 
-def ways(count: int) -> Sequence[Link]:
+def chip_links(count: int) -> Sequence[Link]:
     """The links between so many chips."""
-    from rammer_ipu_sim.linked import ways as asked
+    from rammer_ipu_sim.linked import chip_links as asked
 
     return asked(count)
 
 
-def played(spread: DistributedProgram, backend: Backend) -> Sequence[str]:
+def simulate_runs(spread: DistributedProgram, backend: Backend) -> Sequence[str]:
     """What runs take on all chips together."""
-    from rammer_ipu_sim.linked import played as asked
+    from rammer_ipu_sim.linked import simulate_runs as asked
 
     return asked(spread, backend)
 
@@ -62,12 +62,12 @@ CHIPS = Transport(
     "chips",
     "simulated chips of one process: times are those of their links",
     LOCAL.probe,
-    connects,
+    chip_link_refusal,
     LOCAL.open,
     rank=1,
     reads=True,
-    links=ways,
-    played=played,
+    links=chip_links,
+    played=simulate_runs,
 )
 
 

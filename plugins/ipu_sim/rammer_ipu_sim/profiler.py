@@ -16,7 +16,7 @@ from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.cycles import Accountant, task_costs
 from rammer_ipu_sim.executor import LoadedProgram
 from rammer_ipu_sim.memory import plan_homes
-from rammer_ipu_sim.supersteps import batches, placed
+from rammer_ipu_sim.supersteps import group_batches, make_placed_tasks
 
 
 class SimulatedProfiler:
@@ -31,7 +31,7 @@ class SimulatedProfiler:
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
         """Threads of a tile, and the local memory that the exchange fills for one task."""
-        return resources(kernel.operator, binding.types, self.chip)
+        return task_resources(kernel.operator, binding.types, self.chip)
 
     def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
         """Seconds of one run on random inputs. Cycles repeat exactly, so ``iterations`` adds nothing, and they do not hang on
@@ -51,33 +51,33 @@ def operator_times(operator: ROperator, types: Mapping[str, TensorType], chip: C
     """Counted seconds of a superstep with one task, and with one task a tile; 0 for an operator without tasks."""
     if not operator.task_count:
         return 0.0, 0.0
-    alone, crowded = (_superstep(operator, types, chip, count) for count in (1, operator.task_count))
+    alone, crowded = (_superstep_seconds(operator, types, chip, count) for count in (1, operator.task_count))
     return alone, crowded
 
 
 def counted_seconds(operator: ROperator, types: Mapping[str, TensorType], chip: Chip) -> float:
     """Counted seconds of all tasks: as many supersteps as a tile has tasks."""
-    return -(-operator.task_count // chip.tiles) * _superstep(operator, types, chip, operator.task_count)
+    return -(-operator.task_count // chip.tiles) * _superstep_seconds(operator, types, chip, operator.task_count)
 
 
-def _superstep(operator: ROperator, types: Mapping[str, TensorType], chip: Chip, tasks: int) -> float:
+def _superstep_seconds(operator: ROperator, types: Mapping[str, TensorType], chip: Chip, tasks: int) -> float:
     """Counted seconds of a superstep of so many tasks, as far as there are tiles."""
     names = (*operator.inputs, *operator.outputs)
     buffers = [Buffer(n, types[n].dtype, types[n].size, "input") for n in names]
-    storages = {n: _dense(n, types[n]) for n in names}
+    storages = {n: _dense_storage(n, types[n]) for n in names}
     accountant = Accountant(chip, plan_homes(buffers, chip.tiles), storages, types, chip.sram)
     count = min(tasks, chip.tiles)
-    step = accountant.superstep(batches(operator, placed(range(count), [0] * count, range(count))))
+    step = accountant.superstep(group_batches(operator, make_placed_tasks(range(count), [0] * count, range(count))))
     return (step.compute + step.exchange) / chip.clock
 
 
-def _dense(name: str, kind: TensorType) -> Storage:
+def _dense_storage(name: str, kind: TensorType) -> Storage:
     return Storage(name, name, 0, kind.shape, row_major(kind.shape))
 
 
-def resources(operator: ROperator, types: Mapping[str, TensorType], chip: Chip) -> Resources:
+def task_resources(operator: ROperator, types: Mapping[str, TensorType], chip: Chip) -> Resources:
     """Local bytes of the largest task; registers and spills are not modelled."""
     count = operator.task_count
-    whole = batches(operator, placed([0] * count, [0] * count, range(count)))
+    whole = group_batches(operator, make_placed_tasks([0] * count, [0] * count, range(count)))
     need = max((int(task_costs(b, types, chip).footprint.max()) for b in whole), default=0)
     return Resources(threads=chip.threads, local_bytes=need)

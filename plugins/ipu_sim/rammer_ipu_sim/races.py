@@ -15,9 +15,9 @@ import numpy as np
 from rammer.ir.program import RProgram, Storage, Task, waves
 from rammer.ir.types import itemsize
 
-from rammer_ipu_sim.cycles import exact
+from rammer_ipu_sim.cycles import exact_boxes
 from rammer_ipu_sim.spans import Spans
-from rammer_ipu_sim.supersteps import batches, placed
+from rammer_ipu_sim.supersteps import group_batches, make_placed_tasks
 
 Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
@@ -40,7 +40,7 @@ class _Shadow:
         return _Shadow(row, np.full(size, -1 if ready else 0, dtype=np.int64), np.full((size, veus), -1, dtype=np.int64))
 
 
-def races(program: RProgram) -> list[str]:
+def find_races(program: RProgram) -> list[str]:
     """What is not ordered by waits and rows, one line each; empty for a race-free program.
 
     Raises ValueError when rows wait for each other in a circle.
@@ -65,15 +65,15 @@ class _Replay:
         previous = [np.zeros(self.program.veus, dtype=np.int64) for _ in range(self.program.veus)]
         for wave in waves(self.program):
             for item in wave:
-                clock = self._clock(item.task, previous[item.veu])
-                self._task(item.task, item.veu, position[item.veu], clock)
+                clock = self._task_clock(item.task, previous[item.veu])
+                self._replay_task(item.task, item.veu, position[item.veu], clock)
                 position[item.veu] += 1
                 clock = clock.copy()
                 clock[item.veu] = position[item.veu]
                 previous[item.veu] = self.ends[item.task.operator, item.task.index] = clock
         return self.problems
 
-    def _clock(self, task: Task, before: Indices) -> Indices:
+    def _task_clock(self, task: Task, before: Indices) -> Indices:
         """How many tasks of each row are known to have finished when ``task`` starts."""
         clock = before
         for wait in task.waits:
@@ -83,37 +83,37 @@ class _Replay:
                     clock = np.maximum(clock, self.ends[counter.operator, index])
         return clock
 
-    def _task(self, task: Task, veu: int, place: int, clock: Indices) -> None:
+    def _replay_task(self, task: Task, veu: int, place: int, clock: Indices) -> None:
         operator = self.program.operator[task.operator]
-        (batch,) = batches(operator, placed([veu], [0], [task.index]))
+        (batch,) = group_batches(operator, make_placed_tasks([veu], [0], [task.index]))
         name = f"{task.operator}[{task.index}]"
-        boxes = exact(batch, self.program.types)
+        boxes = exact_boxes(batch, self.program.types)
         for read in boxes.reads:
-            shadow, where = self._bytes(read.tensor, read.box)
-            if not _written(shadow, where, clock):
+            shadow, where = self._shadow_bytes(read.tensor, read.box)
+            if not _is_written(shadow, where, clock):
                 self.problems.append(f"{name} reads {read.tensor} before it is written")
             shadow.readers[where, veu] = place
         for tensor, box in boxes.written.items():
-            shadow, where = self._bytes(tensor, box)
+            shadow, where = self._shadow_bytes(tensor, box)
             mine = clock.copy()
             mine[veu] = place + 1  # what a task reads before it writes there
-            if not _unused(shadow, where, mine):
+            if not _is_unused(shadow, where, mine):
                 self.problems.append(f"{name} writes {tensor} over memory still in use")
             shadow.row[where], shadow.place[where] = veu, place
             shadow.readers[where] = -1
 
-    def _bytes(self, tensor: str, box: Spans) -> tuple[_Shadow, Indices]:
+    def _shadow_bytes(self, tensor: str, box: Spans) -> tuple[_Shadow, Indices]:
         storage = self.program.storage[tensor]
         buffer = self.program.buffer[storage.buffer]
         size = itemsize(buffer.dtype)
-        first = _addresses(storage, box) * size
+        first = _box_addresses(storage, box) * size
         where = (first[:, None] + np.arange(size)).reshape(-1)
         if buffer.kind == "arena":
             return self.shadows[""], where + buffer.offset
         return self.shadows[buffer.name], where
 
 
-def _addresses(storage: Storage, box: Spans) -> Indices:
+def _box_addresses(storage: Storage, box: Spans) -> Indices:
     total = np.array([storage.offset], dtype=np.int64)
     for span, stride in zip(box, storage.strides, strict=True):
         along = np.arange(int(span.low.flat[0]), int(span.high.flat[0]) + 1) * stride
@@ -121,17 +121,17 @@ def _addresses(storage: Storage, box: Spans) -> Indices:
     return total
 
 
-def _known(rows: Indices, places: Indices, clock: Indices) -> Any:
+def _is_finished(rows: Indices, places: Indices, clock: Indices) -> Any:
     """Whether the tasks at ``places`` of ``rows`` have finished for sure."""
     return places < np.where(rows >= 0, clock[rows], 0)
 
 
-def _written(shadow: _Shadow, where: Indices, clock: Indices) -> bool:
-    return bool(np.all(_known(shadow.row[where], shadow.place[where], clock)))
+def _is_written(shadow: _Shadow, where: Indices, clock: Indices) -> bool:
+    return bool(np.all(_is_finished(shadow.row[where], shadow.place[where], clock)))
 
 
-def _unused(shadow: _Shadow, where: Indices, clock: Indices) -> bool:
+def _is_unused(shadow: _Shadow, where: Indices, clock: Indices) -> bool:
     """No writer or reader of the old value can still be running."""
     written = shadow.row[where] >= 0
-    writers = ~written | _known(shadow.row[where], shadow.place[where], clock)
+    writers = ~written | _is_finished(shadow.row[where], shadow.place[where], clock)
     return bool(np.all(writers) and np.all(shadow.readers[where] < clock))

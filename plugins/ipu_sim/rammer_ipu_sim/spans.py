@@ -48,7 +48,7 @@ Spans: TypeAlias = "tuple[IndexRange, ...]"
 
 
 @lru_cache(1024)
-def constant(value: int, rank: int) -> Numbers:
+def constant_grid(value: int, rank: int) -> Numbers:
     """``value`` for every task of a grid of ``rank`` axes; nobody may write to it."""
     made = np.full((1,) * rank, value, dtype=np.int64)
     made.flags.writeable = False
@@ -57,16 +57,16 @@ def constant(value: int, rank: int) -> Numbers:
 
 def is_affine(load: Load) -> bool:
     """Whether every index is affine in the axes."""
-    return all(ex.affine(i) is not None for i in load.indices)
+    return all(ex.affine_form(i) is not None for i in load.indices)
 
 
-def bounds(e: Expr, axes: Mapping[str, IndexRange], rank: int) -> IndexRange | None:
+def expression_bounds(e: Expr, axes: Mapping[str, IndexRange], rank: int) -> IndexRange | None:
     """``rammer.ir.expr.interval`` for all tasks of a batch at once; None if ``e`` depends on data."""
     if isinstance(e, Ref):
         return axes[e.axis]
-    form = ex.affine(e)
+    form = ex.affine_form(e)
     if form is not None:
-        low = high = constant(form[1], rank)
+        low = high = constant_grid(form[1], rank)
         for name, c in form[0].items():
             a = axes[name]
             low = low + c * (a.low if c > 0 else a.high)
@@ -75,20 +75,20 @@ def bounds(e: Expr, axes: Mapping[str, IndexRange], rank: int) -> IndexRange | N
     if isinstance(e, Const | Load):
         return None
     if isinstance(e, Cast):
-        return bounds(e.arg, axes, rank)
+        return expression_bounds(e.arg, axes, rank)
     if isinstance(e, Table):
-        return _table(e, bounds(e.index, axes, rank), rank)
-    parts = [bounds(a, axes, rank) for a in (e.args[1:] if e.fn == "where" else e.args)]
+        return _table_bounds(e, expression_bounds(e.index, axes, rank), rank)
+    parts = [expression_bounds(a, axes, rank) for a in (e.args[1:] if e.fn == "where" else e.args)]
     known = [p for p in parts if p is not None]
-    return _combine(e.fn, known) if len(known) == len(parts) else None
+    return _combine_bounds(e.fn, known) if len(known) == len(parts) else None
 
 
-def _table(e: Table, inner: IndexRange | None, rank: int) -> IndexRange | None:
+def _table_bounds(e: Table, inner: IndexRange | None, rank: int) -> IndexRange | None:
     values = np.asarray(e.values)
     if not len(values):
         return None
     if inner is None:
-        return IndexRange(constant(int(values.min()), rank), constant(int(values.max()), rank))
+        return IndexRange(constant_grid(int(values.min()), rank), constant_grid(int(values.max()), rank))
     first = np.clip(inner.low, 0, len(values) - 1)
     last = np.clip(inner.high, first, len(values) - 1)
     pairs, place = np.unique(np.stack(np.broadcast_arrays(first, last), -1).reshape(-1, 2), axis=0, return_inverse=True)
@@ -98,7 +98,7 @@ def _table(e: Table, inner: IndexRange | None, rank: int) -> IndexRange | None:
     return IndexRange(low, high)
 
 
-def _combine(fn: str, p: list[IndexRange]) -> IndexRange | None:
+def _combine_bounds(fn: str, p: list[IndexRange]) -> IndexRange | None:
     if fn == "neg":
         return IndexRange(-p[0].high, -p[0].low)
     if len(p) != 2:
@@ -123,7 +123,7 @@ def _combine(fn: str, p: list[IndexRange]) -> IndexRange | None:
     return IndexRange(np.where(same, a.low % b.low, 0), np.where(same, a.high % b.low, b.low - 1))
 
 
-def pin(body: Expr, axes: Mapping[str, IndexRange], rank: int) -> tuple[Expr, dict[str, IndexRange]]:
+def pin_indices(body: Expr, axes: Mapping[str, IndexRange], rank: int) -> tuple[Expr, dict[str, IndexRange]]:
     """``body`` with affine load indices where possible, and ``axes`` with the axes added for it.
 
     Every part of an index that is not affine but has one value within each task (such as the group of a
@@ -132,9 +132,9 @@ def pin(body: Expr, axes: Mapping[str, IndexRange], rank: int) -> tuple[Expr, di
     known = dict(axes)
 
     def constant_part(e: Expr) -> Expr | None:
-        if not isinstance(e, Op | Table) or ex.affine(e) is not None:
+        if not isinstance(e, Op | Table) or ex.affine_form(e) is not None:
             return None
-        span = bounds(e, axes, rank)
+        span = expression_bounds(e, axes, rank)
         if span is None or np.any(span.low != span.high):
             return None
         name = f"{PIN}{len(known)}"
@@ -157,7 +157,7 @@ def load_spans(load: Load, axes: Mapping[str, IndexRange], shape: tuple[int, ...
     result = []
     clip = clip or not is_affine(load)
     for index, extent in zip(load.indices, shape, strict=True):
-        span = bounds(index, axes, rank) or IndexRange(constant(0, rank), constant(extent - 1, rank))
+        span = expression_bounds(index, axes, rank) or IndexRange(constant_grid(0, rank), constant_grid(extent - 1, rank))
         if clip:
             low = np.minimum(np.maximum(span.low, 0), extent)
             span = IndexRange(low, np.maximum(low - 1, np.minimum(span.high, extent - 1)))
@@ -168,28 +168,28 @@ def load_spans(load: Load, axes: Mapping[str, IndexRange], shape: tuple[int, ...
 def axis_spans(compute: Compute, spans: Spans, rank: int) -> dict[str, IndexRange]:
     """Bounds of all axes of ``compute``: output axes over ``spans``, reduction axes whole."""
     axes = {a.name: s for a, s in zip(compute.axes, spans, strict=True)}
-    return axes | {r.name: IndexRange(constant(0, rank), constant(r.extent - 1, rank)) for r in compute.reduce}
+    return axes | {r.name: IndexRange(constant_grid(0, rank), constant_grid(r.extent - 1, rank)) for r in compute.reduce}
 
 
-def join(a: Spans, b: Spans) -> Spans:
+def join_boxes(a: Spans, b: Spans) -> Spans:
     """The hull of two boxes, task by task; an empty box contributes nothing."""
-    empty_a, empty_b = _empty(a), _empty(b)
+    empty_a, empty_b = _is_empty(a), _is_empty(b)
     result = []
     for p, q in zip(a, b, strict=True):
         low = np.where(empty_a, q.low, np.where(empty_b, p.low, np.minimum(p.low, q.low)))
         high = np.where(empty_a, q.high, np.where(empty_b, p.high, np.maximum(p.high, q.high)))
-        result.append(_narrow(IndexRange(low, high)))
+        result.append(_drop_constant_axes(IndexRange(low, high)))
     return tuple(result)
 
 
-def _empty(spans: Spans) -> Any:
+def _is_empty(spans: Spans) -> Any:
     result: Any = False
     for s in spans:
         result = result | (s.high < s.low)
     return result
 
 
-def _narrow(span: IndexRange) -> IndexRange:
+def _drop_constant_axes(span: IndexRange) -> IndexRange:
     """Drop grid axes along which both bounds are constant, so that equal boxes stay recognisable."""
     low, high = np.broadcast_arrays(span.low, span.high)
     for d in range(low.ndim):
@@ -200,17 +200,17 @@ def _narrow(span: IndexRange) -> IndexRange:
     return IndexRange(low, high)
 
 
-def written(operator: ROperator, output: Spans) -> dict[str, Spans]:
+def written_boxes(operator: ROperator, output: Spans) -> dict[str, Spans]:
     """What tasks write of every output, from their boxes of the anchor."""
     rank, shapes = len(output), {c.name: c.shape for c in operator.computes}
     result = dict[str, Spans]()
     for name, own in operator.shared.items():
-        whole = (IndexRange(constant(0, rank), constant(n - 1, rank)) for n in shapes[name])
+        whole = (IndexRange(constant_grid(0, rank), constant_grid(n - 1, rank)) for n in shapes[name])
         result[name] = tuple(w if d is None else output[d] for d, w in zip(own, whole, strict=True))
     return result
 
 
-def propagate(operator: ROperator, output: Spans, types: Mapping[str, TensorType], clip: bool) -> dict[str, Spans]:
+def propagate_boxes(operator: ROperator, output: Spans, types: Mapping[str, TensorType], clip: bool) -> dict[str, Spans]:
     """The box of every Compute of ``operator`` from the tasks' output boxes, backwards.
 
     ``clip=True`` gives what the tasks really need; ``clip=False`` boxes of one size for all tasks, which
@@ -218,7 +218,7 @@ def propagate(operator: ROperator, output: Spans, types: Mapping[str, TensorType
     """
     rank = len(output)
     inside = {c.name for c in operator.computes}
-    result = written(operator, output)
+    result = written_boxes(operator, output)
     for c in reversed(operator.computes):
         if c.name not in result:
             continue
@@ -226,10 +226,10 @@ def propagate(operator: ROperator, output: Spans, types: Mapping[str, TensorType
             result[c.name] = tuple(s.uniform() for s in result[c.name])
         body, axes = c.body, axis_spans(c, result[c.name], rank)
         if not clip:
-            body, axes = pin(body, axes, rank)
+            body, axes = pin_indices(body, axes, rank)
         for load in ex.loads(body):
             if load.tensor in inside:
                 box = load_spans(load, axes, types[load.tensor].shape, rank, clip)
                 known = result.get(load.tensor)
-                result[load.tensor] = box if known is None else join(known, box)
+                result[load.tensor] = box if known is None else join_boxes(known, box)
     return result

@@ -44,18 +44,18 @@ class PlacedTasks:
     tasks: Indices
 
 
-def placed(veus: Sequence[int], orders: Sequence[int], tasks: Sequence[int]) -> PlacedTasks:
+def make_placed_tasks(veus: Sequence[int], orders: Sequence[int], tasks: Sequence[int]) -> PlacedTasks:
     """From lists."""
     return PlacedTasks(*(np.asarray(a, dtype=np.int64) for a in (veus, orders, tasks)))
 
 
-def supersteps(program: RProgram) -> list[dict[str, PlacedTasks]]:
+def split_supersteps(program: RProgram) -> list[dict[str, PlacedTasks]]:
     """The tasks of every superstep, by operator name in order of first appearance."""
     conflicts = _Conflicts(program)
     result: list[dict[str, PlacedTasks]] = []
     for wave in waves(program):
         names = list(dict.fromkeys([t.task.operator for t in wave]))
-        phases = _phases(wave, conflicts) if conflicts.among(names) else [0] * len(wave)
+        phases = _assign_phases(wave, conflicts) if conflicts.among(names) else [0] * len(wave)
         parts: list[dict[str, tuple[list[int], list[int], list[int]]]] = [{} for _ in range(max(phases, default=0) + 1)]
         for order, (item, phase) in enumerate(zip(wave, phases, strict=True)):
             # A wave lists the tasks of each row in row order.
@@ -63,11 +63,11 @@ def supersteps(program: RProgram) -> list[dict[str, PlacedTasks]]:
             veus.append(item.veu)
             orders.append(order)
             tasks.append(item.task.index)
-        result += [{name: placed(*lists) for name, lists in part.items()} for part in parts]
+        result += [{name: make_placed_tasks(*lists) for name, lists in part.items()} for part in parts]
     return result
 
 
-def _phases(wave: Sequence[WaveTask], conflicts: _Conflicts) -> list[int]:
+def _assign_phases(wave: Sequence[WaveTask], conflicts: _Conflicts) -> list[int]:
     """For each task the first phase after every earlier task of its row on which it depends."""
     rows: dict[int, dict[str, int]] = {}
     result = []
@@ -92,26 +92,26 @@ class _Conflicts:
     def __call__(self, earlier: str, later: str) -> bool:
         key = (earlier, later)
         if key not in self.known:
-            self.known[key] = self._compute(self.program.operator[earlier], self.program.operator[later])
+            self.known[key] = self._has_conflict(self.program.operator[earlier], self.program.operator[later])
         return self.known[key]
 
     def among(self, names: Sequence[str]) -> bool:
         """Whether any two of ``names`` conflict."""
         return any(self(a, b) for a in names for b in names if a != b)
 
-    def _compute(self, earlier: ROperator, later: ROperator) -> bool:
+    def _has_conflict(self, earlier: ROperator, later: ROperator) -> bool:
         places, buffers = self.program.storage, self.program.buffer
         for wrote in earlier.outputs:
-            if any(overlap(places[wrote], places[n], buffers) for n in later.inputs if n in places):
+            if any(can_overlap(places[wrote], places[n], buffers) for n in later.inputs if n in places):
                 return True
             for writes in later.outputs:
                 apart = places[wrote].buffer != places[writes].buffer
-                if apart and overlap(places[wrote], places[writes], buffers):
+                if apart and can_overlap(places[wrote], places[writes], buffers):
                     return True
         return False
 
 
-def overlap(a: Storage, b: Storage, buffers: Mapping[str, Buffer]) -> bool:
+def can_overlap(a: Storage, b: Storage, buffers: Mapping[str, Buffer]) -> bool:
     """Whether two storages may share memory (by the hull of their addresses)."""
     if a.buffer == b.buffer:
         (p, q), (r, s) = a.span(), b.span()
@@ -122,7 +122,7 @@ def overlap(a: Storage, b: Storage, buffers: Mapping[str, Buffer]) -> bool:
     return x.offset < y.offset + y.nbytes and y.offset < x.offset + x.nbytes
 
 
-def batches(operator: ROperator, where: PlacedTasks) -> list[Batch]:
+def group_batches(operator: ROperator, where: PlacedTasks) -> list[Batch]:
     """Group tasks into products of tile coordinates."""
     grid = operator.grid
     size = int(np.prod(grid, dtype=np.int64))
@@ -132,10 +132,10 @@ def batches(operator: ROperator, where: PlacedTasks) -> list[Batch]:
     index = np.arange(size, dtype=np.int64).reshape(grid)
     everywhere = tuple(tuple(range(n)) for n in grid)
     whole = Batch(operator, everywhere, index, veus.reshape(grid), orders.reshape(grid))
-    return [_part(whole, places) for places in _products(whole.veus >= 0)]
+    return [_select_part(whole, places) for places in _decompose_grid(whole.veus >= 0)]
 
 
-def _part(whole: Batch, places: Sequence[Sequence[int]], lost: int = -1) -> Batch:
+def _select_part(whole: Batch, places: Sequence[Sequence[int]], lost: int = -1) -> Batch:
     """The tasks of ``whole`` at the product of positions ``places``."""
     cell = np.ix_(*places) if places else ()
     coordinates = tuple(tuple(c[i] for i in part) for c, part in zip(whole.coordinates, places, strict=True))
@@ -152,20 +152,20 @@ def lengths_of(program: RProgram, lengths: Sequence[str], inputs: Mapping[str, A
     return found
 
 
-def ended(batch: Batch, point: Mapping[str, int]) -> tuple[list[Batch], list[tuple[Batch, tuple[float | None, ...]]]]:
+def mask_batch(batch: Batch, point: Mapping[str, int]) -> tuple[list[Batch], list[tuple[Batch, tuple[float | None, ...]]]]:
     """The tasks that compute where the lengths are those of ``point``, as batches, and those that write fills: all of their
     tiles, of which the first ones then compute what lies before the length."""
-    kept, fills = _within(batch, point)
+    kept, fills = _mask_extents(batch, point)
     if kept is None:
         return [], fills
     rows = [e for e in batch.operator.endings if e.beside is not None]
     parts = [replace(kept, operator=batch.operator.at(point))]
     for ending in rows:
-        parts = [p for part in parts for p in _beside(part, batch.operator, ending, point)]
+        parts = [p for part in parts for p in _mask_row_window(part, batch.operator, ending, point)]
     return parts, fills
 
 
-def _beside(batch: Batch, operator: ROperator, ending: SkipTasks, point: Mapping[str, int]) -> list[Batch]:
+def _mask_row_window(batch: Batch, operator: ROperator, ending: SkipTasks, point: Mapping[str, int]) -> list[Batch]:
     """The tasks that are no others than those of the rows; all of them, where tasks have more places than one."""
     rows, axes = ending.beside, [a.name for a in operator.anchor.axes]
     assert rows is not None
@@ -178,10 +178,10 @@ def _beside(batch: Batch, operator: ROperator, ending: SkipTasks, point: Mapping
             cell = [slice(None)] * holds.ndim
             cell[d], cell[by] = slice(i, i + 1), slice(k, k + 1)
             holds[tuple(cell)] = rows.holds(place, point[f"{tensor}[{chosen}]"])
-    return [_part(batch, places, batch.lost) for places in _products(holds)]
+    return [_select_part(batch, places, batch.lost) for places in _decompose_grid(holds)]
 
 
-def _within(batch: Batch, point: Mapping[str, int]) -> tuple[Batch | None, list[tuple[Batch, tuple[float | None, ...]]]]:
+def _mask_extents(batch: Batch, point: Mapping[str, int]) -> tuple[Batch | None, list[tuple[Batch, tuple[float | None, ...]]]]:
     """Those that begin before, and end behind, all lengths."""
     fills = list[tuple[Batch, tuple[float | None, ...]]]()
     axes = [a.name for a in batch.operator.anchor.axes]
@@ -195,25 +195,25 @@ def _within(batch: Batch, point: Mapping[str, int]) -> tuple[Batch | None, list[
             within = [i for i, c in enumerate(batch.coordinates[d]) if c * tile < extent]
         beyond = [i for i, c in enumerate(batch.coordinates[d]) if c >= extent // tile]
         if ending.writes and beyond:
-            fills.append((_part(batch, [beyond if k == d else p for k, p in enumerate(places)], batch.lost), ending.fills))
+            fills.append((_select_part(batch, [beyond if k == d else p for k, p in enumerate(places)], batch.lost), ending.fills))
         if not within:
             return None, fills
-        batch = _part(batch, [within if k == d else p for k, p in enumerate(places)], batch.lost)
+        batch = _select_part(batch, [within if k == d else p for k, p in enumerate(places)], batch.lost)
     return batch, fills
 
 
-def halves(batch: Batch) -> list[Batch]:
+def halve_batch(batch: Batch) -> list[Batch]:
     """The batch cut in two along its longest axis."""
     sizes = [len(c) for c in batch.coordinates]
     axis = sizes.index(max(sizes))
     middle = sizes[axis] // 2
     parts = []
     for piece in (range(middle), range(middle, sizes[axis])):
-        parts.append(_part(batch, [piece if d == axis else range(n) for d, n in enumerate(sizes)], batch.lost))
+        parts.append(_select_part(batch, [piece if d == axis else range(n) for d, n in enumerate(sizes)], batch.lost))
     return parts
 
 
-def _products(present: Any) -> list[tuple[tuple[int, ...], ...]]:
+def _decompose_grid(present: Any) -> list[tuple[tuple[int, ...], ...]]:
     """A boolean grid as disjoint products of coordinates."""
     if present.ndim == 0:
         return [()] if present else []
@@ -225,17 +225,17 @@ def _products(present: Any) -> list[tuple[tuple[int, ...], ...]]:
     for i, plane in enumerate(present):
         if plane.any():
             alike.setdefault(np.packbits(plane).tobytes(), []).append(i)
-    return [(tuple(rows), *rest) for rows in alike.values() for rest in _products(present[rows[0]])]
+    return [(tuple(rows), *rest) for rows in alike.values() for rest in _decompose_grid(present[rows[0]])]
 
 
-def isolate(whole: Sequence[Batch], task: int, load: int) -> list[Batch]:
+def isolate_task(whole: Sequence[Batch], task: int, load: int) -> list[Batch]:
     """The same batches with ``task`` in one of its own whose ``load`` loses its transfer."""
     result: list[Batch] = []
     for batch in whole:
         if task not in batch.tasks:
             result.append(batch)
             continue
-        result += [_part(batch, places) for places in _products(batch.tasks != task)]
+        result += [_select_part(batch, places) for places in _decompose_grid(batch.tasks != task)]
         spot = np.argwhere(batch.tasks == task)[0]
-        result.append(_part(batch, [[int(i)] for i in spot], load))
+        result.append(_select_part(batch, [[int(i)] for i in spot], load))
     return result

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, BufferKind, Counter, Port, RProgram, Task, Wait, dense
 from rammer.ir.types import TensorType
@@ -20,7 +20,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 PLACES = 3
 
 
-def operator(name: str, lines: Sequence[str], tile: Sequence[int], outputs: Sequence[str] = ()) -> ROperator:
+def make_operator(name: str, lines: Sequence[str], tile: Sequence[int], outputs: Sequence[str] = ()) -> ROperator:
     """An operator whose Computes meet in the vEU's memory."""
     computes = tuple(Compute.parse(line) for line in lines)
     inside = {c.name for c in computes}
@@ -28,7 +28,7 @@ def operator(name: str, lines: Sequence[str], tile: Sequence[int], outputs: Sequ
     return ROperator(name, computes, links, tuple(outputs) or (computes[-1].name,), tuple(tile))
 
 
-def program(
+def make_program(
     operators: Sequence[ROperator],
     inputs: Mapping[str, TensorType],
     constants: Mapping[str, TensorType],
@@ -63,7 +63,7 @@ def program(
         "hand",
         tuple(Port(n, n) for n in inputs),
         tuple(Port(n, n) for n in outputs),
-        tuple(_buffers(stored, reuse)),
+        tuple(_make_buffers(stored, reuse)),
         tuple(dense(n, f"b_{n}", t.shape) for n, (t, _) in stored.items()),
         tuple(operators),
         tuple(Counter(f"c_{o.name}", o.name, 0, o.task_count) for o in operators),
@@ -71,7 +71,7 @@ def program(
     )
 
 
-def _buffers(stored: Mapping[str, tuple[TensorType, BufferKind]], reuse: bool) -> list[Buffer]:
+def _make_buffers(stored: Mapping[str, tuple[TensorType, BufferKind]], reuse: bool) -> list[Buffer]:
     """Arena buffers side by side, or with ``reuse`` in three places that they take in turn."""
     result: list[Buffer] = []
     widest = max(-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t, _ in stored.values())
@@ -85,16 +85,16 @@ def _buffers(stored: Mapping[str, tuple[TensorType, BufferKind]], reuse: bool) -
     return result
 
 
-def reference(operators: Sequence[ROperator], values: Mapping[str, Array]) -> dict[str, Array]:
+def reference_values(operators: Sequence[ROperator], values: Mapping[str, Array]) -> dict[str, Array]:
     """Every tensor in float64."""
     known: dict[str, Array] = dict(values)
     for o in operators:
         for c in o.computes:
-            known[c.name] = evaluate(c, known, precise=True)
+            known[c.name] = evaluate_compute(c, known, precise=True)
     return known
 
 
-def error(got: Array, want: Array) -> float:
+def relative_error(got: Array, want: Array) -> float:
     """Relative L2 error; NaN where anything is NaN."""
     got64, want64 = got.astype(np.float64), want.astype(np.float64)
     norm = float(np.linalg.norm(want64))

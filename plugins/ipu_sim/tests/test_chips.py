@@ -13,7 +13,7 @@ from rammer.compiler.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.distributed.distributed_program import DistributedProgram, Transfer
 from rammer.distributed.link import joined_constants
-from rammer.distributed.partition.predict import StepTime, predict
+from rammer.distributed.partition.predict import StepTime, predict_run
 from rammer.distributed.partition.search import compile_spread
 from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.read.reader import read_model
@@ -23,9 +23,9 @@ from rammer_testing.nonempty import some
 from rammer_testing.small_models import dense_layers
 from rammer_testing.spreads import whole_inputs
 
-from rammer_ipu_sim.chip import Chip, configured
+from rammer_ipu_sim.chip import Chip, configure_chip
 from rammer_ipu_sim.executor import LoadedProgram
-from rammer_ipu_sim.links import CARD, Traffic, links, rate, route, way
+from rammer_ipu_sim.links import CARD, Traffic, find_route, link_bandwidth, make_link, make_links
 
 SHAPE = (4, 32)
 
@@ -36,11 +36,11 @@ def spread_over(chips: int, layers: int) -> DistributedProgram:
     backend = registry.open("ipu_sim", options={"tiles": "8", "chips": str(chips)})
     made = Compiler(backend, CompileOptions(), KernelStore(None), registry, device="ipu_sim")
     names = [f"ipu_sim:{k}" for k in range(chips)]
-    return compile_spread([(n, made) for n in names], read_model(dense_layers(layers)), {"x": SHAPE}, links(chip(chips)))
+    return compile_spread([(n, made) for n in names], read_model(dense_layers(layers)), {"x": SHAPE}, make_links(chip(chips)))
 
 
 def chip(chips: int) -> Chip:
-    return configured({"tiles": "8", "chips": str(chips)})
+    return configure_chip({"tiles": "8", "chips": str(chips)})
 
 
 @pytest.mark.parametrize(("chips", "layers"), [(2, 6), (5, 11)])
@@ -81,22 +81,23 @@ def test_ways_lead_where_they_should() -> None:
     for a in range(16):
         for b in some(set(range(16)) - {a}):
             here = a
-            for at, kind in some(list(route(a, b))):
+            for at, kind in some(list(find_route(a, b))):
                 assert at == here
                 here = {"card": here ^ 1, "across": here ^ 1, "up": here + CARD, "down": here - CARD}[kind]
-            assert here == b and len(list(route(a, b))) <= 1 + abs(a // CARD - b // CARD)
+            assert here == b and len(list(find_route(a, b))) <= 1 + abs(a // CARD - b // CARD)
 
 
 def test_what_shares_a_link_takes_turns() -> None:
     whole, nbytes = chip(8), 1 << 20
-    alone = way(whole, 0, 4).seconds(nbytes)
+    alone = make_link(whole, 0, 4).seconds(nbytes)
     traffic = Traffic(whole)
     first, second = traffic.carry(0.0, 0, 4, nbytes), traffic.carry(0.0, 2, 4, nbytes)
     assert first == pytest.approx(alone) and second > first
-    assert second - way(whole, 2, 4).seconds(nbytes) == pytest.approx(nbytes / rate(whole, (2, "up")))
-    assert traffic.carry(0.0, 1, 3, nbytes) == pytest.approx(way(whole, 1, 3).seconds(nbytes))
+    assert second - make_link(whole, 2, 4).seconds(nbytes) == pytest.approx(nbytes / link_bandwidth(whole, (2, "up")))
+    assert traffic.carry(0.0, 1, 3, nbytes) == pytest.approx(make_link(whole, 1, 3).seconds(nbytes))
     assert (
-        way(whole, 0, 1).bandwidth == pytest.approx(58.4e9, rel=0.01) and way(whole, 0, 2).bandwidth < way(whole, 0, 1).bandwidth
+        make_link(whole, 0, 1).bandwidth == pytest.approx(58.4e9, rel=0.01)
+        and make_link(whole, 0, 2).bandwidth < make_link(whole, 0, 1).bandwidth
     )
 
 
@@ -113,9 +114,9 @@ def test_predictions_know_what_links_share() -> None:
     nbytes, whole = 1 << 16, chip(8)
     transfers = tuple(Transfer(f"t{k}", f"t{k}", TensorType("float32", (nbytes // 4,)), k, 0) for k in range(1, 8))
     devices = [[StepTime(0.0, tuple(t.name for t in transfers), ())], *([StepTime(0.0, (), (t.name,))] for t in transfers)]
-    known = {(k.source, k.target): k for k in links(whole)}
+    known = {(k.source, k.target): k for k in make_links(whole)}
     traffic = Traffic(whole)
     want = max(traffic.carry(0.0, t.source, 0, nbytes) for t in transfers)
     apart = {way: replace(link, through=()) for way, link in known.items()}
-    assert predict(devices, transfers, known).latency == pytest.approx(want)
-    assert predict(devices, transfers, apart).latency < 0.7 * want
+    assert predict_run(devices, transfers, known).latency == pytest.approx(want)
+    assert predict_run(devices, transfers, apart).latency < 0.7 * want

@@ -20,10 +20,10 @@ from rammer.runtime.self_test import self_test, tiny_graph
 from rammer.tuning.kernel_store import KernelStore
 from rammer_testing.nonempty import some
 
-from rammer_ipu_sim.chip import GC2, SOURCES, configured
+from rammer_ipu_sim.chip import GC2, SOURCES, configure_chip
 from rammer_ipu_sim.device import SimulatorBackend
 from rammer_ipu_sim.plugin import DEVICE
-from rammer_ipu_sim.testing import error, operator
+from rammer_ipu_sim.testing import make_operator, relative_error
 
 SMALL = OpenOptions(options={"tiles": "16", "sram": "65536"})
 
@@ -35,7 +35,7 @@ def matmul(tile: tuple[int, int] = (8, 16)) -> tuple[ROperator, Binding]:
         "b": TensorType("float32", (32, 64)),
         "y": TensorType("float32", (64, 64)),
     }
-    return operator("mm", [line], tile), Binding(kinds, {n: dense(n, n, t.shape) for n, t in kinds.items()})
+    return make_operator("mm", [line], tile), Binding(kinds, {n: dense(n, n, t.shape) for n, t in kinds.items()})
 
 
 def test_manifest() -> None:
@@ -75,7 +75,7 @@ def test_what_it_is_not() -> None:
 
 
 def test_smaller_chips_have_their_own_fingerprint() -> None:
-    assert configured({}) is GC2
+    assert configure_chip({}) is GC2
     assert SimulatorBackend(SMALL).fingerprint != SimulatorBackend(OpenOptions()).fingerprint
 
 
@@ -118,7 +118,7 @@ def test_reductions_deeper_than_a_tile(rng: np.random.Generator) -> None:
     assert len(segment.program.operators) == 2
     x = rng.standard_normal((2, 1000)).astype(np.float32)
     result = backend.load(segment.program, segment.constants).run({"x": x})
-    assert error(result.outputs["y"], x.astype(np.float64) @ graph.constants["w"].astype(np.float64)) <= 1e-5
+    assert relative_error(result.outputs["y"], x.astype(np.float64) @ graph.constants["w"].astype(np.float64)) <= 1e-5
     assert any("streamed" in note for note in result.notes)
 
 

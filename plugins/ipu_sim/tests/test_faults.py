@@ -17,21 +17,21 @@ from rammer.verify.verifier import VerifyError, verify
 from rammer_testing.nonempty import some
 from rammer_testing.programs import random_net
 
-from rammer_ipu_sim.chip import Chip, configured
+from rammer_ipu_sim.chip import Chip, configure_chip
 from rammer_ipu_sim.executor import Drop, LoadedProgram
-from rammer_ipu_sim.memory import HomeMemory, height, plan_homes, poison_value
-from rammer_ipu_sim.races import races
-from rammer_ipu_sim.testing import Array, error, operator, program, reference, without_waits
+from rammer_ipu_sim.memory import HomeMemory, peak_tile_bytes, plan_homes, poison_value
+from rammer_ipu_sim.races import find_races
+from rammer_ipu_sim.testing import Array, make_operator, make_program, reference_values, relative_error, without_waits
 
-CHIP = configured({"tiles": "8", "sram": "65536"})
+CHIP = configure_chip({"tiles": "8", "sram": "65536"})
 SHAPE = (12, 10)
 
 
 def two_steps() -> list[ROperator]:
     lines = ["a: f32[i:12, j:10] = sum[k:10] x[i, k] * w[k, j]"]
     return [
-        operator("A", lines, (3, 10)),
-        operator("B", ["y: f32[i:12, j:10] = pad(a[i + -1, j], 0.0) + a[i, j]"], (2, 10)),
+        make_operator("A", lines, (3, 10)),
+        make_operator("B", ["y: f32[i:12, j:10] = pad(a[i + -1, j], 0.0) + a[i, j]"], (2, 10)),
     ]
 
 
@@ -42,17 +42,17 @@ def data(rng: np.random.Generator) -> tuple[dict[str, Array], dict[str, Array]]:
 
 def build(veus: int = 4, reuse: bool = False) -> RProgram:
     kind = TensorType("float32", SHAPE)
-    return program(two_steps(), {"x": kind}, {"w": TensorType("float32", (10, 10))}, ["y"], veus, reuse)
+    return make_program(two_steps(), {"x": kind}, {"w": TensorType("float32", (10, 10))}, ["y"], veus, reuse)
 
 
 @pytest.mark.parametrize(("step", "name", "task", "load"), [(0, "A", 2, 0), (0, "A", 0, 1), (1, "B", 5, 1)])
 def test_a_lost_transfer_shows(step: int, name: str, task: int, load: int, rng: np.random.Generator) -> None:
     inputs, constants = data(rng)
-    want = reference(two_steps(), {**inputs, **constants})["y"]
-    assert error(LoadedProgram(build(), constants, CHIP).run(inputs).outputs["y"], want) <= 1e-5
+    want = reference_values(two_steps(), {**inputs, **constants})["y"]
+    assert relative_error(LoadedProgram(build(), constants, CHIP).run(inputs).outputs["y"], want) <= 1e-5
     faulty = LoadedProgram(build(), constants, CHIP, drop_transfer=Drop(step, name, task, load))
     have = faulty.run(inputs).outputs["y"]
-    assert not error(have, want) <= 1e-5
+    assert not relative_error(have, want) <= 1e-5
     lost = np.isnan(have)
     # Only the rows that this one task feeds are lost.
     rows = {"A": range(task * 3, min(task * 3 + 4, 12)), "B": range(task * 2, task * 2 + 2)}[name]
@@ -68,19 +68,19 @@ def test_missing_waits_give_nan(rng: np.random.Generator) -> None:
     inputs, constants = data(rng)
     program_ = without_waits(build(8), "B")
     assert np.isnan(LoadedProgram(program_, constants, CHIP).run(inputs).outputs["y"]).any()
-    assert any("before it is written" in line for line in races(program_))
+    assert any("before it is written" in line for line in find_races(program_))
 
 
 def test_memory_taken_too_early_shows() -> None:
     """The fourth value takes the first one's place in the arena although the last operator still wants it."""
     kind = TensorType("float32", (8,))
-    chain = [operator(f"O{i}", [f"t{i + 1}: f32[i:8] = t{i}[i] + 1.0"], (4,)) for i in range(4)]
-    last = operator("L", ["y: f32[i:8] = t4[i] + t1[i]"], (4,))
-    p = program([*chain, last], {"t0": kind}, {}, ["y"], 2, reuse=True)
+    chain = [make_operator(f"O{i}", [f"t{i + 1}: f32[i:8] = t{i}[i] + 1.0"], (4,)) for i in range(4)]
+    last = make_operator("L", ["y: f32[i:8] = t4[i] + t1[i]"], (4,))
+    p = make_program([*chain, last], {"t0": kind}, {}, ["y"], 2, reuse=True)
     have = LoadedProgram(p, {}, CHIP).run({"t0": np.zeros(8, np.float32)}).outputs["y"]
     # t1's place holds t4 by then: 4 + 4, not 4 + 1.
-    assert not error(have, np.full(8, 5.0)) <= 1e-5
-    roomy = program([*chain, last], {"t0": kind}, {}, ["y"], 2)
+    assert not relative_error(have, np.full(8, 5.0)) <= 1e-5
+    roomy = make_program([*chain, last], {"t0": kind}, {}, ["y"], 2)
     assert np.array_equal(LoadedProgram(roomy, {}, CHIP).run({"t0": np.zeros(8, np.float32)}).outputs["y"], np.full(8, 5.0))
 
 
@@ -99,16 +99,16 @@ def test_oracle_and_verifier_agree_about_planted_faults(policy: str, seed: int, 
     random = Random(f"{policy} {seed}")
     net = random_net(random, 7)
     p = net.program(parse_policy(policy), random.randint(1, 5))
-    assert races(p) == []
+    assert find_races(p) == []
     x = rng.standard_normal(24).astype(np.float32)
     run = LoadedProgram(p, {}, CHIP).run({"x": x})
-    assert error(run.outputs["y"], reference(net.operators, {"x": x})["y"]) <= 1e-5
+    assert relative_error(run.outputs["y"], reference_values(net.operators, {"x": x})["y"]) <= 1e-5
     for v, row in some(enumerate(p.rows)):
         for place, task in enumerate(row):
             for wait in task.waits:
                 fewer = replace(task, waits=tuple(w for w in task.waits if w != wait))
                 rows = (*p.rows[:v], (*row[:place], fewer, *row[place + 1 :]), *p.rows[v + 1 :])
-                verdict, found = complaint(replace(p, rows=rows)), races(replace(p, rows=rows))
+                verdict, found = complaint(replace(p, rows=rows)), find_races(replace(p, rows=rows))
                 # The verifier asks for order between whole operators where arena bytes are reused.
                 assert bool(verdict) == bool(found) or (not found and "arena bytes" in verdict)
 
@@ -160,7 +160,7 @@ def test_memory_returns_what_was_written() -> None:
     memory.poison("a")
     assert np.isnan(memory.read("a")).all()
     assert np.array_equal(memory.read("b"), values["b"])
-    assert height(homes) <= 8 * 6 + 8 + 8
+    assert peak_tile_bytes(homes) <= 8 * 6 + 8 + 8
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -187,7 +187,7 @@ def test_constants_stream_when_the_chip_is_full(rng: np.random.Generator) -> Non
     inputs, constants = data(rng)
     loaded = LoadedProgram(build(), constants, chip(848))
     result = loaded.run(inputs)
-    assert error(result.outputs["y"], reference(two_steps(), {**inputs, **constants})["y"]) <= 1e-5
+    assert relative_error(result.outputs["y"], reference_values(two_steps(), {**inputs, **constants})["y"]) <= 1e-5
     assert any("streamed 400 bytes" in note for note in result.notes)
     roomy = LoadedProgram(build(), constants, CHIP).run(inputs)
     assert not any("streamed" in note for note in some(roomy.notes))

@@ -19,15 +19,15 @@ from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
 from rammer.tuning.kernel_probe import random_inputs, task_times
 
-from rammer_rocm.build import Builder, standard, version
+from rammer_rocm.build import Builder, build_options, language_version
 from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.kernels import OpenClKernels
-from rammer_rocm.opencl_runtime import kind_of, opencl, units
+from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
 from rammer_rocm.placement import ROOM
-from rammer_rocm.resources import resources
-from rammer_rocm.trace import TracedProgram, trace
-from rammer_rocm.units import hardware, virtual_device
+from rammer_rocm.resources import measure_resources
+from rammer_rocm.trace import TracedProgram, record_trace
+from rammer_rocm.units import make_hardware, virtual_device
 
 #: ``--option executor=...``: one launch a wave, or one launch a program (CPUs only).
 EXECUTORS = ("single", "waves")
@@ -56,14 +56,14 @@ class OpenClBackend(OpenClKernels):
     """One OpenCL unit with a context and an in-order queue."""
 
     def __init__(self, device: Any, options: OpenOptions) -> None:
-        cl = opencl()
-        super().__init__(virtual_device(device), _without(options.options))
-        self.hardware: Hardware = hardware(options.index, device)
-        self.single = _single(options.options, self.vdevice.threads == 1 and version(device) >= (2, 0))
+        cl = import_opencl()
+        super().__init__(virtual_device(device), _excluded_families(options.options))
+        self.hardware: Hardware = make_hardware(options.index, device)
+        self.single = _is_single_launch(options.options, self.vdevice.threads == 1 and language_version(device) >= (2, 0))
         try:
             self.context = cl.Context([device])
             self.queue = cl.CommandQueue(self.context)
-            self.builder = Builder(self.context, standard(device))
+            self.builder = Builder(self.context, build_options(device))
             self.constants = DeviceConstants(self.queue, self.vdevice.threads == 1)
         except cl.Error as problem:
             raise DeviceUnavailable(f"{device.name.strip()} cannot be opened: {problem}") from problem
@@ -75,7 +75,7 @@ class OpenClBackend(OpenClKernels):
 
     def resources(self, operator: ROperator, binding: Binding) -> Resources:
         """What a GPU's compiler reports of an operator's kernel."""
-        return resources(self, operator, binding, self.context, self.builder.options)
+        return measure_resources(self, operator, binding, self.context, self.builder.options)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -108,7 +108,7 @@ class OpenClBackend(OpenClKernels):
         """When each task of a run began and ended, by row; kernels are built once more, with what notes it."""
         loaded = TracedProgram(self.builder, self.constants, self, program, constants, self.single)
         try:
-            return Recorded(program, trace(loaded, inputs))
+            return Recorded(program, record_trace(loaded, inputs))
         finally:
             loaded.close()
 
@@ -118,7 +118,7 @@ class OpenClBackend(OpenClKernels):
         del self.constants, self.builder, self.queue, self.context
 
 
-def _single(options: Mapping[str, str], able: bool) -> bool:
+def _is_single_launch(options: Mapping[str, str], able: bool) -> bool:
     """Whether one launch runs the whole program: on CPUs whose OpenCL C has acquire and release (2.0)."""
     unknown = sorted(set(options) - {"executor", "winograd"})
     if unknown:
@@ -131,7 +131,7 @@ def _single(options: Mapping[str, str], able: bool) -> bool:
     return executor == "single"
 
 
-def _without(options: Mapping[str, str]) -> tuple[str, ...]:
+def _excluded_families(options: Mapping[str, str]) -> tuple[str, ...]:
     """The families that are not to be offered."""
     asked = options.get("winograd", "on")
     if asked not in WINOGRAD:

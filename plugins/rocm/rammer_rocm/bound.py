@@ -15,7 +15,7 @@ from rammer.ir.program import Port, RProgram
 from rammer.runtime.host_bound import WHOLE, check_apart, check_values
 from rammer.verify.in_place_state import state_ports
 
-from rammer_rocm.opencl_runtime import opencl
+from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.placement import ROOM, Placement
 
 
@@ -71,20 +71,20 @@ class OpenClBound:
         if stream is not None and stream is not program.queue:
             raise BadInput("programs run on the queue that their device was opened with", hint="leave out stream")
         ports = program.program.inputs, program.program.outputs
-        self.inputs = {p.external: self._input(p, inputs[p.external]) for p in ports[0]}
+        self.inputs = {p.external: self._bind_input(p, inputs[p.external]) for p in ports[0]}
         kept = state_ports(program.program)
         self.outputs = {
-            p.external: self.inputs[kept[p.external]] if p.external in kept else self._output(p, outputs.get(p.external))
+            p.external: self.inputs[kept[p.external]] if p.external in kept else self._bind_output(p, outputs.get(p.external))
             for p in ports[1]
         }
         copied = {n: a for n, a in self.inputs.items() if n not in kept.values()}
-        check_apart(copied, self.outputs, _share)
+        check_apart(copied, self.outputs, _has_overlap)
         #: The tensors of states, which stay in the program's memory, by the names of both ports.
         self._states = {p.external: p.tensor for p in (*ports[0], *ports[1]) if p.external in {*kept, *kept.values()}}
         for name in kept.values():
             self._copy_in(self._states[name], self.inputs[name])
         self._at = program.placement(self.inputs, self.outputs)
-        self._moved = [[p for p in some if p.external not in self._states and not self._placed(p)] for some in ports]
+        self._moved = [[p for p in some if p.external not in self._states and not self._is_in_place(p)] for some in ports]
         #: Inputs and outputs that are copied in every run.
         self.copied = tuple(p.external for p in self._moved[0]), tuple(p.external for p in self._moved[1])
         nbytes = sum(program.program.types[p.tensor].nbytes for some in self._moved for p in some)
@@ -92,22 +92,22 @@ class OpenClBound:
         self.notes: tuple[str, ...] = (f"{nbytes} bytes of inputs and outputs are copied {where} in every run",) if nbytes else ()
         self.clock = WHOLE if self._on_cpu else "wall, copies on the device"
 
-    def _placed(self, port: Port) -> bool:
+    def _is_in_place(self, port: Port) -> bool:
         """Whether kernels use the port's array where it is."""
         return self._program.program.storage[port.tensor].buffer in self._at.arrays
 
-    def _input(self, port: Port, given: Any) -> Any:
+    def _bind_input(self, port: Port, given: Any) -> Any:
         what = f"input {port.external!r}"
         if not on_host(given):
             return self._device_array(what, given)
         array = host_view(what, given)
-        return array if self._on_cpu else _arrays().to_device(self.stream, np.ascontiguousarray(array))
+        return array if self._on_cpu else _array_module().to_device(self.stream, np.ascontiguousarray(array))
 
-    def _output(self, port: Port, given: Any) -> Any:
+    def _bind_output(self, port: Port, given: Any) -> Any:
         what, kind = f"output {port.external!r}", self._program.program.types[port.tensor]
         if given is None:
             made: Any = ROOM.zeros(kind.shape, kind.dtype)
-            return made if self._on_cpu else _arrays().to_device(self.stream, made)
+            return made if self._on_cpu else _array_module().to_device(self.stream, made)
         if not on_host(given):
             return self._device_array(what, given)
         if not self._on_cpu:
@@ -118,7 +118,7 @@ class OpenClBound:
         return array
 
     def _device_array(self, what: str, given: Any) -> Any:
-        if not isinstance(given, _arrays().Array):
+        if not isinstance(given, _array_module().Array):
             raise BadInput(f"{what} is a {type(given).__name__} of another device", hint="bind a pyopencl or NumPy array")
         if given.context != self._program.queue.context:
             raise BadInput(f"{what} is an array of another OpenCL context", hint="make it with bound.stream")
@@ -128,7 +128,7 @@ class OpenClBound:
 
     def run(self) -> None:
         """Queue one run; DeviceFailure once closed. With the executor ``single`` it has finished when this returns."""
-        self._open()
+        self._check_open()
         program = self._program
         with program.failures():
             for port in self._moved[0]:
@@ -141,7 +141,7 @@ class OpenClBound:
         if isinstance(array, np.ndarray):
             self._program.write(tensor, array, blocking=False)
         elif array.nbytes:
-            opencl().enqueue_copy(
+            import_opencl().enqueue_copy(
                 self.stream,
                 self._program.buffer,
                 array.base_data,
@@ -154,7 +154,7 @@ class OpenClBound:
         if not array.nbytes:
             return
         if not isinstance(array, np.ndarray):
-            opencl().enqueue_copy(
+            import_opencl().enqueue_copy(
                 self.stream,
                 array.base_data,
                 self._program.buffer,
@@ -165,7 +165,7 @@ class OpenClBound:
         elif (seen := self._program.seen(tensor)) is not None:
             np.copyto(array, seen)
         elif array.flags.c_contiguous:
-            opencl().enqueue_copy(
+            import_opencl().enqueue_copy(
                 self.stream, array, self._program.buffer, src_offset=self._program.start(tensor), is_blocking=False
             )
         else:
@@ -186,7 +186,7 @@ class OpenClBound:
 
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Copy values into bound inputs, after the runs queued so far."""
-        self._open()
+        self._check_open()
         check_names("input", inputs, self.inputs)
         self.synchronize()
         for name, value in inputs.items():
@@ -205,7 +205,7 @@ class OpenClBound:
 
     def to_host(self, *names: str) -> dict[str, Array]:
         """Copies of outputs after the runs queued so far."""
-        self._open()
+        self._check_open()
         self.synchronize()
         found = {n: self.outputs[n] for n in names or self.outputs}
         for name in (n for n in found if n in self._states):
@@ -213,7 +213,7 @@ class OpenClBound:
         self.synchronize()
         return {n: a.copy() if isinstance(a, np.ndarray) else np.asarray(a.get(self.stream)) for n, a in found.items()}
 
-    def _open(self) -> None:
+    def _check_open(self) -> None:
         if self._closed or self._program.closed:
             raise DeviceFailure(f"program {self._program.program.name}: the bound call was closed")
 
@@ -225,15 +225,15 @@ class OpenClBound:
         self.inputs, self.outputs, self._at = {}, {}, Placement({}, None)
 
 
-def _arrays() -> Any:
+def _array_module() -> Any:
     """The module ``pyopencl.array``."""
-    opencl()
+    import_opencl()
     import pyopencl.array
 
     return pyopencl.array
 
 
-def _share(a: Any, b: Any) -> bool:
+def _has_overlap(a: Any, b: Any) -> bool:
     """Whether two arrays overlap; of OpenCL arrays, whether they are in one buffer and their ranges meet."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return np.may_share_memory(a, b)

@@ -12,9 +12,9 @@ from typing import Any, Final
 import platformdirs
 
 from rammer.cache.cache_folder import why_shared
-from rammer.errors import DeviceFailure, warn
+from rammer.errors import DeviceFailure, print_warning
 
-from rammer_rocm.opencl_runtime import opencl
+from rammer_rocm.opencl_runtime import import_opencl
 
 #: What makes a unit that can divide right do so, and tells the text (``dialect.ROUNDED``).
 ROUNDED: Final = ("-cl-fp32-correctly-rounded-divide-sqrt", "-DRM_ROUNDED")
@@ -38,26 +38,26 @@ class Builder:
     def __call__(self, source: str) -> Any:
         """The built program. Raises DeviceFailure."""
         if source not in self._recent:
-            self._recent[source] = build(self.context, source, self.options)
+            self._recent[source] = build_program(self.context, source, self.options)
             if len(self._recent) > REMEMBERED:
                 self._recent.popitem(last=False)
         self._recent.move_to_end(source)
         return self._recent[source]
 
 
-def build(context: Any, source: str, options: tuple[str, ...] = ()) -> Any:
+def build_program(context: Any, source: str, options: tuple[str, ...] = ()) -> Any:
     """The built program (from pyopencl's binary cache where it was built before).
 
     Raises DeviceFailure with the first error lines of the build log.
     """
-    cl = opencl()
+    cl = import_opencl()
     with _FILTERED, warnings.catch_warnings():
         # Runtimes print a banner into the log of every build; pyopencl warns of any output.
         warnings.simplefilter("ignore")
         try:
             return cl.Program(context, source).build(options=list(options), cache_dir=None if _binaries_trusted() else False)
         except cl.Error as problem:
-            raise DeviceFailure("an OpenCL kernel does not compile", where=_errors(str(problem))) from problem
+            raise DeviceFailure("an OpenCL kernel does not compile", where=_extract_errors(str(problem))) from problem
 
 
 @cache
@@ -66,31 +66,31 @@ def _binaries_trusted() -> bool:
     folder = Path(platformdirs.user_cache_dir("pyopencl", "pyopencl"))
     why = why_shared(folder)
     if why:
-        warn(f"cache folder {folder} is not used: {why} (remove it with all that is in it)")
+        print_warning(f"cache folder {folder} is not used: {why} (remove it with all that is in it)")
     return not why
 
 
-def _errors(log: str) -> str:
+def _extract_errors(log: str) -> str:
     lines = [line for line in log.splitlines() if line.strip()]
     telling = [line for line in lines if "error" in line.lower()] or lines
     return "\n      ".join(telling[:LOG_LINES])
 
 
-def standard(device: Any) -> tuple[str, ...]:
+def build_options(device: Any) -> tuple[str, ...]:
     """Build options: the newest language version of ours that the device accepts, and right division where it can."""
-    known = version(device)
+    known = language_version(device)
     language = ("-cl-std=CL3.0",) if known >= (3, 0) else ("-cl-std=CL2.0",) if known >= (2, 0) else ()
-    able = device.single_fp_config & opencl().device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
+    able = device.single_fp_config & import_opencl().device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
     return language + (ROUNDED if able else ())
 
 
-def version(device: Any) -> tuple[int, int]:
+def language_version(device: Any) -> tuple[int, int]:
     """Newest OpenCL C version of ``device``. An OpenCL 3.0 device may still name 1.2 as its default language."""
     language = device.opencl_c_version.split()[2]
     whole = device.version.split()[1]
-    return max(_numbers(language), _numbers(whole) if _numbers(whole) >= (3, 0) else (1, 0))
+    return max(_parse_version(language), _parse_version(whole) if _parse_version(whole) >= (3, 0) else (1, 0))
 
 
-def _numbers(text: str) -> tuple[int, int]:
+def _parse_version(text: str) -> tuple[int, int]:
     major, _, minor = text.partition(".")
     return int(major), int(minor or 0)

@@ -16,16 +16,16 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.cache.parallel_io import by_bytes, readers
+from rammer.cache.parallel_io import by_bytes, reader_pool
 from rammer.codegen.task_parameters import Packing
 from rammer.device.manifest import Array
 from rammer.device.shared_constants import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.ir.constants.recipes import Part
 from rammer.ir.program import Buffer, Storage
 from rammer.ir.types import itemsize
-from rammer.runtime.host_memory import fills, image
+from rammer.runtime.host_memory import buffer_image, is_whole_buffer
 
-from rammer_rocm.opencl_runtime import opencl
+from rammer_rocm.opencl_runtime import import_opencl
 
 #: Bytes between parts of a buffer: a page, so that parts share no cache line or TLB entry by accident; between constants.
 PART: Final = 4096
@@ -40,7 +40,7 @@ MOST: Final = 8
 Name: TypeAlias = tuple[str, str]
 
 
-def rounded(size: int, unit: int) -> int:
+def round_up(size: int, unit: int) -> int:
     """``size`` as whole units."""
     return -(-size // unit) * unit
 
@@ -62,16 +62,16 @@ class PlacedConstants:
     parts: tuple[PlacedForm, ...]
 
 
-def packed(values: Part, packing: Packing) -> WantedForm:
+def packed_form(values: Part, packing: Packing) -> WantedForm:
     """A constant as kernels want it arranged."""
     nbytes = packing.size * itemsize(packing.dtype)
     return WantedForm(form_of(values, packing.key, nbytes), values, lambda given: np.asarray(packing.make(given), packing.dtype))
 
 
-def plain(values: Part, storage: Storage, buffer: Buffer) -> WantedForm:
+def plain_form(values: Part, storage: Storage, buffer: Buffer) -> WantedForm:
     """A constant as it is in its buffer."""
-    key = "" if fills(storage, buffer) else f"{storage.strides} {storage.offset} {buffer.size}"
-    return WantedForm(form_of(values, key, buffer.nbytes), values, lambda given: image(storage, buffer, given))
+    key = "" if is_whole_buffer(storage, buffer) else f"{storage.strides} {storage.offset} {buffer.size}"
+    return WantedForm(form_of(values, key, buffer.nbytes), values, lambda given: buffer_image(storage, buffer, given))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class DeviceConstants:
     @contextmanager
     def filling(self) -> Iterator[None]:
         """Meanwhile threads make what is ``placed``; at the end all of it is there, or none of it is known."""
-        with readers() as pool:
+        with reader_pool() as pool:
             self.pool.append(pool)
             try:
                 yield
@@ -105,25 +105,25 @@ class DeviceConstants:
     def placed(self, wanted: Mapping[Name, WantedForm]) -> PlacedConstants:
         """Each on the device, where ``filling`` ends. MemoryError of OpenCL's where there is no room."""
         ways = {w.form: w for w in wanted.values()}
-        found = self.shared.take(ways, self._uploaded)
+        found = self.shared.take(ways, self._upload_forms)
         size = Counter[int]()
         for form, part in found.items():
             size[id(part.buffer)] += form.nbytes
         near = {number for number, _ in size.most_common(MOST - 1)}
         far = {form: ways[form] for form, part in found.items() if id(part.buffer) not in near}
         if len(size) > MOST:
-            found |= self.shared.renew(far, self._uploaded)
+            found |= self.shared.renew(far, self._upload_forms)
         buffers = list(dict.fromkeys(part.buffer for part in found.values()))
         numbers = {id(buffer): i + 1 for i, buffer in enumerate(buffers)}
         places = {name: (numbers[id(found[w.form].buffer)], found[w.form].start) for name, w in wanted.items()}
         return PlacedConstants(tuple(buffers), places, tuple(found.values()))
 
-    def _uploaded(self, wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, PlacedForm]:
-        cl, context = opencl(), self.queue.context
+    def _upload_forms(self, wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, PlacedForm]:
+        cl, context = import_opencl(), self.queue.context
         starts, end = dict[ConstantForm, int](), 0
         for form in wanted:
             starts[form] = end
-            end += rounded(form.nbytes, LINE)
+            end += round_up(form.nbytes, LINE)
         if self.on_cpu:  # it is the host's memory: forms are made where they stay
             host = host_bytes(end + SLACK)
             shares = by_bytes(wanted.items(), lambda item: item[0].nbytes, SHARE)
@@ -139,12 +139,12 @@ class DeviceConstants:
         buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, end + SLACK)
         for form, how in wanted.items():
             if form.nbytes:
-                how.given(partial(self._send, buffer, starts[form]))
+                how.given(partial(self._copy_form, buffer, starts[form]))
         return {form: PlacedForm(buffer, start) for form, start in starts.items()}
 
-    def _send(self, buffer: Any, start: int, made: Array) -> None:
+    def _copy_form(self, buffer: Any, start: int, made: Array) -> None:
         """Copy a form to byte ``start`` of a buffer."""
-        opencl().enqueue_copy(self.queue, buffer, np.ascontiguousarray(made), dst_offset=start, is_blocking=True)
+        import_opencl().enqueue_copy(self.queue, buffer, np.ascontiguousarray(made), dst_offset=start, is_blocking=True)
 
 
 #: Bytes of the smallest page.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from rammer.codegen.c_target import CTarget
-from rammer.codegen.dialects import STANDARD, helpers
-from rammer.codegen.vector_text import MATH, WIDTHS, Vectors, vector_name, vectors
+from rammer.codegen.dialects import STANDARD, helper_functions
+from rammer.codegen.vector_text import MATH, WIDTHS, Vectors, vector_definitions, vector_name
 
 _TYPES: Final = {
     **STANDARD,
@@ -59,7 +59,7 @@ inline static float{w} rm_vmin{w}(float{w} a, float{w} b) {{ return select(b, a,
 """
 
 
-def _builtin(function: str, width: int) -> str:
+def _define_builtin(function: str, width: int) -> str:
     """OpenCL's own functions take vectors."""
     return f"#define {vector_name(function, width)} {_SPELLED.get(function, function)}\n"
 
@@ -114,8 +114,8 @@ OPENCL = CTarget(
     preamble=EACH_ROUNDED + "#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
     "#define RM_INF INFINITY\n#define RM_NAN NAN\n"
     "inline static float rm_hround(float v) { ushort h; vstore_half(v, 0, (half *)&h); return vload_half(0, (half *)&h); }\n"
-    + helpers("inline static", _TYPES, overloaded=True, double_guard="defined(cl_khr_fp64)")
-    + vectors(Vectors(_VECTORS, "inline static", "v.s{k}", _builtin, halves=True)),
+    + helper_functions("inline static", _TYPES, overloaded=True, double_guard="defined(cl_khr_fp64)")
+    + vector_definitions(Vectors(_VECTORS, "inline static", "v.s{k}", _define_builtin, halves=True)),
     vectors=WIDTHS,
     restrict="restrict",
 )

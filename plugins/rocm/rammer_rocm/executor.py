@@ -19,18 +19,18 @@ from rammer.errors import DeviceFailure
 from rammer.ir.constants.recipes import parts_of
 from rammer.ir.program import RProgram, Task, waves
 from rammer.ir.types import itemsize
-from rammer.runtime.host_memory import fills, view
+from rammer.runtime.host_memory import is_whole_buffer, storage_view
 
 from rammer_rocm.bound import OpenClBound
 from rammer_rocm.build import Builder
-from rammer_rocm.constants import PART, DeviceConstants, PlacedConstants, packed, plain, rounded
+from rammer_rocm.constants import PART, DeviceConstants, PlacedConstants, packed_form, plain_form, round_up
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.kernels.generic import dialect_of
 from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.kernels.task_guards import ended, rested
+from rammer_rocm.kernels.task_guards import ended, skip_unchanged_task
 from rammer_rocm.memory import lay_out, shared_memory, system_wide
-from rammer_rocm.opencl_runtime import opencl
-from rammer_rocm.placement import Placement, distance, table, usable
+from rammer_rocm.opencl_runtime import import_opencl
+from rammer_rocm.placement import Placement, byte_distance, find_usable_arrays, make_address_table
 from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
 
 #: What is cached of functions: not of those that call another. Operators from which on they are: fewer are quickly written, and
@@ -76,11 +76,11 @@ class OpenClProgram:
         dialect, operator = dialect_of(device), program.operator
         functions = {o: ended(operator[o], f, binding, dialect) for o, f in functions.items()}
         if program.repeat is not None:  # the last turn has fewer steps
-            functions = {o: rested(operator[o], f, kernels.writer, binding, dialect) for o, f in functions.items()}
+            functions = {o: skip_unchanged_task(operator[o], f, kernels.writer, binding, dialect) for o, f in functions.items()}
         self.memory = lay_out(program)
         distinct = {f.entry: f for f in functions.values()}
         numbers = {name: i for i, name in enumerate(distinct)}
-        scratch = rounded(max((f.scratch for f in distinct.values()), default=0), PART)
+        scratch = round_up(max((f.scratch for f in distinct.values()), default=0), PART)
         self.threads, self.epoch, self.moved, self.launch = device.threads, 0, 0, 0
         # With one launch the groups are the device's units, however many rows the program has.
         self.groups = min(program.veus, device.veus) if single else program.veus
@@ -88,7 +88,7 @@ class OpenClProgram:
         with shared.filling():  # while the runtime compiles, or reads what it has compiled
             self.constants = self.placed(functions, constants, shared)
             self.pointers = [a for f in functions.values() for a in f.arguments]
-            arguments, row_of = self._arguments(functions)
+            arguments, row_of = self._argument_table(functions)
             self.table = make_table(program, {o: numbers[f.entry] for o, f in functions.items()}, row_of)
             #: Whether one launch runs all turns.
             self.turning = single and program.repeat is not None
@@ -97,7 +97,7 @@ class OpenClProgram:
             self.binary = builder(text)
         self.upload(context, arguments, constants, self.groups * scratch if device.threads == 1 else 0)
         self.own = Placement(self.memory.buffers, self.tables[0])
-        self._prepare(context)
+        self._prepare_kernels(context)
 
     @property
     def kernels(self) -> int:
@@ -113,23 +113,25 @@ class OpenClProgram:
         for a in (a for f in functions.values() for a in f.arguments):
             name = self.program.storage[a.tensor].buffer if a.packing is None else a.tensor
             if a.packing is not None:
-                wanted[name, a.packing.key] = packed(parts[name], a.packing)
+                wanted[name, a.packing.key] = packed_form(parts[name], a.packing)
             elif name in filling and name not in self.memory.buffers:
-                wanted[name, ""] = plain(parts[filling[name]], self.program.storage[filling[name]], self.program.buffer[name])
+                wanted[name, ""] = plain_form(
+                    parts[filling[name]], self.program.storage[filling[name]], self.program.buffer[name]
+                )
         try:
             return shared.placed(wanted)
-        except opencl().MemoryError as problem:
+        except import_opencl().MemoryError as problem:
             raise DeviceFailure(f"out of device memory for the constants of {self.program.name} ({problem})") from problem
 
-    def _arguments(self, functions: Mapping[str, TaskFunction]) -> tuple[Array, dict[str, int]]:
+    def _argument_table(self, functions: Mapping[str, TaskFunction]) -> tuple[Array, dict[str, int]]:
         """Buffer and byte address in it of every pointer of every operator, and where each operator's begin."""
         addresses, row_of = list[tuple[int, int]](), dict[str, int]()
         for name, function in functions.items():
             row_of[name] = 2 * len(addresses)
-            addresses += [self._address(a, self.memory.buffers) for a in function.arguments]
+            addresses += [self._argument_address(a, self.memory.buffers) for a in function.arguments]
         return np.array(addresses or [(0, 0)], np.int64), row_of
 
-    def _address(self, argument: Argument, buffers: Mapping[str, int]) -> tuple[int, int]:
+    def _argument_address(self, argument: Argument, buffers: Mapping[str, int]) -> tuple[int, int]:
         if argument.packing is not None:
             return self.constants.places[argument.tensor, argument.packing.key]
         storage = self.program.storage[argument.tensor]
@@ -153,7 +155,7 @@ class OpenClProgram:
 
     def upload(self, context: Any, arguments: Array, constants: Mapping[str, Array], scratch: int) -> None:
         """Put memory, constants that are outputs, and the tables on the device."""
-        cl = opencl()
+        cl = import_opencl()
         flags = cl.mem_flags
         try:
             # The host's views are there where runs have finished when they return: nobody else is at it then.
@@ -175,9 +177,9 @@ class OpenClProgram:
         """Buffers of a traced program's kernels besides those of all."""
         return ()
 
-    def _prepare(self, context: Any) -> None:
+    def _prepare_kernels(self, context: Any) -> None:
         """Kernels with all arguments set, so that a run only enqueues them."""
-        cl = opencl()
+        cl = import_opencl()
         arguments, starts, runs, filled = self.tables
         common = (self.buffer, arguments, starts, runs, self.spill, *self.constants.buffers, *self.recorders(context))
         veus, count = self.program.veus, len(self.table.kernel_of_wave)
@@ -186,7 +188,7 @@ class OpenClProgram:
         if self.single:
             words = (count + self.turning) * (LINE_WORDS + veus) + 1
             self.sync, self.counters = shared_memory(context, words * 4, True, True)
-            self._reset()
+            self._reset_counters()
             self.most_launches = (int(self.table.filled.sum()) + 1) * (self.program.turns + 1)
             kernel = cl.Kernel(self.binary, "program")
             # Declared types make setting all ten arguments ten times faster than setting one without.
@@ -200,9 +202,9 @@ class OpenClProgram:
             kernel.set_args(*common, np.int32(wave * veus))
             self.launches.append(kernel)
 
-    def _reset(self) -> None:
+    def _reset_counters(self) -> None:
         """Counters to zero: at the start, after an aborted run, and before the epochs would overflow."""
-        cl = opencl()
+        cl = import_opencl()
         cl.enqueue_fill_buffer(self.queue, self.sync, np.int32(0), 0, self.sync.size)
         self.queue.finish()
         self.epoch = self.moved = self.launch = 0
@@ -217,11 +219,15 @@ class OpenClProgram:
     def placement(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Placement:
         """For a call with these arrays by port: those of the host's that its kernels can use are, where the host sees the
         program's memory."""
-        found = usable(self.program, inputs, outputs) if self.host is not None and system_wide(self.queue.device) else {}
+        found = (
+            find_usable_arrays(self.program, inputs, outputs) if self.host is not None and system_wide(self.queue.device) else {}
+        )
         if self.host is None or not found:
             return self.own
-        buffers = {**self.memory.buffers, **{name: distance(array, self.host) for name, array in found.items()}}
-        return Placement(buffers, table(self.queue.context, [self._address(a, buffers) for a in self.pointers]), found)
+        buffers = {**self.memory.buffers, **{name: byte_distance(array, self.host) for name, array in found.items()}}
+        return Placement(
+            buffers, make_address_table(self.queue.context, [self._argument_address(a, buffers) for a in self.pointers]), found
+        )
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """Fixed arrays: the host's on a CPU, ``pyopencl.array.Array`` on a GPU."""
@@ -243,9 +249,9 @@ class OpenClProgram:
         elif self.turning:
             self._run_turns(at)
         else:
-            at.seam(self.program).run(lambda: self._queue_turn(at), self._copy, lambda name: self._length(name, at))
+            at.seam(self.program).run(lambda: self._queue_turn(at), self._copy, lambda name: self._read_length(name, at))
 
-    def _length(self, tensor: str, at: Placement) -> int:
+    def _read_length(self, tensor: str, at: Placement) -> int:
         given = at.arrays.get(self.program.storage[tensor].buffer)
         seen = self.seen(tensor) if given is None else given
         return int((self.read(tensor) if seen is None else seen).item())
@@ -253,13 +259,13 @@ class OpenClProgram:
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         """Queue a copy between addresses, as distances from the program's memory."""
         queue, buffer = self.queue, self.buffer
-        opencl().enqueue_copy(queue, buffer, buffer, src_offset=source, dst_offset=target, byte_count=nbytes)
+        import_opencl().enqueue_copy(queue, buffer, buffer, src_offset=source, dst_offset=target, byte_count=nbytes)
 
     def _queue_turn(self, at: Placement) -> None:
         """Queue one turn of the table."""
         if not self.single:
             for kernel in self.launches:
-                self._enqueue(kernel)
+                self._enqueue_kernel(kernel)
             return
         count = len(self.table.kernel_of_wave)
         if not count:
@@ -269,7 +275,7 @@ class OpenClProgram:
 
     def _run_turns(self, at: Placement) -> None:
         """All turns of the table by one launch, with what moves between them."""
-        turns = self.program.turns_at(lambda name: self._length(name, at))
+        turns = self.program.turns_at(lambda name: self._read_length(name, at))
         first, moved, moves = self.epoch + 1, self.moved + 1, at.moves(self.program, self.queue.context)
         self.epoch, self.moved = self.epoch + turns, self.moved + turns + 1
         self._run_single(at.arguments, first, (moves, moved, turns, self.program.turns - turns), 0, self.moved)
@@ -279,13 +285,13 @@ class OpenClProgram:
         """OpenCL's errors as DeviceFailure."""
         try:
             yield
-        except opencl().Error as problem:
+        except import_opencl().Error as problem:
             if self.single:
-                self._reset()
+                self._reset_counters()
             raise DeviceFailure(f"program {self.program.name} failed on the device: {problem}") from problem
 
-    def _enqueue(self, kernel: Any) -> None:
-        opencl().enqueue_nd_range_kernel(self.queue, kernel, (self.groups * self.threads,), (self.threads,))
+    def _enqueue_kernel(self, kernel: Any) -> None:
+        import_opencl().enqueue_nd_range_kernel(self.queue, kernel, (self.groups * self.threads,), (self.threads,))
 
     def _run_single(self, arguments: Any, epoch: int, turning: tuple[Any, ...], last: int, target: int) -> None:
         """Launch until the counter of the ``last`` wave says that it is done: once, or again after each early end. Every launch
@@ -294,12 +300,12 @@ class OpenClProgram:
         for _ in range(self.most_launches):
             self.launch += 1
             kernel.set_args(self.buffer, arguments, *self.fixed, epoch, self.launch, count, *turning)
-            self._enqueue(kernel)
+            self._enqueue_kernel(kernel)
             if self._finished_rows(last) == target:
                 if max(self.epoch * self.program.veus, self.moved, self.launch) > 2**30:
-                    self._reset()
+                    self._reset_counters()
                 return
-        self._reset()
+        self._reset_counters()
         raise DeviceFailure(f"program {self.program.name} makes no progress", hint="try --option executor=waves")
 
     def _finished_rows(self, wave: int) -> int:
@@ -309,12 +315,12 @@ class OpenClProgram:
             self.queue.finish()
             return int(self.counters.view(np.int32)[place])
         done = np.zeros(1, np.int32)
-        opencl().enqueue_copy(self.queue, done, self.sync, src_offset=place * 4, is_blocking=True)
+        import_opencl().enqueue_copy(self.queue, done, self.sync, src_offset=place * 4, is_blocking=True)
         return int(done[0])
 
     def poison(self) -> None:
         """Fill arena, inputs, outputs and scratch with NaN (all bits set): what a run does not write then shows."""
-        cl = opencl()
+        cl = import_opencl()
         cl.enqueue_fill_buffer(self.queue, self.spill, np.uint8(255), 0, self.spill.size)
         for buffer in self.program.buffers:
             if buffer.kind != "constant" and buffer.nbytes:
@@ -336,25 +342,25 @@ class OpenClProgram:
         if seen is not None:
             np.copyto(seen, values)
             return
-        if fills(storage, buffer):
+        if is_whole_buffer(storage, buffer):
             dense = np.ascontiguousarray(values, buffer.dtype)
             self.write_bytes(dense, self.memory.buffers[storage.buffer], blocking or dense is not values)
             return
         flat = self.flat(storage.buffer)
-        view(flat, storage)[...] = values
+        storage_view(flat, storage)[...] = values
         self.write_bytes(flat, self.memory.buffers[storage.buffer])
 
     def write_bytes(self, values: Array, address: int, blocking: bool = True) -> None:
         """Copy dense ``values`` to ``address`` (bytes) of the program's memory."""
         if values.nbytes:
-            opencl().enqueue_copy(self.queue, self.buffer, values, dst_offset=address, is_blocking=blocking)
+            import_opencl().enqueue_copy(self.queue, self.buffer, values, dst_offset=address, is_blocking=blocking)
 
     def read(self, tensor: str) -> Array:
         """A copy of a tensor after the runs queued so far."""
         seen, storage = self.seen(tensor), self.program.storage[tensor]
         if seen is not None:
             return seen.copy()
-        return np.ascontiguousarray(view(self.flat(storage.buffer), storage)).reshape(storage.shape)
+        return np.ascontiguousarray(storage_view(self.flat(storage.buffer), storage)).reshape(storage.shape)
 
     def seen(self, tensor: str) -> Array | None:
         """A tensor's elements where they are, between runs; None where the host does not see the device's memory."""
@@ -364,7 +370,7 @@ class OpenClProgram:
             storage = self.program.storage[tensor]
             buffer, start = self.program.buffer[storage.buffer], self.memory.buffers[storage.buffer]
             flat = self.host[start : start + buffer.nbytes].view(buffer.dtype)
-            self.views[tensor] = view(flat, storage)
+            self.views[tensor] = storage_view(flat, storage)
         return self.views[tensor]
 
     def flat(self, name: str) -> Array:
@@ -372,7 +378,7 @@ class OpenClProgram:
         buffer = self.program.buffer[name]
         flat = np.empty(buffer.size, buffer.dtype)
         if buffer.nbytes:
-            opencl().enqueue_copy(self.queue, flat, self.buffer, src_offset=self.memory.buffers[name])
+            import_opencl().enqueue_copy(self.queue, flat, self.buffer, src_offset=self.memory.buffers[name])
         return flat
 
     def close(self) -> None:

@@ -77,11 +77,11 @@ def prepare_icd() -> IcdReport:
     global _report
     with _lock:
         if _report is None:
-            _report = _prepare()
+            _report = _prepare_vendors()
         return _report
 
 
-def _prepare() -> IcdReport:
+def _prepare_vendors() -> IcdReport:
     chosen = os.environ.get(VENDORS_VARIABLE)
     # A child process inherits the folder its parent made; it still has to load the support libraries itself.
     if chosen and not (Path(chosen) / EMBEDDED_ICD).is_file():
@@ -139,11 +139,11 @@ def _load_runtime() -> tuple[Path | None, str]:
             ctypes.CDLL(str(support), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
             return None, f"{support} cannot be loaded: {error}"
-    version = importlib.metadata.version(RUNTIME_PACKAGE) if _has(RUNTIME_PACKAGE) else "of unknown version"
+    version = importlib.metadata.version(RUNTIME_PACKAGE) if _has_package(RUNTIME_PACKAGE) else "of unknown version"
     return library, f"{RUNTIME_PACKAGE} {version}"
 
 
-def _has(package: str) -> bool:
+def _has_package(package: str) -> bool:
     try:
         importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
@@ -154,7 +154,7 @@ def _has(package: str) -> bool:
 def installed_file(package: str, name: str) -> Path | None:
     """Where pip put the file ``name`` of ``package``; the prefixes' lib folders are tried as well."""
     candidates: list[Path] = []
-    if _has(package):
+    if _has_package(package):
         distribution = importlib.metadata.distribution(package)
         candidates += [Path(str(file.locate())) for file in distribution.files or () if file.name == name]
     roots = dict.fromkeys((sys.prefix, sys.base_prefix, site.getuserbase()))
@@ -171,7 +171,7 @@ def _vendors_folder(files: dict[str, bytes]) -> Path:
     try:
         parent = cache_folder().absolute() / "binaries" / "rocm"
         make_private(parent)
-        return _publish(files, parent, parent / f"{digest.hexdigest()[:16]}.icd")
+        return _publish_files(files, parent, parent / f"{digest.hexdigest()[:16]}.icd")
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="rammer-icd-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -179,9 +179,9 @@ def _vendors_folder(files: dict[str, bytes]) -> Path:
         return folder
 
 
-def _publish(files: dict[str, bytes], parent: Path, target: Path) -> Path:
+def _publish_files(files: dict[str, bytes], parent: Path, target: Path) -> Path:
     """Write ``files`` beside ``target`` and rename: no other process ever sees a half-written folder."""
-    if _holds(target, files):
+    if _has_same_files(target, files):
         return target
     staging = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
     new = staging / "new"
@@ -193,12 +193,12 @@ def _publish(files: dict[str, bytes], parent: Path, target: Path) -> Path:
         except OSError:
             # Another process published the same content meanwhile and may be reading it: its folder stays. A folder in which
             # somebody changed a file is replaced, since the name states the content.
-            if not _holds(target, files):
+            if not _has_same_files(target, files):
                 warn_of_cached(target, "somebody changed it")
                 target.rename(staging / "replaced")
                 new.rename(target)
     except OSError:
-        if not _holds(target, files):
+        if not _has_same_files(target, files):
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -207,14 +207,14 @@ def _publish(files: dict[str, bytes], parent: Path, target: Path) -> Path:
 
 def _write_all(files: dict[str, bytes], folder: Path) -> None:
     for name, content in files.items():
-        write_cached(folder / name, partial(_write, content))
+        write_cached(folder / name, partial(_write_content, content))
 
 
-def _write(content: bytes, file: BinaryIO) -> None:
+def _write_content(content: bytes, file: BinaryIO) -> None:
     file.write(content)
 
 
-def _holds(folder: Path, files: dict[str, bytes]) -> bool:
+def _has_same_files(folder: Path, files: dict[str, bytes]) -> bool:
     try:
         return set(_icd_names(folder)) == set(files) and all(
             not why_untrusted(folder / name) and (folder / name).read_bytes() == content for name, content in files.items()

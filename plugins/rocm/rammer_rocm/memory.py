@@ -15,8 +15,8 @@ import numpy as np
 from rammer.device.manifest import Array
 from rammer.ir.program import RProgram
 
-from rammer_rocm.constants import PART, SLACK, host_bytes, rounded
-from rammer_rocm.opencl_runtime import opencl
+from rammer_rocm.constants import PART, SLACK, host_bytes, round_up
+from rammer_rocm.opencl_runtime import import_opencl
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,18 @@ def lay_out(program: RProgram) -> DeviceMemory:
     for buffer in program.buffers:
         if buffer.kind == "constant" and buffer.name in outputs:
             buffers[buffer.name] = place
-            place += rounded(buffer.nbytes, 64)
-    place = rounded(place, PART)
+            place += round_up(buffer.nbytes, 64)
+    place = round_up(place, PART)
     for buffer in program.buffers:
         if buffer.kind == "arena":
             buffers[buffer.name] = place + buffer.offset
-    place = rounded(place + program.arena_bytes, PART)
+    place = round_up(place + program.arena_bytes, PART)
     for buffer in program.buffers:
         if buffer.kind in ("input", "output", "state"):
             buffers[buffer.name] = place
             # A page between them: the innermost cache of AMD's cores guesses its way by a hash of addresses, and lines at equal
             # places of two tensors that lie 1.5 MiB apart push each other out (Lipp et al., "Take A Way", AsiaCCS 2020).
-            place = rounded(place + buffer.nbytes, PART) + PART
+            place = round_up(place + buffer.nbytes, PART) + PART
     return DeviceMemory(buffers, place + SLACK)
 
 
@@ -55,7 +55,7 @@ def shared_memory(context: Any, nbytes: int, on_cpu: bool, idle: bool) -> tuple[
 
     ``idle``: whenever the host reads or writes, no kernel runs; only then may it, says OpenCL of fine-grained memory.
     """
-    cl = opencl()
+    cl = import_opencl()
     flags = cl.mem_flags
     if on_cpu and idle and fine_grained(context.devices[0]):
         try:
@@ -70,17 +70,17 @@ def shared_memory(context: Any, nbytes: int, on_cpu: bool, idle: bool) -> tuple[
 
 def system_wide(device: Any) -> bool:
     """Whether kernels may use any address of the host's."""
-    return _shares(device, opencl().device_svm_capabilities.FINE_GRAIN_SYSTEM)
+    return _has_shared_memory(device, import_opencl().device_svm_capabilities.FINE_GRAIN_SYSTEM)
 
 
 def fine_grained(device: Any) -> bool:
     """Whether host and device may both read and write one allocation, in turns, without mapping it."""
-    return _shares(device, opencl().device_svm_capabilities.FINE_GRAIN_BUFFER)
+    return _has_shared_memory(device, import_opencl().device_svm_capabilities.FINE_GRAIN_BUFFER)
 
 
-def _shares(device: Any, capability: int) -> bool:
+def _has_shared_memory(device: Any, capability: int) -> bool:
     """Whether a device has one of OpenCL's ways to share virtual memory."""
     try:
         return bool(device.svm_capabilities & capability)
-    except opencl().Error:  # a runtime of OpenCL 1.2
+    except import_opencl().Error:  # a runtime of OpenCL 1.2
         return False

@@ -197,11 +197,11 @@ class OfflineProfiler:
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
         """Raises DeviceUnavailable."""
-        raise self._refusal("tune (use --tune off)")
+        raise self._make_refusal("tune (use --tune off)")
 
     def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
         """Raises DeviceUnavailable."""
-        raise self._refusal("measure")
+        raise self._make_refusal("measure")
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
         """What the compiler reports for the kernel that walks a table of this task only."""
@@ -209,7 +209,7 @@ class OfflineProfiler:
         shape = WalkShape(device.veus, device.threads, function.scratch)
         return self.tools.compile(program_text([function], [(0,)], shape, GPU_DIALECT, single=False))
 
-    def _refusal(self, what: str) -> DeviceUnavailable:
+    def _make_refusal(self, what: str) -> DeviceUnavailable:
         return DeviceUnavailable(f"{self.tools.target} is compiled without the card: nothing to {what}")
 
 

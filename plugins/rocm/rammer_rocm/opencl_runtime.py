@@ -22,7 +22,7 @@ from rammer_rocm.icd import RUNTIME_PACKAGE, SUPPORT_PACKAGE, prepare_icd
 _READY: Final = list[bool]()
 
 
-def opencl() -> Any:
+def import_opencl() -> Any:
     """The pyopencl module, with every driver of this machine reachable. Raises MissingDependency."""
     if _READY and (module := sys.modules.get("pyopencl")) is not None:
         return module  # every call of a program asks; looking at the environment took a tenth of a small one's time
@@ -62,7 +62,7 @@ def _prepare_calls() -> None:
 def units() -> list[Any]:
     """OpenCL devices: AMD GPUs, then other GPUs, then CPUs, then anything else. MissingDependency where there is none: any
     machine has a CPU, so it is a runtime that is missing."""
-    cl = opencl()
+    cl = import_opencl()
     try:
         found = [device for platform in cl.get_platforms() for device in _devices(platform)]
     except cl.Error:
@@ -72,11 +72,11 @@ def units() -> list[Any]:
             "an OpenCL runtime that has a unit",
             f"pip install {RUNTIME_PACKAGE} {SUPPORT_PACKAGE}, or a GPU's driver ({prepare_icd().why})",
         )
-    return sorted(found, key=_rank)
+    return sorted(found, key=_device_rank)
 
 
 def _devices(platform: Any) -> list[Any]:
-    cl = opencl()
+    cl = import_opencl()
     try:
         return list(platform.get_devices())
     except cl.Error:
@@ -85,13 +85,13 @@ def _devices(platform: Any) -> list[Any]:
 
 def kind_of(device: Any) -> str:
     """``gpu``, ``cpu`` or ``accelerator``."""
-    types = opencl().device_type
+    types = import_opencl().device_type
     if device.type & types.GPU:
         return "gpu"
     return "cpu" if device.type & types.CPU else "accelerator"
 
 
-def _rank(device: Any) -> int:
+def _device_rank(device: Any) -> int:
     kind = kind_of(device)
     amd = bool(re.search(r"\bAMD\b|Advanced Micro", f"{device.vendor} {device.platform.vendor}"))
     return {"gpu": 0 if amd else 1, "cpu": 2}.get(kind, 3)

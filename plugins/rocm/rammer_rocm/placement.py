@@ -17,10 +17,10 @@ import numpy as np
 from rammer.device.in_place import HostRoom
 from rammer.device.manifest import Array
 from rammer.ir.program import RProgram
-from rammer.runtime.host_memory import fills
+from rammer.runtime.host_memory import is_whole_buffer
 
 from rammer_rocm.constants import LINE, SLACK
-from rammer_rocm.opencl_runtime import opencl
+from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.repeat import Seam, move_table
 
 #: What kernels take for granted of every tensor of a program.
@@ -51,7 +51,7 @@ class Placement:
         return self._moves[0]
 
 
-def usable(program: RProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Array]:
+def find_usable_arrays(program: RProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Array]:
     """Of the arrays by port those that can be the memory of the ports' buffers, by buffer."""
     ports = [("input", p, inputs.get(p.external)) for p in program.inputs]
     ports += [("output", p, outputs.get(p.external)) for p in program.outputs]
@@ -60,23 +60,23 @@ def usable(program: RProgram, inputs: Mapping[str, Any], outputs: Mapping[str, A
     for kind, port, array in ports:
         storage = program.storage[port.tensor]
         buffer = program.buffer[storage.buffer]
-        own = used[buffer.name] == 1 and buffer.kind == kind and fills(storage, buffer)
+        own = used[buffer.name] == 1 and buffer.kind == kind and is_whole_buffer(storage, buffer)
         if own and array is not None and ROOM.has(array) and array.dtype == buffer.dtype:
             found[buffer.name] = array
     return found
 
 
-def distance(array: Array, memory: Array) -> int:
+def byte_distance(array: Array, memory: Array) -> int:
     """Bytes from the beginning of ``memory`` to that of ``array``."""
     return int(array.ctypes.data - memory.ctypes.data)
 
 
-def table(context: Any, addresses: list[tuple[int, int]]) -> Any:
+def make_address_table(context: Any, addresses: list[tuple[int, int]]) -> Any:
     """Buffers' numbers and bytes in them, on the device."""
     return words_on(context, np.array(addresses or [(0, 0)], np.int64))
 
 
 def words_on(context: Any, words: Array) -> Any:
     """A table on the device."""
-    flags = opencl().mem_flags
-    return opencl().Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=words)
+    flags = import_opencl().mem_flags
+    return import_opencl().Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=words)

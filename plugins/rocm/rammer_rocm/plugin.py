@@ -11,9 +11,9 @@ from rammer.device.manifest import Backend, Device, Hardware, OpenOptions
 def probe() -> Sequence[Hardware]:
     """OpenCL units, AMD GPUs first; raises MissingDependency without pyopencl."""
     from rammer_rocm.opencl_runtime import units
-    from rammer_rocm.units import hardware
+    from rammer_rocm.units import make_hardware
 
-    return [hardware(i, unit) for i, unit in enumerate(units())]
+    return [make_hardware(i, unit) for i, unit in enumerate(units())]
 
 
 def open_device(options: OpenOptions) -> Backend:

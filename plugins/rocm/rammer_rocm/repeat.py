@@ -51,10 +51,10 @@ class Seam:
         if key not in self._copies:
             if len(self._copies) > 1024:
                 self._copies.clear()
-            self._copies[key] = self._found(when, max(edge, 0), count, edge < 0)
+            self._copies[key] = self._plan_copies(when, max(edge, 0), count, edge < 0)
         return self._copies[key]
 
-    def _found(self, when: MoveTime, turn: int, count: int, whole: bool) -> list[Copy]:
+    def _plan_copies(self, when: MoveTime, turn: int, count: int, whole: bool) -> list[Copy]:
         program, found = self.program, list[Copy]()
         skipped = program.turns - count
         for m in program.moves(when):

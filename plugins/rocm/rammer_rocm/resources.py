@@ -17,7 +17,7 @@ from rammer.ir.operator import Resources, ROperator
 
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.kernels.generic import dialect_of
-from rammer_rocm.opencl_runtime import opencl
+from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.source import WalkShape, program_text
 
 #: Asks NVIDIA's compiler for its report; the extension that has it.
@@ -26,9 +26,11 @@ _VERBOSE: Final = ("-cl-nv-verbose", "cl_nv_compiler_options")
 _NUMBER: Final = rb"(?:([\x00-\x7f])|\xcc(.)|\xcd(..)|\xce(....))"
 
 
-def resources(kernels: OpenClKernels, operator: ROperator, binding: Binding, context: Any, options: tuple[str, ...]) -> Resources:
+def measure_resources(
+    kernels: OpenClKernels, operator: ROperator, binding: Binding, context: Any, options: tuple[str, ...]
+) -> Resources:
     """Of the kernel that walks a table of this operator's tasks alone, built anew: a kept binary has no log."""
-    cl, device = opencl(), context.devices[0]
+    cl, device = import_opencl(), context.devices[0]
     vdevice: VDevice = kernels.vdevice
     function = kernels.writer.written(operator, binding)
     shape = WalkShape(vdevice.veus, vdevice.threads, function.scratch)

@@ -191,7 +191,7 @@ def program_text(
 ) -> str:
     """The whole OpenCL program. ``sets[i]`` are the indices of the functions that ``wave_i`` calls; with
     ``single`` there is one kernel, ``program``, that calls them all."""
-    called = [f for function in functions for f in _called(function)]
+    called = [f for function in functions for f in _ordered_callees(function)]
     parts = [
         dialect.preamble,
         *([CLOCK] if shape.traced else []),
@@ -201,12 +201,12 @@ def program_text(
     parts += dict.fromkeys(f.text for f in (*called, *functions))
     head = f"__attribute__((reqd_work_group_size({shape.threads}, 1, 1)))"
     if single:
-        walk = _walk(functions, range(len(functions)), "row", shape)
+        walk = _walk_text(functions, range(len(functions)), "row", shape)
         parts.append(
             (_TURNS if shape.turns else _SINGLE).format(
                 head=head,
                 parameters=shape.parameters,
-                scratch=_scratch(shape),
+                scratch=_scratch_text(shape),
                 walk=walk,
                 veus=shape.veus,
                 line=LINE_WORDS,
@@ -215,31 +215,31 @@ def program_text(
         )
         return "\n".join(parts)
     for number, members in enumerate(sets):
-        walk = _walk(functions, members, "row", shape)
-        parts.append(_WAVE.format(head=head, number=number, parameters=shape.parameters, scratch=_scratch(shape), walk=walk))
+        walk = _walk_text(functions, members, "row", shape)
+        parts.append(_WAVE.format(head=head, number=number, parameters=shape.parameters, scratch=_scratch_text(shape), walk=walk))
     return "\n".join(parts)
 
 
-def _called(function: TaskFunction) -> list[TaskFunction]:
+def _ordered_callees(function: TaskFunction) -> list[TaskFunction]:
     """What a function calls, in an order in which they can be declared."""
     inner = function.inner
-    return [] if inner is None else [*_called(inner), inner]
+    return [] if inner is None else [*_ordered_callees(inner), inner]
 
 
-def _walk(functions: Sequence[TaskFunction], members: Sequence[int], row: str, shape: WalkShape) -> str:
-    cases = "".join(f"        case {i}: {_call(functions[i], shape)}; break;\n" for i in members)
+def _walk_text(functions: Sequence[TaskFunction], members: Sequence[int], row: str, shape: WalkShape) -> str:
+    cases = "".join(f"        case {i}: {_call_text(functions[i], shape)}; break;\n" for i in members)
     # Tasks of a row may depend on each other: the whole group must have finished one before the next.
     fence = "\n      barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);" if shape.threads > 1 else ""
     begin, end = (_BEGIN, _END) if shape.traced else ("", "")
     return _WALK.format(row=row, words=RUN_WORDS, cases=cases, barrier=fence, begin=begin, end=end)
 
 
-def _call(function: TaskFunction, shape: WalkShape) -> str:
+def _call_text(function: TaskFunction, shape: WalkShape) -> str:
     pointers = [f"(__global {kind} *)({shape.base(f'a[{2 * k}]')} + a[{2 * k + 1}])" for k, kind in enumerate(function.types)]
     return f"{function.entry}({', '.join([*pointers, 'scratch', 'task'])})"
 
 
-def _scratch(shape: WalkShape) -> str:
+def _scratch_text(shape: WalkShape) -> str:
     if shape.threads == 1:
         return f"__global char *scratch = spill + get_group_id(0) * (size_t){shape.scratch};"
     return f"__local char scratch[{max(shape.scratch, 4)}] __attribute__((aligned(64)));"

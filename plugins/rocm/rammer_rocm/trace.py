@@ -17,7 +17,7 @@ from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, waves
 
 from rammer_rocm.executor import OpenClProgram
-from rammer_rocm.opencl_runtime import opencl
+from rammer_rocm.opencl_runtime import import_opencl
 
 #: Seconds between the two readings: a reading comes some 10 us late, which is 0.02% of it.
 APART: Final = 0.05
@@ -30,7 +30,7 @@ class TracedProgram(OpenClProgram):
 
     def recorders(self, context: Any) -> Sequence[Any]:
         """Two words of 64 bits a task, and where those of each run of the table begin."""
-        cl, counts = opencl(), self.table.runs[:, 3]
+        cl, counts = import_opencl(), self.table.runs[:, 3]
         firsts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int32)
         self.records = cl.Buffer(context, cl.mem_flags.READ_WRITE, 16 * max(int(counts.sum()), 1))
         self.firsts = cl.Buffer(context, cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR, hostbuf=firsts)
@@ -39,12 +39,12 @@ class TracedProgram(OpenClProgram):
     def times(self) -> Array:
         """Begin and end of every task of the last run, in ticks."""
         found = np.zeros((self.records.size // 16, 2), np.uint64)
-        opencl().enqueue_copy(self.queue, found, self.records)
+        import_opencl().enqueue_copy(self.queue, found, self.records)
         return found
 
     def tick(self) -> float:
         """Seconds of a tick."""
-        cl, words = opencl(), np.zeros(1, np.uint64)
+        cl, words = import_opencl(), np.zeros(1, np.uint64)
         kernel = cl.Kernel(self.binary, "clock_now")
         readings = list[tuple[int, float]]()
         for pause in (0.0, 0.0, APART):  # the first run of a kernel takes longer
@@ -66,7 +66,7 @@ class TracedProgram(OpenClProgram):
         self.firsts.release()
 
 
-def trace(loaded: TracedProgram, inputs: Mapping[str, Array]) -> list[Span]:
+def record_trace(loaded: TracedProgram, inputs: Mapping[str, Array]) -> list[Span]:
     """The tasks of the second of two runs, by the rows of the table: which compute unit runs a row OpenCL does not tell."""
     for _ in range(2):
         loaded.run(inputs)
@@ -76,11 +76,11 @@ def trace(loaded: TracedProgram, inputs: Mapping[str, Array]) -> list[Span]:
     seconds = (times - times[:, 0].min()).astype(np.float64) * loaded.tick()
     return [
         Span(veu, operator, index, float(begin), float(end))
-        for (veu, operator, index), (begin, end) in zip(_tasks(loaded.program), seconds, strict=True)
+        for (veu, operator, index), (begin, end) in zip(_list_tasks(loaded.program), seconds, strict=True)
     ]
 
 
-def _tasks(program: RProgram) -> list[tuple[int, str, int]]:
+def _list_tasks(program: RProgram) -> list[tuple[int, str, int]]:
     """Row, operator and index of every task, in the order of the table: waves, of each its rows."""
     result = list[tuple[int, str, int]]()
     for wave in waves(program):

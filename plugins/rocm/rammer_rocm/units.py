@@ -30,7 +30,7 @@ CPU_DOUBT = 0.066
 GPU_THREADS = 256
 
 
-def hardware(index: int, device: Any) -> Hardware:
+def make_hardware(index: int, device: Any) -> Hardware:
     """What unit ``index`` really is."""
     detail = {
         "platform": device.platform.name.strip(),
@@ -45,12 +45,12 @@ def hardware(index: int, device: Any) -> Hardware:
 
 def virtual_device(device: Any) -> VDevice:
     """The VDevice of an OpenCL unit; ``source`` of each figure says where it comes from."""
-    return _gpu(device) if kind_of(device) == "gpu" else _cpu(device)
+    return _make_gpu(device) if kind_of(device) == "gpu" else _make_cpu(device)
 
 
-def _cpu(device: Any) -> VDevice:
+def _make_cpu(device: Any) -> VDevice:
     cores, lanes = int(device.max_compute_units), max(1, int(device.native_vector_width_float))
-    clock, clock_source = _clock(device)
+    clock, clock_source = _clock_rate(device)
     dots = has_dots(device, lanes)
     cache, cache_source = _l2_bytes(device)
     layers = (
@@ -77,7 +77,7 @@ def _cpu(device: Any) -> VDevice:
     )
 
 
-def _gpu(device: Any) -> VDevice:
+def _make_gpu(device: Any) -> VDevice:
     groups = int(device.max_compute_units)
     threads = min(GPU_THREADS, int(device.max_work_group_size))
     clock = max(1, int(device.max_clock_frequency)) * 1e6
@@ -104,7 +104,7 @@ def _gpu(device: Any) -> VDevice:
     )
 
 
-def _clock(device: Any) -> tuple[float, str]:
+def _clock_rate(device: Any) -> tuple[float, str]:
     """Clock in Hz; some CPU runtimes answer 0, then the kernel's figure, then 2 GHz."""
     if device.max_clock_frequency > 0:
         return device.max_clock_frequency * 1e6, "CL_DEVICE_MAX_CLOCK_FREQUENCY"

@@ -20,7 +20,7 @@ from rammer.cache.cache_folder import cache_folder
 from rammer.cache.whole_files import cache_text, cached_text
 from rammer.child_processes import python_command, run_program
 
-from rammer_rocm.opencl_runtime import opencl, units
+from rammer_rocm.opencl_runtime import import_opencl, units
 
 #: Lanes of 32 bits that vectors may have.
 LANES: Final = (4, 8, 16)
@@ -76,13 +76,13 @@ def has_dots(device: Any, lanes: int) -> bool:
     known = cached_text(path)
     if known in _ANSWERS:
         return known == _ANSWERS[0]
-    found = _tried(device, lanes)
+    found = _try_instruction(device, lanes)
     if found is not None:  # else it is tried again next time
         cache_text(path, _ANSWERS[not found])
     return bool(found)
 
 
-def _tried(device: Any, lanes: int) -> bool | None:
+def _try_instruction(device: Any, lanes: int) -> bool | None:
     """Return True if a process that multiplies some bytes by the instruction ends well, and False if the instruction or the
     compiler ends it or multiplies wrongly. None if the trial was not finished for another reason."""
     command = python_command("rammer_rocm.vnni", device.platform.name, device.name, lanes)
@@ -93,11 +93,11 @@ def _tried(device: Any, lanes: int) -> bool | None:
     return True if code == 0 else False if code == REFUSED or -code in _FATAL else None
 
 
-def trial(platform: str, name: str, lanes: int) -> bool:
+def run_trial(platform: str, name: str, lanes: int) -> bool:
     """Whether the instruction multiplies as it should, in this process (which may end here)."""
     import numpy as np
 
-    cl = opencl()
+    cl = import_opencl()
     device = next(d for d in units() if d.platform.name == platform and d.name == name)
     context = cl.Context([device])
     queue = cl.CommandQueue(context)
@@ -119,4 +119,4 @@ def trial(platform: str, name: str, lanes: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if trial(sys.argv[1], sys.argv[2], int(sys.argv[3])) else REFUSED)
+    sys.exit(0 if run_trial(sys.argv[1], sys.argv[2], int(sys.argv[3])) else REFUSED)

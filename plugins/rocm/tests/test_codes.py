@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rammer.device.manifest import OpenOptions
-from rammer.passes.graph.weight_only_quant import packed
+from rammer.passes.graph.weight_only_quant import pack_codes
 from rammer_testing.cases import NetCase, pick_of
 from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
@@ -47,7 +47,7 @@ def test_words_hold_every_code_at_its_place(bits: int, signed: bool, rng: np.ran
         codes = rng.integers(low, low + (1 << bits), (columns, depth)).astype(np.int8 if signed else np.uint8)
         blocks = -(-depth // block)
         words = Words(bits, 1 << bits - 1 if signed else 0, min(block, depth), blocks, depth - (blocks - 1) * min(block, depth))
-        made = words.packed(packed(codes, bits))
+        made = words.packed(pack_codes(codes, bits))
         assert made.shape == (columns, words.line)
         for k in range(depth):
             group, place = divmod(k, words.block)

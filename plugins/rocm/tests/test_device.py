@@ -10,7 +10,7 @@ import pytest
 from rammer.device.manifest import Array, Backend, Binding, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Buffer, Counter, Port, RProgram, Storage, Task, Wait, dense
 from rammer_testing.nonempty import some
@@ -83,7 +83,7 @@ def check(rng: np.random.Generator, backend: Backend, program: RProgram, constan
         result = loaded.run(inputs)
         values: dict[str, Array] = {**constants, **{p.tensor: inputs[p.external] for p in program.inputs}}
         for compute in (c for o in program.operators for c in o.computes):
-            values[compute.name] = evaluate(compute, values, precise=True)
+            values[compute.name] = evaluate_compute(compute, values, precise=True)
         for port in some(program.outputs):
             expected, got = values[port.tensor], result.outputs[port.external]
             assert got.shape == expected.shape and got.dtype == np.float32
@@ -371,10 +371,10 @@ def test_too_large_a_program_is_refused(backend: Backend) -> None:
 
 def test_a_kernel_that_does_not_compile_names_the_error() -> None:
     from rammer_rocm.backend import OpenClBackend
-    from rammer_rocm.build import build
+    from rammer_rocm.build import build_program
 
     backend = DEVICE.open(OpenOptions())
     assert isinstance(backend, OpenClBackend)
     with pytest.raises(DeviceFailure, match="does not compile") as caught:
-        build(backend.context, "__kernel void f(__global float *x) { x[0] = nonsense; }")
+        build_program(backend.context, "__kernel void f(__global float *x) { x[0] = nonsense; }")
     assert "nonsense" in caught.value.where

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("pyopencl")
-from rammer_rocm.build import ROUNDED, build, standard
+from rammer_rocm.build import ROUNDED, build_options, build_program
 from rammer_rocm.dialect import OPENCL
 from rammer_rocm.kernels.generic import CPU_DIALECT, GPU_DIALECT
-from rammer_rocm.opencl_runtime import kind_of, opencl, units
+from rammer_rocm.opencl_runtime import import_opencl, kind_of, units
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe():
@@ -44,10 +44,10 @@ def pairs(rng: np.random.Generator) -> tuple[Any, Any]:
 
 def run(kernel: str, text: str, options: tuple[str, ...], *arrays: Any) -> Any:
     """What a kernel writes on the first unit."""
-    cl, device = opencl(), units()[0]
+    cl, device = import_opencl(), units()[0]
     context = cl.Context([device])
     queue, flags = cl.CommandQueue(context), cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-    program = build(context, text + _TEXT, standard(device) + options)
+    program = build_program(context, text + _TEXT, build_options(device) + options)
     found = np.empty_like(arrays[0])
     into = cl.Buffer(context, cl.mem_flags.WRITE_ONLY, found.nbytes)
     buffers = [cl.Buffer(context, flags, hostbuf=np.ascontiguousarray(a)) for a in arrays]
@@ -85,10 +85,10 @@ def test_the_unit_here_divides_right(pairs: tuple[Any, Any], kernel: str) -> Non
 
 
 def test_a_unit_that_can_is_told_to() -> None:
-    flags = opencl().device_fp_config
+    flags = import_opencl().device_fp_config
     for config, asked in ((flags.CORRECTLY_ROUNDED_DIVIDE_SQRT | flags.FMA, True), (flags.FMA, False)):
         unit = SimpleNamespace(opencl_c_version="OpenCL C 1.2", version="OpenCL 3.0", single_fp_config=config)
-        assert (ROUNDED[0] in standard(unit), ROUNDED[1] in standard(unit)) == (asked, asked)
+        assert (ROUNDED[0] in build_options(unit), ROUNDED[1] in build_options(unit)) == (asked, asked)
 
 
 def test_texts_for_gpus_ask_for_it_and_texts_for_cpus_do_not() -> None:

@@ -15,7 +15,7 @@ from rammer.ir.compute import Compute
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Storage
 from rammer.ir.types import TensorType, row_major
-from rammer.runtime.host_memory import view
+from rammer.runtime.host_memory import storage_view
 from rammer_testing.nonempty import some
 
 pytest.importorskip("pyopencl")
@@ -67,7 +67,7 @@ class Case:
             loaded.poison()
             free = {n: v for n, v in self.values.items() if n not in constants}
             image = loaded.run(images(place, free)).outputs[tiled.anchor.name]
-            have = view(np.array(image), place.program.storage[tiled.anchor.name])
+            have = storage_view(np.array(image), place.program.storage[tiled.anchor.name])
         finally:
             loaded.close()
         return int((have.astype(np.int64) != self.wanted.astype(np.int64)).sum())

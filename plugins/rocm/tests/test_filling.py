@@ -13,7 +13,7 @@ from rammer.device.shared_constants import WantedForm, form_of
 pytest.importorskip("pyopencl")
 from rammer_rocm.backend import OpenClBackend
 from rammer_rocm.constants import LINE, SHARE, Array, DeviceConstants
-from rammer_rocm.opencl_runtime import opencl
+from rammer_rocm.opencl_runtime import import_opencl
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe() or DEVICE.probe()[0].kind != "cpu":
@@ -35,7 +35,7 @@ def wanted(values: Array, make: Callable[[Array], Array], key: str) -> WantedFor
 def on_device(shared: DeviceConstants, buffer: object, start: int, nbytes: int) -> Array:
     """What kernels would read."""
     found = np.empty(nbytes, np.uint8)
-    opencl().enqueue_copy(shared.queue, found, buffer, src_offset=start, is_blocking=True)
+    import_opencl().enqueue_copy(shared.queue, found, buffer, src_offset=start, is_blocking=True)
     return found
 
 

@@ -22,7 +22,7 @@ from rammer_testing.single import UntiledOperator, check, subjects, trial_of
 
 from rammer_rocm.kernels.choose import panel_form
 from rammer_rocm.kernels.contraction import panel_product
-from rammer_rocm.kernels.skipping import Skip, outside, skips_of
+from rammer_rocm.kernels.skipping import Skip, outside_taps, skips_of
 from rammer_rocm.plugin import DEVICE
 
 if not DEVICE.probe():
@@ -131,7 +131,7 @@ def test_deeplabs_deepest_convolution_multiplies_no_padding(backend: Any) -> Non
     best = next(iter(backend.candidates(subject.operator, subject.binding)))
     product = panel_form(best, subject.binding).tiled
     left = np.prod([s.share(product.tile[s.axis]) for s in skips_of(product, subject.binding)])
-    assert len(outside(product, subject.binding)) == 2 and left < 0.8
+    assert len(outside_taps(product, subject.binding)) == 2 and left < 0.8
     assert dict(best.config)["chunk"] * product.width * 9 * 4 < backend.vdevice.layer("veu").capacity
 
 

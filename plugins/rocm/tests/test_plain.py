@@ -24,9 +24,9 @@ from rammer_testing.single import subjects
 
 from rammer_rocm.dialect import OPENCL
 from rammer_rocm.kernels import OpenClKernels
-from rammer_rocm.kernels.generic import CPU_DIALECT, generic, generic_choices
+from rammer_rocm.kernels.generic import CPU_DIALECT, generic_choices, write_generic_task
 from rammer_rocm.kernels.nests import nests_of
-from rammer_rocm.kernels.plain import PlainTasks, plain, task_seconds
+from rammer_rocm.kernels.plain import PlainTasks, is_plain, task_seconds
 from rammer_rocm.offline import CARDS
 
 CPU = VDevice(
@@ -105,7 +105,7 @@ def test_reductions_in_one_loop_wait_together_where_steps_wait_at_all() -> None:
 
 def test_products_and_gpus_are_priced_by_the_core() -> None:
     product = operator("p: f32[a:768, b:768] = sum[k:64] z[a, k] * z[b, k]")
-    assert not plain(product[0])
+    assert not is_plain(product[0])
     card = CARDS["gfx90a"].vdevice("gfx90a")
     assert card.threads > 1
     ordered = [c.seconds for c in generic_choices(*operator(MAP), card)]
@@ -160,7 +160,7 @@ def test_loops_are_counted_as_the_kernel_has_them(seed: int) -> None:
         for subject in some(subjects(sampler.next(), Undriven(CPU))):  # type: ignore[arg-type]
             tiles = [tile for _, tile, _ in ranked_tiles(subject.operator, subject.binding.types, CPU)]
             tiled = subject.operator.tiled(random.choice(tiles))
-            text = generic(tiled, subject.binding, CPU_DIALECT).text
+            text = write_generic_task(tiled, subject.binding, CPU_DIALECT).text
             alike.append(counted_widths(tiled, subject.binding) == set(map(int, VECTORS.findall(text))))
     assert sum(alike) >= 0.75 * len(alike)
 
@@ -175,7 +175,7 @@ def test_columns_that_are_summed_in_one_loop_come_to_fewer_pages(count: int, til
     found = tasks.mean(tiled)
     vectors = found["load"] / 4096
     assert found.get("line", 0.0) + found.get("page", 0.0) == pytest.approx(4096 * vectors / together)
-    assert generic(tiled, binding, CPU_DIALECT).text.count("rm_vload16") == together
+    assert write_generic_task(tiled, binding, CPU_DIALECT).text.count("rm_vload16") == together
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

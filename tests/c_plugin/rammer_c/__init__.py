@@ -25,7 +25,7 @@ import numpy as np
 
 from rammer.codegen.c_target import CFunction
 from rammer.codegen.dialects import C99
-from rammer.codegen.emit import emit
+from rammer.codegen.emit import emit_operator
 from rammer.codegen.writer import KernelWriter
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Array, Binding, Bound, Device, Hardware, Loaded, OpenOptions, RunResult
@@ -223,7 +223,7 @@ class CBackend:
 
     def write(self, operator: ROperator, binding: Binding) -> CFunction:
         """One task's text. A family that this device does not know is no reason to refuse: tiles mean the same everywhere."""
-        return emit(operator, binding, C99)
+        return emit_operator(operator, binding, C99)
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         def write() -> Written:

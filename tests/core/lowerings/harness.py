@@ -22,7 +22,7 @@ from rammer.frontend.read.node_protos import element_type
 from rammer.frontend.read.reader import TARGET_OPSET, read_model
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.evaluate import run_graph
-from rammer.ir.formats import carried, readable, restored
+from rammer.ir.formats import from_carrier, to_carrier, to_readable
 from rammer_testing.nonempty import some
 from rammer_testing.suite.nodes import node_tests
 
@@ -98,10 +98,10 @@ def reloaded(graph: ComputeGraph) -> ComputeGraph:
 def evaluated(graph: ComputeGraph, model: ModelProto, inputs: Mapping[str, Array], precise: bool) -> list[Array]:
     """What a lowered model computes, its outputs in its own order."""
     internal = {external: name for name, external in graph.aliases.items()}
-    known = {n: carried(inputs[graph.aliases[n]]) for n in graph.inputs}
+    known = {n: to_carrier(inputs[graph.aliases[n]]) for n in graph.inputs}
     values = run_graph(graph, known, precise)
     kinds = [element_type(o.type.tensor_type.elem_type) for o in model.graph.output]
-    return [restored(np.asarray(values[internal[o.name]]), k) for o, k in zip(model.graph.output, kinds, strict=True)]
+    return [from_carrier(np.asarray(values[internal[o.name]]), k) for o, k in zip(model.graph.output, kinds, strict=True)]
 
 
 def with_static_inputs(model: ModelProto, inputs: Mapping[str, Array]) -> ModelProto:
@@ -184,7 +184,7 @@ def compare(actual: Sequence[Array], expected: Sequence[Array], rtol: float, ato
         assert a.shape == np.shape(e), f"shape {a.shape}, expected {np.shape(e)}"
         # Two units in the last place of bfloat16, which onnx's own runner allows it.
         most = max(rtol, 2.0**-6) if str(a.dtype) == "bfloat16" else rtol
-        np.testing.assert_allclose(readable(a), readable(np.asarray(e)), rtol=most, atol=atol)
+        np.testing.assert_allclose(to_readable(a), to_readable(np.asarray(e)), rtol=most, atol=atol)
 
 
 def _check_fresh(

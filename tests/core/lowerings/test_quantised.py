@@ -15,7 +15,7 @@ from rammer.frontend.read.reader import read_model
 from rammer.ir.compute import Compute, ComputeGraph, contraction_operands
 from rammer.ir.evaluate import run_graph
 from rammer.ir.expr import Cast, Op
-from rammer.passes.graph.convert_to_float16 import narrowed
+from rammer.passes.graph.convert_to_float16 import narrow_graph
 from rammer.passes.pass_pipeline import default_passes
 from rammer_testing.nonempty import some
 from rammer_testing.operators.case import OperandDraw, OperatorCase
@@ -176,7 +176,7 @@ def test_without_zero_points_the_sum_is_the_result() -> None:
 @pytest.mark.parametrize("op", ["conv", "matmul"])
 def test_scales_keep_their_precision(op: str) -> None:
     graph = bind(read_model(known(op, True).model()), {})
-    narrow = narrowed(graph, default_passes())[0]
+    narrow = narrow_graph(graph, default_passes())[0]
     assert len(narrow.nodes) == 1 and "float16" not in {t.dtype for t in narrow.types.values()}, str(narrow)
 
 

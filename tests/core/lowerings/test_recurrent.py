@@ -16,7 +16,7 @@ from harness import (
     run_node_model,
 )
 
-from rammer.ir.piecewise import pieces
+from rammer.ir.piecewise import piecewise_regions
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STEPS, BATCH, INPUTS, HIDDEN = 5, 3, 4, 6
@@ -121,6 +121,6 @@ def test_the_sequence_output_is_piecewise(rng: np.random.Generator) -> None:
     inputs = _inputs(rng, "GRU", 2)
     model = node_model("GRU", inputs, hidden_size=HIDDEN, direction="bidirectional")
     graph = lower_model(model, inputs)
-    found = pieces(graph.computes[-1])
+    found = piecewise_regions(graph.computes[-1])
     assert found is not None and len(found) == 2 * STEPS
     assert {box[:2] for box, _ in found} == {((t, t + 1), (d, d + 1)) for t in range(STEPS) for d in range(2)}

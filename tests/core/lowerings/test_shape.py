@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rammer.errors import BadInput
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Load
 from rammer.ir.reindex import reshape_indices
 from rammer_testing.nonempty import some
@@ -137,7 +137,7 @@ def test_reshape_indices_are_right(shapes: tuple[tuple[int, ...], tuple[int, ...
     axes = tuple(Axis(f"i{d}", n) for d, n in enumerate(target))
     x = np.arange(math.prod(source)).reshape(source)
     compute = Compute("y", "int64", axes, Load("x", reshape_indices(source, axes)))
-    np.testing.assert_array_equal(evaluate(compute, {"x": x}), x.reshape(target))
+    np.testing.assert_array_equal(evaluate_compute(compute, {"x": x}), x.reshape(target))
     bounds = {a.name: (0, a.extent - 1) for a in axes}
     for index, extent in some(zip(reshape_indices(source, axes), source, strict=True)):
         span = ex.interval(index, bounds)
@@ -152,7 +152,7 @@ def test_splits_merges_and_unit_axes_are_minimal(extents: list[int], data: st.Da
     cut = data.draw(st.integers(0, len(fine)))
     coarse = (math.prod(fine[:cut]), math.prod(fine[cut:]))
     split = reshape_indices(coarse, [Axis(f"i{d}", n) for d, n in enumerate(fine)])
-    assert all(ex.affine(i) is not None for i in some(split))
+    assert all(ex.affine_form(i) is not None for i in some(split))
     units = tuple(n for e in fine for n in (1, e))
     equal = reshape_indices(units, [Axis(f"i{d}", n) for d, n in enumerate(fine)])
     assert equal == tuple(i for d, n in enumerate(fine) for i in (ex.integer(0), ex.as_index(f"i{d}" if n > 1 else 0)))

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 import onnx
 
-from rammer.report.text_table import duration, plain
+from rammer.report.text_table import format_duration, plain_table
 from rammer.runtime.executable import Executable
 from rammer_testing.models import LIGHT_MODELS, WHEEL_MODELS, fetch, inputs_for, light_model
 from rammer_testing.weights import graph_inputs, random_inputs, reseed, runner, strip_final_softmax
@@ -147,8 +147,8 @@ def table(device: str, chosen: Sequence[AccuracyCase], seed: int) -> Iterator[li
                 f"{r.error:.2e}",
                 exact,
                 verdict,
-                duration(r.compile),
-                duration(r.device),
+                format_duration(r.compile),
+                format_duration(r.device),
                 str(r.kernels),
                 str(r.host_nodes),
             ]
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = set(filter(None, options.only.split(",")))
     chosen = [c for c in cases() if not names or c.model in names]
     rows = list(table(options.device, chosen, options.seed))
-    print(plain(rows, ["model-inputs", "rel L2", "to float64", "verdict", "compile", "run", "launches", "on host"]))
+    print(plain_table(rows, ["model-inputs", "rel L2", "to float64", "verdict", "compile", "run", "launches", "on host"]))
     return 0 if all(r[3] == "ok" for r in rows) else 1
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands
-from rammer.ir.evaluate import FUNCTIONS, evaluate
+from rammer.ir.evaluate import FUNCTIONS, evaluate_compute
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table
 from rammer.ir.operator import ROperator
 from rammer.ir.types import is_float
@@ -78,7 +78,7 @@ def _computed(c: Compute, known: Mapping[str, Bounded], rounding: float) -> Boun
     if c.points and is_float(c.dtype) and (operands := contraction_operands(c)) is not None:
         return _contracted(c, operands, known, rounding)
     if c.points == 0:
-        return Bounded(evaluate(c, {n: known[n].value for n in c.reads}, precise=True))
+        return Bounded(evaluate_compute(c, {n: known[n].value for n in c.reads}, precise=True))
     axes = (*c.axes, *c.reduce)
     body = _Body(axes, known).value(c.body)
     shape = tuple(a.extent for a in axes)
@@ -113,8 +113,8 @@ def _contracted(c: Compute, operands: tuple[Load, Load], known: Mapping[str, Bou
 
     def product(x: Array, y: Array) -> Array:
         if names[0] == names[1]:
-            return evaluate(c, {names[0]: x}, precise=True)
-        return evaluate(c, {names[0]: x, names[1]: y}, precise=True)
+            return evaluate_compute(c, {names[0]: x}, precise=True)
+        return evaluate_compute(c, {names[0]: x, names[1]: y}, precise=True)
 
     value, size = product(a.value, b.value), product(np.abs(a.value), np.abs(b.value))
     count = int(np.prod([r.extent for r in c.reduce]))
@@ -220,7 +220,7 @@ def _evaluated(e: Expr, axes: tuple[Axis, ...], tensors: Mapping[str, Array]) ->
     """``e`` at every point of ``axes``, broadcast as far as it depends on them."""
     used = ex.axes_of(e)
     mine = tuple(a for a in axes if a.name in used)
-    found = evaluate(Compute("body", _kind(e, tensors), mine, e), tensors, precise=True)
+    found = evaluate_compute(Compute("body", _kind(e, tensors), mine, e), tensors, precise=True)
     return found.reshape(tuple(a.extent if a.name in used else 1 for a in axes))
 
 

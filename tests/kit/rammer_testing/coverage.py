@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
-from rammer.report.text_table import markdown
+from rammer.report.text_table import markdown_table
 from rammer_testing.cases import LATE
 from rammer_testing.single import UntiledOperator
 
@@ -133,7 +133,7 @@ class Coverage:
     def table(self) -> str:
         """Candidates by family, precision and feature; - for what was never offered. Below it, what was offered and never run."""
         rows = [self._row(f, p) for f, p in sorted({c[:2] for c in self.offered} | {c[:2] for c in self.fates})]
-        return "\n".join([markdown(rows, ("family", "precision", *FATES, *FEATURES)), *self._lacking()])
+        return "\n".join([markdown_table(rows, ("family", "precision", *FATES, *FEATURES)), *self._lacking()])
 
     def _row(self, family: str, precision: str) -> list[str]:
         fates = [str(self.fates[family, precision, w]) for w in FATES]

@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from rammer.cache.whole_files import write_whole
-from rammer.commands import gathered
+from rammer.commands import gather_options
 from rammer.errors import RammerError
 from rammer_testing.cases import NetCase, Sampler
 from rammer_testing.nets import KINDS
@@ -77,8 +77,8 @@ class Patience:
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write coverage and failures there, as JSON.")
 @click.option("--merge", is_flag=True, help="Add up the reports FILES, and search nothing.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@gathered("drawn", Drawn, "device", "seed", "each", "size", "kinds", "precisions", "options")
-@gathered("effort", Patience, "seconds", "processes", "stop")
+@gather_options("drawn", Drawn, "device", "seed", "each", "size", "kinds", "precisions", "options")
+@gather_options("effort", Patience, "seconds", "processes", "stop")
 def main(drawn: Drawn, effort: Patience, text: str, report: Path | None, merge: bool, files: tuple[Path, ...]) -> None:
     """Search, print what was covered and every failure, and exit with 1 if there was one."""
     if merge:

@@ -16,12 +16,12 @@ import numpy as np
 from rammer.child_processes import find_program, run_program
 from rammer.codegen.c_target import CFunction, CTarget
 from rammer.codegen.dialects import C99
-from rammer.codegen.emit import emit, scratch_bytes
+from rammer.codegen.emit import emit_operator, scratch_bytes
 from rammer.codegen.guarded_buffer import GuardedBuffer
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceUnavailable
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
@@ -111,7 +111,7 @@ def reference(item: HostCase) -> dict[str, Array]:
     """Outputs in float64."""
     known: dict[str, Array] = dict(item.values)
     for c in item.operator.computes:
-        known[c.name] = evaluate(c, known, precise=True)
+        known[c.name] = evaluate_compute(c, known, precise=True)
     return {n: known[n] for n in item.operator.outputs}
 
 
@@ -174,7 +174,7 @@ def check(item: HostCase, target: CTarget = C99, tolerance: float = 1e-5, thread
 
 def check_all(items: Sequence[HostCase], target: CTarget = C99, tolerance: float = 1e-5, threads: int = 3) -> list[CFunction]:
     """``check`` for many operators, compiled together."""
-    functions = [emit(item.operator, item.binding, target) for item in items]
+    functions = [emit_operator(item.operator, item.binding, target) for item in items]
     library = compile_c(functions, target)
     for item, function in zip(items, functions, strict=True):
         needed = scratch_bytes(item.operator, item.binding, 1 if target.single else max(threads, 2), target.rereads)

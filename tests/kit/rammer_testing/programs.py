@@ -8,7 +8,7 @@ from random import Random
 
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.device import MemoryLayer, VDevice
-from rammer.ir.expr import Load, Op, Ref, add
+from rammer.ir.expr import Load, Op, Ref, make_add
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.ir.program import Port, RProgram, Storage, dense
 from rammer.plan.program_builder import Interface, build_program
@@ -23,7 +23,7 @@ def device(veus: int, launch: float = 1e-6, resident: int = 0) -> VDevice:
 
 def adding(name: str, length: int, reads: Sequence[str], tile: int, shift: int = 0) -> ROperator:
     """``name[i] = sum of t[i + shift]`` over ``reads``, in tasks of ``tile`` elements; zero beyond the end."""
-    loads = [Load(t, (add("i", shift),), 0.0 if shift else None) for t in reads]
+    loads = [Load(t, (make_add("i", shift),), 0.0 if shift else None) for t in reads]
     body: Load | Op = loads[0]
     for load in loads[1:]:
         body = Op("add", (body, load))
@@ -32,7 +32,7 @@ def adding(name: str, length: int, reads: Sequence[str], tile: int, shift: int =
 
 def stencil(name: str, length: int, read: str, tile: int, reach: int = 1) -> ROperator:
     """``name[i] = read[i - reach] + read[i + reach]``, zero outside, in tasks of ``tile`` elements."""
-    left, right = (Load(read, (add("i", d),), 0.0) for d in (-reach, reach))
+    left, right = (Load(read, (make_add("i", d),), 0.0) for d in (-reach, reach))
     return ROperator(name, (Compute(name, "float32", (Axis("i", length),), Op("add", (left, right))),), (), (name,), (tile,))
 
 
@@ -81,9 +81,9 @@ class TaskNet:
     @property
     def after(self) -> Mapping[str, tuple[str, ...]]:
         """Data dependences."""
-        from rammer.plan.waits import dependences
+        from rammer.plan.waits import find_dependences
 
-        return dependences(self.operators, self.storages)
+        return find_dependences(self.operators, self.storages)
 
     def graph(self, seconds: Mapping[str, float] | None = None) -> OperatorGraph:
         """One kernel for each operator; ``seconds`` per task by operator, 1 us where not given."""

@@ -16,7 +16,7 @@ import numpy as np
 from rammer.device.manifest import Binding, Poisoned
 from rammer.errors import DeviceFailure, RammerError
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import rename_tensors
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, Port, RProgram, Storage, Task
@@ -54,7 +54,7 @@ class Sample:
         compute = self.compute
         if self.exact:
             with np.errstate(all="ignore"):
-                value = np.asarray(evaluate(compute, _wide(self.inputs), precise=True))
+                value = np.asarray(evaluate_compute(compute, _wide(self.inputs), precise=True))
                 return Bounded(value.astype(compute.dtype).astype(np.float64) if value.dtype.kind == "f" else value)
         operator = ROperator(compute.name, (compute,), (), (compute.name,))
         return bounded_results(operator, self.inputs)[compute.name]

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rammer.errors import RammerError
-from rammer.plan.process_memory import mapped
+from rammer.plan.process_memory import mapped_bytes
 
 #: What one run may take: bytes of address space beyond what it has once its device is open, and seconds.
 MEMORY, SECONDS = 2 << 30, 20.0
@@ -164,7 +164,7 @@ def end_with_parent() -> None:
 
 def limit_memory(more: int) -> None:
     """So many bytes of address space beyond what this process has are the most it may take."""
-    most, hard = mapped() + more, resource.getrlimit(resource.RLIMIT_AS)[1]
+    most, hard = mapped_bytes() + more, resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard),) * 2)
 
 

@@ -28,7 +28,7 @@ from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, BufferKind, Counter, Port, RProgram, Storage, Task, Wait
 from rammer.ir.types import TensorType, is_float, row_major
-from rammer.runtime.host_memory import view
+from rammer.runtime.host_memory import storage_view
 from rammer.tuning.kernel_store import KernelStore
 from rammer.tuning.tuner import Tuner
 from rammer_testing.bounds import Bounded, bounded_results
@@ -187,7 +187,7 @@ def _at_once(values: Array, storage: Storage) -> Array:
         return values
     low, high = storage.span()
     image = np.empty(high - low, values.dtype)
-    seen = view(image, replace(storage, offset=storage.offset - low))
+    seen = storage_view(image, replace(storage, offset=storage.offset - low))
     seen[...] = values
     return np.array(seen)
 
@@ -313,7 +313,7 @@ def images(place: Placed, inputs: Mapping[str, Array]) -> dict[str, Array]:
         buffer = place.program.buffer[place.program.storage[names[0]].buffer]
         result[port] = np.full(buffer.nbytes, 0xFF, np.uint8).view(buffer.dtype)
         for name in names:
-            view(result[port], place.program.storage[name])[...] = inputs[name]
+            storage_view(result[port], place.program.storage[name])[...] = inputs[name]
     return result
 
 
@@ -323,7 +323,7 @@ def judge(place: Placed, have: Mapping[str, Array], wanted: Mapping[str, Bounded
     for name, want in wanted.items():
         storage, image = place.program.storage[name], np.array(have[name])
         outside = np.ones(image.size, bool)
-        view(outside, storage)[...] = False
+        storage_view(outside, storage)[...] = False
         around = image[outside].view(np.uint8).reshape(int(outside.sum()), -1)
         # A device may poison memory two bytes at a time: elements of one byte are alike at even places, and at odd ones.
         turns = np.flatnonzero(outside) % 2 if image.itemsize == 1 else np.zeros(len(around), int)
@@ -333,7 +333,7 @@ def judge(place: Placed, have: Mapping[str, Array], wanted: Mapping[str, Bounded
             places = np.flatnonzero(outside)[strays][:SHOWN] - storage.offset
             where = f"at {list(map(int, places))} from its first"
             problems.append(f"{name}: {strays.size or 'all'} elements outside were written, {where}")
-        problem = differences(np.array(view(image, storage)), want)
+        problem = differences(np.array(storage_view(image, storage)), want)
         problems += [f"{name}: {problem}"] if problem else []
     return "; ".join(problems)
 

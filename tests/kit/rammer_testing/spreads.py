@@ -12,11 +12,11 @@ from rammer.distributed.distributed_program import DistributedProgram
 from rammer.distributed.link import joined_constants
 from rammer.distributed.runtime.device_part import load_step
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Storage, Task
 from rammer.verify.multi_device import CROSSING, FETCH, TRANSFER
-from rammer.verify.writers import strided
+from rammer.verify.writers import strided_view
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -82,7 +82,7 @@ class Play:
         for b in program.buffers:
             if b.kind == "constant":
                 s = next(s for s in program.storages if s.buffer == b.name)
-                strided(self.apart[b.name], s)[...] = constants[s.tensor]
+                strided_view(self.apart[b.name], s)[...] = constants[s.tensor]
         self.done: dict[int, dict[str, set[int]]] = {h: {} for h in range(homes)}
         self.late: dict[str, Task] = {}
         self.homes = {t.operator: program.row_homes[veu] for veu, row in enumerate(program.rows) for t in row}
@@ -161,12 +161,12 @@ class Play:
             flat = self.memory[home][buffer.offset : buffer.offset + buffer.nbytes].view(buffer.dtype)
         else:
             flat = self.apart[buffer.name] if buffer.home == home else _poison(buffer.dtype, buffer.size)
-        return strided(flat, storage)
+        return strided_view(flat, storage)
 
 
 def _evaluated(compute: Compute, held: Arrays) -> np.ndarray:
     with np.errstate(all="ignore"):
-        return evaluate(compute, held)
+        return evaluate_compute(compute, held)
 
 
 def _poison(dtype: str, size: int) -> np.ndarray:

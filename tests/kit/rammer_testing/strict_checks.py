@@ -11,7 +11,7 @@ import numpy as np
 from rammer.compiled.segments import ProgramSegment
 from rammer.errors import BadInput
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, BufferKind, Counter, Port, RProgram, Task, Wait, dense
 from rammer.runtime.executable import Executable
@@ -171,7 +171,7 @@ def _special(device: Subject, line: str, x: Array, tile: int) -> None:
     (compute,) = operator.computes
     program = _alone(operator, x.shape, compute.shape)
     with np.errstate(all="ignore"):
-        want = evaluate(compute, {"x": x.astype(np.float64)}, precise=True)
+        want = evaluate_compute(compute, {"x": x.astype(np.float64)}, precise=True)
     loaded = device.backend.load(program, {})
     have = loaded.run({"x": x}).outputs["y"]
     loaded.close()

@@ -39,7 +39,7 @@ from zoo.entry import Entry
 
 import rammer
 from rammer.errors import DeviceUnavailable, Mismatch
-from rammer.report.text_table import markdown
+from rammer.report.text_table import markdown_table
 from rammer_testing.cases import Sampler
 from rammer_testing.search import Search, again, partial_tiles
 
@@ -246,13 +246,13 @@ def main(
                 result, seconds = next((r for r in results if r[0] != CLEAN), results[0])
                 rows.append([key, tool, result, f"{sum(r[0] == CLEAN for r in results)} of {repeats}", f"{seconds:.0f}"])
                 click.echo(f"{key} {tool}: {result} ({seconds:.0f} s)")
-                text = markdown(rows, HEADERS)
+                text = markdown_table(rows, HEADERS)
                 if markdown_file is not None:  # after every row: checks take minutes
                     markdown_file.write_text(
                         f"# compute-sanitizer\n\n{NOTE.format(tune=tune)}\n\n{text}\n\n{version}\n\n"
                         + section(environment_of(True))
                     )
-    click.echo(markdown(rows, HEADERS))
+    click.echo(markdown_table(rows, HEADERS))
     if any(row[2] != CLEAN for row in rows):
         raise Mismatch("not everything is clean")
 

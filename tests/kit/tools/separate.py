@@ -14,15 +14,15 @@ import numpy as np
 
 from rammer.device.manifest import Array
 from rammer.ir.program import RProgram
-from rammer.runtime.host_memory import view
+from rammer.runtime.host_memory import storage_view
 
 import rammer_rocm.backend
 import rammer_rocm.executor
-from rammer_rocm.constants import DeviceConstants, PlacedConstants, packed
+from rammer_rocm.constants import DeviceConstants, PlacedConstants, packed_form
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.memory import DeviceMemory
-from rammer_rocm.opencl_runtime import opencl
+from rammer_rocm.opencl_runtime import import_opencl
 
 #: Bits of a simulated address that are the place in an allocation (Oclgrind's Memory.h: 16 bits are its number).
 PLACE = 48
@@ -47,7 +47,7 @@ class SeparateProgram(OpenClProgram):
             (a.tensor, a.packing.key): a.packing for f in functions.values() for a in f.arguments if a.packing is not None
         }
         places = {name: (0, (len(self.program.buffers) + 1 + i) << PLACE) for i, name in enumerate(packings)}
-        self.packs = {places[name][1]: packed(constants[name[0]], p) for name, p in packings.items()}
+        self.packs = {places[name][1]: packed_form(constants[name[0]], p) for name, p in packings.items()}
         return PlacedConstants((), places, ())
 
     def upload(self, context: Any, arguments: Array, constants: Mapping[str, Array], scratch: int) -> None:
@@ -59,17 +59,17 @@ class SeparateProgram(OpenClProgram):
         tables = (self._moved(context, arguments), self.table.starts, self.table.runs, self.table.filled)
         self.tables = [self._allocated(context, t.nbytes) for t in tables]
         for made, values in zip(self.tables, tables, strict=True):
-            opencl().enqueue_copy(self.queue, made, values)
+            import_opencl().enqueue_copy(self.queue, made, values)
         self.upload_constants(constants)
         for address, how in self.packs.items():
             how.given(lambda values, address=address: self.write_bytes(values, address))
 
     def _allocated(self, context: Any, nbytes: int) -> Any:
-        return opencl().Buffer(context, opencl().mem_flags.READ_WRITE, max(nbytes, 1))
+        return import_opencl().Buffer(context, import_opencl().mem_flags.READ_WRITE, max(nbytes, 1))
 
     def _moved(self, context: Any, arguments: Array) -> Array:
         """Addresses as distances from ``self.buffer``."""
-        cl = opencl()
+        cl = import_opencl()
         kernel = cl.Kernel(cl.Program(context, _PROBE).build(), "place")
         found, place = np.zeros(1, np.uint64), self._allocated(context, 8)
 
@@ -92,14 +92,14 @@ class SeparateProgram(OpenClProgram):
 
     def write_bytes(self, values: Array, address: int, blocking: bool = True) -> None:
         if values.nbytes:
-            opencl().enqueue_copy(self.queue, self.parts[address], values)
+            import_opencl().enqueue_copy(self.queue, self.parts[address], values)
 
     def read(self, tensor: str) -> Array:
         """A copy of a tensor."""
         address = self.memory.buffers[self.program.storage[tensor].buffer]
         image = np.empty_like(self.images[address])
         if image.nbytes:
-            opencl().enqueue_copy(self.queue, image, self.parts[address])
+            import_opencl().enqueue_copy(self.queue, image, self.parts[address])
         return np.array(_tensor(image, self.program, tensor), order="C")
 
     def poison(self) -> None:
@@ -119,7 +119,7 @@ class SeparateProgram(OpenClProgram):
 def _tensor(image: Array, program: RProgram, tensor: str) -> Array:
     """A tensor inside the bytes of its buffer."""
     storage = program.storage[tensor]
-    return view(image.view(program.buffer[storage.buffer].dtype), storage)
+    return storage_view(image.view(program.buffer[storage.buffer].dtype), storage)
 
 
 def install() -> None:

@@ -13,28 +13,28 @@ from rammer.distributed.partition.cut_graph import Spot
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph
 from rammer.ir.expr import Const, Expr, Load, Ref, integer
-from rammer.ir.names import Names, identifier
-from rammer.ir.piecewise import piecewise
+from rammer.ir.names import Names, make_identifier
+from rammer.ir.piecewise import make_piecewise
 
-__all__ = ["packed"]
+__all__ = ["pack_transfers"]
 
 
-def packed(
+def pack_transfers(
     graph: ComputeGraph, spots: Mapping[str, Spot], apart: Collection[str] = ()
 ) -> tuple[ComputeGraph, Mapping[str, Spot]]:
     """``graph`` and ``spots`` with one tensor instead of several of one type that one spot makes and the same others read. What
     those ``apart`` read or make stays as it is, but for what has no elements; so does what ends at a length, as it crosses. The
     ``spots`` given are in order (``apart.order_spots``)."""
-    graph, spots = _emptied(graph, spots)
+    graph, spots = _drop_empty_reads(graph, spots)
     bare = {n for c in graph.computes if c.name in apart for n in (c.name, *c.reads)}
-    groups = [g for g in _groups(graph, spots, bare) if len(g) > 1 and g[0].type.size]
+    groups = [g for g in _group_transfers(graph, spots, bare) if len(g) > 1 and g[0].type.size]
     packing = _Packing(graph, dict(spots), Names(graph.types))
     for group in groups:
         packing.add(group)
     return packing.graph_of_packs(), packing.spots
 
 
-def _emptied(graph: ComputeGraph, spots: Mapping[str, Spot]) -> tuple[ComputeGraph, Mapping[str, Spot]]:
+def _drop_empty_reads(graph: ComputeGraph, spots: Mapping[str, Spot]) -> tuple[ComputeGraph, Mapping[str, Spot]]:
     """Tensors without elements read nothing, and are outputs of device 0."""
     empty = {c.name for c in graph.computes if not c.type.size}
     computes = tuple(
@@ -44,7 +44,7 @@ def _emptied(graph: ComputeGraph, spots: Mapping[str, Spot]) -> tuple[ComputeGra
     return replace(graph, computes=computes), moved
 
 
-def _groups(graph: ComputeGraph, spots: Mapping[str, Spot], bare: Collection[str]) -> list[list[Compute]]:
+def _group_transfers(graph: ComputeGraph, spots: Mapping[str, Spot], bare: Collection[str]) -> list[list[Compute]]:
     """What crosses to another device, by type, maker and readers."""
     readers: dict[str, set[Spot]] = {c.name: set() for c in graph.computes}
     for c in graph.computes:
@@ -73,8 +73,8 @@ class _Packing:
         one = group[0]
         axes = (Axis("pack", len(group)), *(Axis(f"p{d}", n) for d, n in enumerate(one.shape)))
         inner = tuple(Ref(a.name) for a in axes[1:])
-        body = piecewise("pack", [1] * len(group), [Load(c.name, inner) for c in group])
-        pack = Compute(identifier(f"{one.name}_to_{len(group)}", self.taken), one.dtype, axes, body, origin=one.origin)
+        body = make_piecewise("pack", [1] * len(group), [Load(c.name, inner) for c in group])
+        pack = Compute(make_identifier(f"{one.name}_to_{len(group)}", self.taken), one.dtype, axes, body, origin=one.origin)
         self.spots[pack.name] = self.spots[one.name]
         self.packs[group[-1].name] = pack
         self.slot |= {c.name: (pack, k) for k, c in enumerate(group)}
@@ -85,7 +85,7 @@ class _Packing:
         for c in self.graph.computes:
             names = dict[str, str]()
             for name in c.reads:
-                if self._moved(name) and self.spots[c.name].device != self.spots[name].device:
+                if self._is_repacked(name) and self.spots[c.name].device != self.spots[name].device:
                     names[name], new = self._slice(name, self.spots[c.name])
                     computes += new
             computes.append(replace(c, body=ex.rename_tensors(c.body, names)) if names else c)
@@ -94,7 +94,7 @@ class _Packing:
         computes.sort(key=lambda c: self.spots[c.name])
         return replace(self.graph, computes=tuple(computes), types=types)
 
-    def _moved(self, name: str) -> bool:
+    def _is_repacked(self, name: str) -> bool:
         """Whether other devices do not read ``name`` itself."""
         return name in self.slot or (name in self.spots and not self.graph.types[name].size)
 
@@ -109,6 +109,6 @@ class _Packing:
         if name in self.slot:
             pack, k = self.slot[name]
             body = Load(pack.name, (integer(k), *(Ref(a.name) for a in axes)))
-        made = Compute(identifier(f"{name}_at_{spot.device}_{spot.stage}", self.taken), known_type.dtype, axes, body)
+        made = Compute(make_identifier(f"{name}_at_{spot.device}_{spot.stage}", self.taken), known_type.dtype, axes, body)
         self.slices[name, spot], self.spots[made.name] = made, spot
         return made.name, [made]

@@ -15,7 +15,7 @@ from rammer.errors import BadInput
 from rammer.frontend.ranges.range_bounds import Ended, EndedTensor
 from rammer.ir.compute import Compute, ComputeGraph
 
-__all__ = ["STATIC", "Cut", "CutPiece", "Spot", "Staying", "crossings", "cut"]
+__all__ = ["STATIC", "Cut", "CutPiece", "Spot", "Staying", "cut_graph", "piece_transfers"]
 
 #: What ends where nothing does.
 STATIC: Final = Ended({}, ())
@@ -79,7 +79,7 @@ class Cut:
     states: tuple[SpreadState, ...] = ()
 
 
-def cut(graph: ComputeGraph, spots: Mapping[str, Spot], staying: Staying = PLAIN) -> Cut:
+def cut_graph(graph: ComputeGraph, spots: Mapping[str, Spot], staying: Staying = PLAIN) -> Cut:
     """``graph`` with every Compute at its spot. What is ended at a length crosses as long as it is; a state goes to the devices
     that read it in the next run. BadInput for a graph that hands out what it does not compute. No tensor that crosses may be
     without elements (``pack``), and ``spots`` are in order (``apart.order_spots``): ValueError where one is not."""
@@ -89,7 +89,7 @@ def cut(graph: ComputeGraph, spots: Mapping[str, Spot], staying: Staying = PLAIN
         raise BadInput(
             f"output {strays[0]!r} is an input or a constant: it cannot be made on several devices", f"model {graph.name}"
         )
-    where, lengths = {c.name: spots[c.name] for c in graph.computes}, _lengths(graph, ended)
+    where, lengths = {c.name: spots[c.name] for c in graph.computes}, _length_inputs(graph, ended)
     readers: dict[str, set[Spot]] = {n: set() for n in (*graph.inputs, *computed)}
     for c in graph.computes:
         for name in (*c.reads, *lengths.get(c.name, ())):
@@ -97,13 +97,13 @@ def cut(graph: ComputeGraph, spots: Mapping[str, Spot], staying: Staying = PLAIN
                 readers[name].add(where[c.name])
             if name in where and where[c.name] < where[name]:
                 raise ValueError(f"{c.name} at {where[c.name]} reads {name}, which is computed later, at {where[name]}")
-    targets = _targets(graph, where, readers, states)
+    targets = _target_devices(graph, where, readers, states)
     transfers = tuple(
         Transfer(f"move_{n}_to_{d}", n, graph.types[n], where[n].device, d, _run_shape(graph.producers[n], ended))
         for n, devices in targets.items()
         for d in devices
     )
-    pieces = tuple(_pieces(graph, where, readers, lengths))
+    pieces = tuple(_make_pieces(graph, where, readers, lengths))
     known = graph.aliases
     inputs = tuple(
         SpreadInput(known.get(n, n), n, graph.types[n], tuple(sorted({s.device for s in readers[n]}))) for n in graph.inputs
@@ -129,11 +129,11 @@ def cut(graph: ComputeGraph, spots: Mapping[str, Spot], staying: Staying = PLAIN
     return Cut(pieces, transfers, inputs, outputs, stay)
 
 
-def _lengths(graph: ComputeGraph, ended: Ended) -> dict[str, tuple[str, ...]]:
+def _length_inputs(graph: ComputeGraph, ended: Ended) -> dict[str, tuple[str, ...]]:
     """The scalar inputs that say where what a Compute makes ends, and what it reduces."""
     found = dict[str, dict[str, None]]()
     for c in graph.computes:
-        known = _ended(c, ended)
+        known = _masked_tensor(c, ended)
         for extent in known.extents if known else ():
             found.setdefault(c.name, {}).update((n, None) for n, _ in (extent.terms if extent else ()))
     for stop, _ in ended.stops:
@@ -141,18 +141,18 @@ def _lengths(graph: ComputeGraph, ended: Ended) -> dict[str, tuple[str, ...]]:
     return {name: tuple(terms) for name, terms in found.items()}
 
 
-def _ended(c: Compute, ended: Ended) -> EndedTensor | None:
+def _masked_tensor(c: Compute, ended: Ended) -> EndedTensor | None:
     known = ended.tensors.get(c.name)
     return known if known is not None and known.shape == c.shape and any(e is not None for e in known.extents) else None
 
 
 def _run_shape(c: Compute, ended: Ended) -> RunShape | None:
     """The shape of what ``c`` makes, where a run decides it. What nobody reads beyond is 0 there."""
-    known = _ended(c, ended)
+    known = _masked_tensor(c, ended)
     return None if known is None else RunShape(known.extents, tuple(f or 0.0 for f in known.fills))
 
 
-def _targets(
+def _target_devices(
     graph: ComputeGraph, where: Mapping[str, Spot], readers: Mapping[str, Collection[Spot]], states: Mapping[str, str]
 ) -> dict[str, list[int]]:
     """The other devices that a tensor goes to: those that read it, in this run or the next; device 0 has the user's outputs."""
@@ -164,7 +164,7 @@ def _targets(
     return found
 
 
-def crossings(found: Cut) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+def piece_transfers(found: Cut) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Of each piece the transfers that it is the first of its device to wait for, and those that depart from it."""
     come: dict[tuple[int, str], str] = {(t.target, t.tensor): t.name for t in found.transfers}
     leave: dict[tuple[int, str], list[str]] = {}
@@ -180,7 +180,7 @@ def crossings(found: Cut) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     return result
 
 
-def _pieces(
+def _make_pieces(
     graph: ComputeGraph,
     where: Mapping[str, Spot],
     readers: Mapping[str, Collection[Spot]],
@@ -192,10 +192,10 @@ def _pieces(
         there.setdefault(where[c.name], []).append(c)
     place = {n: k for k, n in enumerate(graph.constants)}
     for spot in sorted(there):
-        yield _piece(graph, spot, there[spot], readers, place, lengths)
+        yield _make_piece(graph, spot, there[spot], readers, place, lengths)
 
 
-def _piece(
+def _make_piece(
     graph: ComputeGraph,
     spot: Spot,
     computes: Collection[Compute],

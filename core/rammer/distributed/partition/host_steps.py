@@ -16,12 +16,12 @@ from rammer.frontend.lower.graph_lowering import Lowerings, lower
 from rammer.ir.compute import Axis, Compute, ComputeGraph
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, Port, RProgram, Task, dense
 from rammer.ir.types import TensorType
 
-__all__ = ["STEP", "NodeApart", "blank", "lowered", "order_spots", "outline", "without"]
+__all__ = ["STEP", "NodeApart", "lower_whole_graph", "make_placeholder", "order_spots", "outline_program", "remove_host_nodes"]
 
 #: The kernel family of an operator that stands for a whole step.
 STEP: Final = "step"
@@ -35,7 +35,7 @@ class NodeApart:
     why: str
 
 
-def lowered(graph: Graph, lowerings: Lowerings) -> tuple[ComputeGraph, dict[str, NodeApart]]:
+def lower_whole_graph(graph: Graph, lowerings: Lowerings) -> tuple[ComputeGraph, dict[str, NodeApart]]:
     """All of ``graph``, and the nodes apart by the tensors that they make; what has no elements nobody has to make. Outputs that
     are an input, a constant or another output are copies."""
     nodes = [NodeApart(n, why) for some, why in split_segments(graph, lowerings) if why for n in some]
@@ -44,12 +44,12 @@ def lowered(graph: Graph, lowerings: Lowerings) -> tuple[ComputeGraph, dict[str,
     def otherwise(node: Node) -> Sequence[Compute]:
         outputs = [(o, graph.types[o]) for o in node.outputs if o in made]
         reads = {n: graph.types[n] for n in node.inputs if n}
-        return [blank(o, t, reads if t.size else {}, node.name) for o, t in outputs]
+        return [make_placeholder(o, t, reads if t.size else {}, node.name) for o, t in outputs]
 
     return _with_copies(graph, lower(graph, lowerings, otherwise)), {o: n for o, n in made.items() if graph.types[o].size}
 
 
-def blank(name: str, kind: TensorType, reads: Mapping[str, TensorType], origin: str = "") -> Compute:
+def make_placeholder(name: str, kind: TensorType, reads: Mapping[str, TensorType], origin: str = "") -> Compute:
     """A Compute of all of ``reads``. An axis of each extent runs over all dimensions that have it."""
     axes = tuple(Axis(f"i{k}", n) for k, n in enumerate(kind.shape))
     over = tuple(Axis(f"r{n}", n) for n in dict.fromkeys(n for t in reads.values() for n in t.shape))
@@ -69,7 +69,7 @@ def _with_copies(graph: Graph, found: ComputeGraph) -> ComputeGraph:
         name, kind = value.name, found.types[value.name]
         if name not in made or name in outputs:
             axes = tuple(Axis(f"i{k}", n) for k, n in enumerate(kind.shape))
-            name = identifier(f"{value.name}_again", taken)
+            name = make_identifier(f"{value.name}_again", taken)
             computes.append(Compute(name, kind.dtype, axes, Load(value.name, tuple(Ref(a.name) for a in axes))))
         outputs.append(name)
         aliases[name] = value.external or value.name
@@ -77,7 +77,7 @@ def _with_copies(graph: Graph, found: ComputeGraph) -> ComputeGraph:
     return replace(found, computes=tuple(computes), outputs=tuple(outputs), types=types, aliases=aliases)
 
 
-def without(graph: ComputeGraph, apart: Collection[str]) -> ComputeGraph:
+def remove_host_nodes(graph: ComputeGraph, apart: Collection[str]) -> ComputeGraph:
     """The tensor expressions of ``graph`` alone: what others read is an output, what others make an input."""
     computes = tuple(c for c in graph.computes if c.name not in apart)
     made, read = {c.name for c in computes}, {n for c in computes for n in c.reads}
@@ -128,10 +128,10 @@ def _order_apart(graph: ComputeGraph, spots: Mapping[str, Spot], apart: Mapping[
     return found
 
 
-def outline(graph: ComputeGraph, predicted: float, precision: str) -> RProgram:
+def outline_program(graph: ComputeGraph, predicted: float, precision: str) -> RProgram:
     """A step's program as the table of all devices has it: each output in one task that reads all inputs."""
     reads = {n: graph.types[n] for n in graph.inputs}
-    computes = [blank(n, graph.types[n], reads) for n in graph.outputs]
+    computes = [make_placeholder(n, graph.types[n], reads) for n in graph.outputs]
     operators = tuple(ROperator(c.name, (c,), (), (c.name,), tuple(max(n, 1) for n in c.shape), STEP) for c in computes)
     kinds = [(n, "input") for n in graph.inputs] + [(n, "output") for n in graph.outputs]
     buffers = [Buffer(n, graph.types[n].dtype, graph.types[n].size, kind) for n, kind in kinds]  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from rammer.errors import BadInput
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.untrusted_json import whole_number
 
-__all__ = ["by_hand", "staged"]
+__all__ = ["assign_stages", "by_hand"]
 
 
 def by_hand(text: str, graph: ComputeGraph, devices: int, where: str = "--place") -> dict[str, Spot]:
@@ -36,21 +36,21 @@ def by_hand(text: str, graph: ComputeGraph, devices: int, where: str = "--place"
         if place >= devices:
             raise BadInput(f"{name!r} is placed on device {place}, and there are {devices}", at, f"0 to {devices - 1}")
         if name not in named:
-            raise BadInput(f"the model computes no {name!r}", at, f"names are, for example, {', '.join(_examples(graph))}")
+            raise BadInput(f"the model computes no {name!r}", at, f"names are, for example, {', '.join(_example_names(graph))}")
         for c in named[name]:
             if chosen.setdefault(c.name, place) != place:
                 raise BadInput(f"{name!r} is placed on two devices", at)
     if not chosen:
         raise BadInput("the placement names nothing", where)
-    return staged(graph, _everywhere(graph, chosen))
+    return assign_stages(graph, _assign_devices(graph, chosen))
 
 
-def _examples(graph: ComputeGraph) -> Iterable[str]:
+def _example_names(graph: ComputeGraph) -> Iterable[str]:
     names = dict.fromkeys(n for c in graph.computes for n in (c.origin, graph.aliases.get(c.name, c.name)) if n)
     return list(names)[:4]
 
 
-def _everywhere(graph: ComputeGraph, chosen: Mapping[str, int]) -> dict[str, int]:
+def _assign_devices(graph: ComputeGraph, chosen: Mapping[str, int]) -> dict[str, int]:
     """A device for every Compute."""
     found = dict(chosen)
     for c in graph.computes:
@@ -64,7 +64,7 @@ def _everywhere(graph: ComputeGraph, chosen: Mapping[str, int]) -> dict[str, int
     return found
 
 
-def staged(graph: ComputeGraph, devices: Mapping[str, int]) -> dict[str, Spot]:
+def assign_stages(graph: ComputeGraph, devices: Mapping[str, int]) -> dict[str, Spot]:
     """Stages for a choice of devices: one further on wherever a value comes from another device, so that no two steps can wait
     for each other."""
     spots: dict[str, Spot] = {}

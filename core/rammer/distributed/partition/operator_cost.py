@@ -9,14 +9,14 @@ from typing import Final
 
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler.compiler import Compiler
-from rammer.distributed.partition.host_steps import without
+from rammer.distributed.partition.host_steps import remove_host_nodes
 from rammer.errors import DeviceFailure
 from rammer.frontend.ranges.range_bounds import Ended
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.program import Port
 
-__all__ = ["Costs", "costs_of", "on_its_own", "ports"]
+__all__ = ["Costs", "costs_of", "make_ports", "on_its_own"]
 
 NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
@@ -31,32 +31,32 @@ class Costs:
     interior: frozenset[str]
 
 
-def ports(names: tuple[str, ...]) -> tuple[Port, ...]:
+def make_ports(names: tuple[str, ...]) -> tuple[Port, ...]:
     """Ports under the tensors' own names."""
     return tuple(Port(n, n) for n in names)
 
 
 def on_its_own(compiler: Compiler, graph: ComputeGraph, ended: Ended | None = None) -> ProgramSegment:
     """``graph`` as a program of its own, of a range with what is ``ended``. DeviceFailure where the device has no room for it."""
-    return compiler.program(graph, ports(graph.inputs), ports(graph.outputs), ended)
+    return compiler.program(graph, make_ports(graph.inputs), make_ports(graph.outputs), ended)
 
 
 def costs_of(compiler: Compiler, graph: ComputeGraph, known: Mapping[str, float] = NOTHING, ended: Ended | None = None) -> Costs:
     """By prediction, or measured where the compiler measures. What is too large for one device is priced by its operations and
     bytes. ``known`` are the seconds of what has no tensor expression; of a range, with what is ``ended``, at its greatest."""
     if known:
-        rest = without(graph, known)
+        rest = remove_host_nodes(graph, known)
         costs = costs_of(compiler, rest) if rest.computes else Costs({}, sum(known.values()), frozenset())
         return Costs({**costs.seconds, **known}, costs.alone and costs.alone + sum(known.values()), costs.interior)
     plain = replace(compiler, options=replace(compiler.options, batching="off"))
     try:
         segment = on_its_own(plain, graph, ended)
     except DeviceFailure:
-        return Costs({c.name: _roofline(c, graph, compiler.backend.vdevice) for c in graph.computes}, 0.0, frozenset())
-    return Costs(_shared_out(segment, graph, compiler.backend.vdevice), segment.program.predicted, _interior(segment))
+        return Costs({c.name: _roofline_seconds(c, graph, compiler.backend.vdevice) for c in graph.computes}, 0.0, frozenset())
+    return Costs(_shared_out(segment, graph, compiler.backend.vdevice), segment.program.predicted, _interior_tensors(segment))
 
 
-def _roofline(c: Compute, graph: ComputeGraph, device: VDevice) -> float:
+def _roofline_seconds(c: Compute, graph: ComputeGraph, device: VDevice) -> float:
     moved = c.type.nbytes + sum(graph.types[n].nbytes for n in c.reads)
     return max(c.flops / (device.flops * device.veus), moved / device.layer("veu").bandwidth)
 
@@ -72,19 +72,19 @@ def _shared_out(segment: ProgramSegment, graph: ComputeGraph, device: VDevice) -
         mine = [c for c in operator.computes if c.name in known]
         if not mine:
             loose += seconds
-        weights = _weights(mine)
+        weights = _flop_weights(mine)
         result |= {c.name: seconds * w for c, w in zip(mine, weights, strict=True)}
     rest = [c for c in graph.computes if c.name not in result and loose]
-    result |= {c.name: loose * w for c, w in zip(rest, _weights(rest), strict=True)}
+    result |= {c.name: loose * w for c, w in zip(rest, _flop_weights(rest), strict=True)}
     scale = segment.program.predicted / (sum(result.values()) or 1.0)
     return {c.name: result.get(c.name, 0.0) * scale for c in graph.computes}
 
 
-def _weights(computes: list[Compute]) -> list[float]:
+def _flop_weights(computes: list[Compute]) -> list[float]:
     total = sum(c.flops for c in computes)
     return [c.flops / total if total else 1 / len(computes) for c in computes]
 
 
-def _interior(segment: ProgramSegment) -> frozenset[str]:
+def _interior_tensors(segment: ProgramSegment) -> frozenset[str]:
     operators = segment.program.operators
     return frozenset(c.name for o in operators for c in o.computes) - {t for o in operators for t in o.outputs}

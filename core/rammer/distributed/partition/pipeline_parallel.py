@@ -16,17 +16,21 @@ from rammer.distributed.partition.operator_cost import Costs
 from rammer.distributed.partition.predict import Links, link_between
 from rammer.ir.compute import ComputeGraph
 
-__all__ = ["pipeline"]
+__all__ = ["assign_pipeline"]
 
 #: Places to cut that are looked at; of more, those with the fewest bytes.
 MOST = 1500
 
 
-def pipeline(graph: ComputeGraph, costs: Sequence[Costs], links: Links, scale: Sequence[float] = ()) -> dict[str, Spot] | None:
+def assign_pipeline(
+    graph: ComputeGraph, costs: Sequence[Costs], links: Links, scale: Sequence[float] = ()
+) -> dict[str, Spot] | None:
     """A spot for every Compute, one stage a device; None where there are fewer places to cut than devices ask for. ``costs`` are
     those of each device, ``scale`` what its stretch turned out to take over what it was thought to."""
-    places, crossing = _places(graph, costs[0].interior)
-    ends = _best(places, crossing, [_sums(graph, c) * s for c, s in zip(costs, scale or (1.0,) * len(costs), strict=True)], links)
+    places, crossing = _cut_points(graph, costs[0].interior)
+    ends = _best_cuts(
+        places, crossing, [_prefix_seconds(graph, c) * s for c, s in zip(costs, scale or (1.0,) * len(costs), strict=True)], links
+    )
     if ends is None:
         return None
     return {
@@ -34,12 +38,12 @@ def pipeline(graph: ComputeGraph, costs: Sequence[Costs], links: Links, scale: S
     }
 
 
-def _sums(graph: ComputeGraph, costs: Costs) -> NDArray[np.float64]:
+def _prefix_seconds(graph: ComputeGraph, costs: Costs) -> NDArray[np.float64]:
     """Seconds of all Computes before each place."""
     return np.concatenate(([0.0], np.cumsum([costs.seconds[c.name] for c in graph.computes])))
 
 
-def _places(graph: ComputeGraph, interior: frozenset[str]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _cut_points(graph: ComputeGraph, interior: frozenset[str]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Where to cut, and the bytes that cross there; not through an operator, if there is any other place."""
     made = {c.name: k for k, c in enumerate(graph.computes)}
     last = {n: k for k, c in enumerate(graph.computes) for n in c.reads if n in made}
@@ -54,7 +58,7 @@ def _places(graph: ComputeGraph, interior: frozenset[str]) -> tuple[NDArray[np.i
     return np.sort(found[np.argsort(live[found], kind="stable")[:MOST]]), live
 
 
-def _best(
+def _best_cuts(
     places: NDArray[np.int64], crossing: NDArray[np.float64], sums: Sequence[NDArray[np.float64]], links: Links
 ) -> list[int] | None:
     """The ends of all stretches but the last one."""

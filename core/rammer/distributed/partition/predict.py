@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from rammer.distributed.distributed_program import DevicePart, Link, Prediction, Transfer
 
-__all__ = ["ASSUMED", "Links", "StepTime", "least", "link_between", "predict", "step_times"]
+__all__ = ["ASSUMED", "Links", "StepTime", "link_between", "predict_lower_bound", "predict_run", "step_times"]
 
 #: Ways between devices, by (source, target).
 Links: TypeAlias = Mapping[tuple[int, int], Link]
@@ -35,7 +35,7 @@ def step_times(parts: Sequence[DevicePart]) -> list[list[StepTime]]:
     return [[StepTime(s.program.predicted, s.arrivals, s.departures) for s in part.steps] for part in parts]
 
 
-def predict(
+def predict_run(
     devices: Sequence[Sequence[StepTime]],
     transfers: Sequence[Transfer],
     links: Links,
@@ -61,13 +61,13 @@ def predict(
                     free |= {s: begin + nbytes / rate for s, rate in way.stretches}
                     there[name] = begin + way.seconds(nbytes)
                 at[device] += 1
-    busy, carried = tuple(sum(s.seconds for s in steps) for steps in devices), _carried(transfers, link)
+    busy, carried = tuple(sum(s.seconds for s in steps) for steps in devices), _link_seconds(transfers, link)
     seconds = {t.name: link[t.source, t.target].seconds(t.nbytes) for t in transfers}
     latency = max([*clock, *(there[r] for r in results if r in there)], default=0.0)
     return Prediction(latency, max([*busy, *carried.values()], default=0.0), busy, seconds, alone)
 
 
-def least(
+def predict_lower_bound(
     devices: Sequence[Sequence[StepTime]], transfers: Sequence[Transfer], links: Links, results: Sequence[str] = ()
 ) -> Prediction:
     """What ``predict`` never says less than for steps that take as long as these or longer: no transfer waits for another, but
@@ -77,12 +77,12 @@ def least(
     free = tuple(replace(t, source=2 * k, target=2 * k + 1) for k, t in enumerate(transfers))  # each has a way of its own
     pairs = zip(free, transfers, strict=True)
     apart = {(f.source, f.target): replace(alone[t.source, t.target], source=f.source, target=f.target) for f, t in pairs}
-    first = predict(devices, free, apart, results)
-    carried = max(_carried(transfers, ways).values(), default=0.0)
+    first = predict_run(devices, free, apart, results)
+    carried = max(_link_seconds(transfers, ways).values(), default=0.0)
     return Prediction(max(first.latency, carried), max(*first.busy, carried), first.busy)
 
 
-def _carried(transfers: Sequence[Transfer], ways: Links) -> dict[str, float]:
+def _link_seconds(transfers: Sequence[Transfer], ways: Links) -> dict[str, float]:
     """Seconds of each stretch for all that it carries in a run."""
     carried: dict[str, float] = {}
     for t in transfers:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from rammer.compiler.compile_dynamic_loop import in_common, open_layers
 from rammer.compiler.compiler import Compiler
-from rammer.distributed.partition.host_steps import lowered
-from rammer.frontend.ranges.dimension_ranges import probes, shapes_at
+from rammer.distributed.partition.host_steps import lower_whole_graph
+from rammer.frontend.ranges.dimension_ranges import probe_points, shapes_at
 from rammer.frontend.ranges.range_bounds import Ended
 from rammer.frontend.read.reader import Model
 from rammer.ir.compute import ComputeGraph
@@ -43,25 +43,25 @@ def graph_of_range(compiler: Compiler, model: Model, at: OpenShapes) -> RangeGra
     """NoRange where several lengths have no tensor expressions in common, or parts of the model are none."""
     try:
         try:
-            return _found(compiler, model, at, OF_EXTENTS)
+            return _make_range_graph(compiler, model, at, OF_EXTENTS)
         except NoRange:  # as in ``Compiler.compile_range``
-            return _found(compiler, model, at, (*OF_EXTENTS, *OF_EQUALS))
+            return _make_range_graph(compiler, model, at, (*OF_EXTENTS, *OF_EQUALS))
     except NoRange as problem:
         raise NoRange(problem.what, problem.where, "give a length, or one device") from problem
 
 
-def _found(compiler: Compiler, model: Model, at: OpenShapes, without: Collection[str]) -> RangeGraph:
-    points = probes(at.spans)
+def _make_range_graph(compiler: Compiler, model: Model, at: OpenShapes, without: Collection[str]) -> RangeGraph:
+    points = probe_points(at.spans)
     graphs = compiler.static_graphs(model, [shapes_at(model, at.shapes, p, at.derived) for p in points], without)
     if open_layers(points, graphs):
         raise NoRange("recurrent layers take other steps at other lengths, on one device only", f"graph {graphs[0].name}")
     with compiler.step("lower"):
-        _, ranged, ended = found = in_common(points, [_expressions(compiler, g) for g in graphs], None)
+        _, ranged, ended = found = in_common(points, [_lower_expressions(compiler, g) for g in graphs], None)
     return RangeGraph(found[0].graph, replace(ranged, spans=dict(at.spans)), ended)
 
 
-def _expressions(compiler: Compiler, graph: Graph) -> ComputeGraph:
-    found, apart = lowered(graph, compiler.lowerings)
+def _lower_expressions(compiler: Compiler, graph: Graph) -> ComputeGraph:
+    found, apart = lower_whole_graph(graph, compiler.lowerings)
     for one in apart.values():
         raise NoRange(f"{one.node.op} is no tensor expression: {one.why}", f"node {one.node.name}")
     if not found.computes:

@@ -12,9 +12,9 @@ from rammer.compiled.host_node import HostNode
 from rammer.compiled.segments import HostSegment, Segment
 from rammer.compiler.compiler import Compiler
 from rammer.distributed.distributed_program import DeviceStep
-from rammer.distributed.partition.host_steps import NodeApart, outline
+from rammer.distributed.partition.host_steps import NodeApart, outline_program
 from rammer.distributed.partition.operator_cost import on_its_own
-from rammer.frontend.ranges.range_bounds import Ended, interleaved
+from rammer.frontend.ranges.range_bounds import Ended, interleave_tasks
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph
 
@@ -60,10 +60,10 @@ class Hosting:
         first = self.apart.get(piece.computes[0].name)
         if first is None:
             segment = on_its_own(compiler, piece, self.ended)
-            program = segment.program if self.ended is None else interleaved(segment.program)
+            program = segment.program if self.ended is None else interleave_tasks(segment.program)
             return DeviceStep(program, segment.constants)
-        found, reads = self._segment(compiler, first), [n for n in dict.fromkeys(first.node.inputs) if n]
-        table = outline(piece, self._seconds(found, piece), compiler.options.precision)
+        found, reads = self._compile_segment(compiler, first), [n for n in dict.fromkeys(first.node.inputs) if n]
+        table = outline_program(piece, self._segment_seconds(found, piece), compiler.options.precision)
         names = dict(zip(reads, piece.computes[0].reads, strict=True))
         if isinstance(found, HostSegment):
             assert isinstance(found.node, HostNode)
@@ -77,11 +77,11 @@ class Hosting:
         for c in graph.computes:
             node = self.apart.get(c.name)
             if node is not None:
-                result[c.name] = 0.0 if id(node) in seen else self._seconds(self._segment(compiler, node), graph)
+                result[c.name] = 0.0 if id(node) in seen else self._segment_seconds(self._compile_segment(compiler, node), graph)
                 seen.add(id(node))
         return result
 
-    def _segment(self, compiler: Compiler, apart: NodeApart) -> Segment:
+    def _compile_segment(self, compiler: Compiler, apart: NodeApart) -> Segment:
         key = id(compiler), id(apart)
         if key not in self._made:
             assert self.graph is not None
@@ -89,7 +89,7 @@ class Hosting:
         return self._made[key]
 
     @staticmethod
-    def _seconds(segment: Segment, graph: ComputeGraph) -> float:
+    def _segment_seconds(segment: Segment, graph: ComputeGraph) -> float:
         if not isinstance(segment, HostSegment):
             return segment.program.predicted
         kinds = [*segment.node.types.values(), *(graph.types[n] for n in segment.node.inputs if n in graph.types)]

@@ -16,12 +16,12 @@ from typing import Final
 import numpy as np
 
 from rammer.distributed.partition.cut_graph import Spot
-from rammer.distributed.partition.manual import staged
+from rammer.distributed.partition.manual import assign_stages
 from rammer.distributed.partition.operator_cost import Costs
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Combiner, Compute, ComputeGraph
 from rammer.ir.expr import Expr, Load, Op, Ref
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.piecewise import concat_body
 from rammer.ir.types import TensorType
 from rammer.plan.load_addresses import index_values
@@ -43,7 +43,7 @@ def shared_out(graph: ComputeGraph, costs: Costs, devices: int, least: float) ->
     if not made.parts:
         return None
     whole = made.graph_of_shares()
-    return whole, staged(whole, made.device)
+    return whole, assign_stages(whole, made.device)
 
 
 @dataclass(frozen=True)
@@ -81,20 +81,20 @@ class _Sharing:
         split = [n for n in c.reads if n in self.parts]
         if split or self._is_large(c):
             for dim, axis in enumerate(c.axes):
-                way = self._way(c, axis)
+                way = self._find_split(c, axis)
                 if way is not None and (split or way.constants):
                     self.parts[c.name] = dim
                     for d in range(self.devices):
-                        self._make(c, d, self._local(c, way, d))
+                        self._add_copy(c, d, self._slice_compute(c, way, d))
                     return
             for axis in c.reduce if split and c.combiner in _JOINS else ():
-                way = self._way(c, axis)
+                way = self._find_split(c, axis)
                 if way is not None:
                     self._partial(c, way)
                     return
         for d in range(self.devices):
             names = {n: self._whole(n, d) for n in c.reads}
-            self._make(c, d, replace(c, body=ex.rename_tensors(c.body, names)))
+            self._add_copy(c, d, replace(c, body=ex.rename_tensors(c.body, names)))
 
     def graph_of_shares(self) -> ComputeGraph:
         """What outputs need of it; they are whole on device 0."""
@@ -116,14 +116,14 @@ class _Sharing:
         saved = self.costs.seconds.get(c.name, 0.0) * (1 - 1 / self.devices)
         return c.kind == "contraction" and weights and saved > self.least
 
-    def _make(self, c: Compute, device: int, made: Compute) -> None:
+    def _add_copy(self, c: Compute, device: int, made: Compute) -> None:
         """One device's copy or part of ``c``; device 0's whole copies have the tensor's name."""
         plain = device == 0 and c.name not in self.parts
-        name = c.name if plain else identifier(f"{c.name}_on_{device}", self.taken)
+        name = c.name if plain else make_identifier(f"{c.name}_on_{device}", self.taken)
         self.names[c.name, device] = name
-        self._put(replace(made, name=name), device)
+        self._add_compute(replace(made, name=name), device)
 
-    def _put(self, c: Compute, device: int) -> None:
+    def _add_compute(self, c: Compute, device: int) -> None:
         self.device[c.name] = device
         self.computes.append(c)
 
@@ -131,15 +131,15 @@ class _Sharing:
         """Partial results, exchanged and put together on every device."""
         partial = list[str]()
         for d in range(self.devices):
-            partial.append(identifier(f"{c.name}_of_{d}", self.taken))
-            self._put(replace(self._local(c, way, d), name=partial[-1]), d)
+            partial.append(make_identifier(f"{c.name}_of_{d}", self.taken))
+            self._add_compute(replace(self._slice_compute(c, way, d), name=partial[-1]), d)
         at = tuple(Ref(a.name) for a in c.axes)
         assert c.combiner is not None
         body: Expr = Load(partial[0], at)
         for name in partial[1:]:
             body = Op(_JOINS[c.combiner], (body, Load(name, at)))
         for d in range(self.devices):
-            self._make(c, d, Compute(c.name, c.dtype, c.axes, body, origin=c.origin))
+            self._add_copy(c, d, Compute(c.name, c.dtype, c.axes, body, origin=c.origin))
 
     def _whole(self, tensor: str, device: int) -> str:
         """The name of all of ``tensor`` on a device, gathered there if it is in parts."""
@@ -149,12 +149,12 @@ class _Sharing:
             one = self.known[tensor]
             dim = self.parts[tensor]
             pieces = [(self.names[tensor, d], one.shape[dim] // self.devices) for d in range(self.devices)]
-            name = tensor if device == 0 else identifier(f"{tensor}_all_{device}", self.taken)
-            self._put(Compute(name, one.dtype, one.axes, concat_body(pieces, one.axes, dim), origin=one.origin), device)
+            name = tensor if device == 0 else make_identifier(f"{tensor}_all_{device}", self.taken)
+            self._add_compute(Compute(name, one.dtype, one.axes, concat_body(pieces, one.axes, dim), origin=one.origin), device)
             self.wholes[tensor, device] = name
         return self.wholes[tensor, device]
 
-    def _way(self, c: Compute, axis: Axis) -> _Way | None:
+    def _find_split(self, c: Compute, axis: Axis) -> _Way | None:
         """How ``c`` is split along ``axis``; None where a tensor in parts would be read across them."""
         step, rest = divmod(axis.extent, self.devices)
         if rest or not step:
@@ -165,15 +165,15 @@ class _Sharing:
             if load.tensor in self.parts:
                 dim = self.parts[load.tensor]
                 wanted = tuple(shape[dim] // self.devices if d == dim else 0 for d in range(len(shape)))
-                if self._moves(c, load, axis, step) != wanted:
+                if self._device_shift(c, load, axis, step) != wanted:
                     return None
             elif load.tensor in self.graph.constants:
-                moved = self._moves(c, load, axis, step)
+                moved = self._device_shift(c, load, axis, step)
                 if moved is None or cut.setdefault(load.tensor, moved) != moved:
                     cut[load.tensor] = ()  # read whole, elsewhere
         return _Way(axis, step, {n: m for n, m in cut.items() if any(m)})
 
-    def _moves(self, c: Compute, load: Load, axis: Axis, step: int) -> tuple[int, ...] | None:
+    def _device_shift(self, c: Compute, load: Load, axis: Axis, step: int) -> tuple[int, ...] | None:
         """How much further on in each dimension the next device's elements are; None unless each device reads within its own."""
         extents = {a.name: a.extent for a in (*c.axes, *c.reduce)}
         result = list[int]()
@@ -197,9 +197,9 @@ class _Sharing:
             result.append(by)
         return tuple(result)
 
-    def _local(self, c: Compute, way: _Way, device: int) -> Compute:
+    def _slice_compute(self, c: Compute, way: _Way, device: int) -> Compute:
         """Device ``device``'s share of ``c``: reads of parts and of cut constants stay as they are, others move on."""
-        further = ex.add(way.axis.name, device * way.step)
+        further = ex.make_add(way.axis.name, device * way.step)
 
         def rule(e: Expr) -> Expr | None:
             if isinstance(e, Ref):
@@ -223,7 +223,7 @@ class _Sharing:
         if name is None:
             value = self.graph.constants[constant]
             place = tuple(slice(by * device, by * (device + 1)) if by else slice(None) for by in moved)
-            name = self.names[f"{constant} {moved}", device] = identifier(f"{constant}_on_{device}", self.taken)
+            name = self.names[f"{constant} {moved}", device] = make_identifier(f"{constant}_on_{device}", self.taken)
             self.constants[name] = np.ascontiguousarray(value[place])
             self.constants[name].flags.writeable = False
         return name

@@ -15,7 +15,7 @@ from rammer.distributed.partition.cut_graph import Spot
 from rammer.distributed.partition.operator_cost import Costs
 from rammer.ir.compute import Compute, ComputeGraph
 
-__all__ = ["chunks_worth", "wavefront"]
+__all__ = ["assign_wavefront", "chunks_worth"]
 
 #: Products of the same weights that make a layer.
 LEAST_STEPS = 4
@@ -31,16 +31,16 @@ class _Layers:
     steps: int
 
 
-def wavefront(graph: ComputeGraph, costs: Costs, devices: int, chunks: int) -> dict[str, Spot] | None:
+def assign_wavefront(graph: ComputeGraph, costs: Costs, devices: int, chunks: int) -> dict[str, Spot] | None:
     """A spot for every Compute of a graph with one product a step, in so many chunks of steps; None where it has fewer layers
     than devices."""
-    layers = _layers(graph)
+    layers = _find_layers(graph)
     if layers is None or layers.count < devices:
         return None
     seconds = [0.0] * layers.count
     for name, layer in layers.of.items():
         seconds[layer] += costs.seconds.get(name, 0.0)
-    device_of = _shares(seconds, devices)
+    device_of = _split_layers(seconds, devices)
     length = -(-layers.steps // chunks)
     spots: dict[str, Spot] = {}
     for c in graph.computes:
@@ -54,14 +54,14 @@ def wavefront(graph: ComputeGraph, costs: Costs, devices: int, chunks: int) -> d
 def chunks_worth(graph: ComputeGraph, alone: float, devices: int, overhead: float) -> int:
     """Chunks that make a run short, where each costs ``overhead`` seconds once more and the first and last keep devices idle; at
     least 2."""
-    layers = _layers(graph)
+    layers = _find_layers(graph)
     if layers is None or not overhead:
         return 2
     wanted = math.sqrt((devices - 1) * alone / devices / overhead)
     return max(2, min(layers.steps // 2, round(wanted)))
 
 
-def _layers(graph: ComputeGraph) -> _Layers | None:
+def _find_layers(graph: ComputeGraph) -> _Layers | None:
     """None where nothing is repeated."""
     uses: dict[str, list[Compute]] = {}
     for c in graph.computes:
@@ -83,20 +83,20 @@ def _layers(graph: ComputeGraph) -> _Layers | None:
         if c.name in weight or not found or c.kind == "contraction":
             continue
         for other in found:
-            same[_root(same, other)] = _root(same, found[0])
+            same[_find_root(same, other)] = _find_root(same, found[0])
         near[c.name] = found[0]
     number: dict[str, int] = {}
-    of = {c.name: number.setdefault(_root(same, near[c.name]), len(number)) for c in graph.computes if c.name in near}
+    of = {c.name: number.setdefault(_find_root(same, near[c.name]), len(number)) for c in graph.computes if c.name in near}
     return _Layers(of, step, len(number), steps)
 
 
-def _root(same: dict[str, str], name: str) -> str:
+def _find_root(same: dict[str, str], name: str) -> str:
     while same[name] != name:
         name = same[name]
     return name
 
 
-def _shares(seconds: Sequence[float], devices: int) -> list[int]:
+def _split_layers(seconds: Sequence[float], devices: int) -> list[int]:
     """Devices of consecutive layers, such that the one that takes longest takes least; each has a layer."""
     count = len(seconds)
     best = {(0, 0): (0.0, 0)}  # (layers, devices) -> (longest, layers before the last device)

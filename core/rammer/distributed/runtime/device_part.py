@@ -71,7 +71,7 @@ class BoundPart:
             for step in steps:
                 self.loaded.append(load_step(backend, step))
             for slot in range(depth):
-                arrays = self._arrived(slot)
+                arrays = self._initial_arrays(slot)
                 self.arrays.append(arrays)
                 self.slots.append([self._bound(s, p, arrays) for s, p in zip(steps, self.loaded, strict=True)])
         except BaseException:
@@ -84,7 +84,7 @@ class BoundPart:
         copied = (f"output {s.output!r} is copied into input {s.input!r} after every run" for s in self.states)
         return tuple(dict.fromkeys((*(note for slot in self.slots for step in slot for note in step.call.notes), *copied)))
 
-    def _arrived(self, slot: int) -> dict[str, Any]:
+    def _initial_arrays(self, slot: int) -> dict[str, Any]:
         """Tensors that are there before any step has run."""
         arrays = {i.tensor: self.room.zeros(i.type.shape, i.type.dtype) for i in self.spread.inputs if self.device in i.devices}
         for transfer in self.spread.transfers:
@@ -102,11 +102,11 @@ class BoundPart:
             call = program.bind(given, outputs)
         except BadInput:
             call = program.bind(given, {})  # its memory is no host's: outputs are where it has them, and copied here
-        fetched = {n: a for n, a in given.items() if not same(call.inputs[n], a)}
-        sent = {n: a for n, a in outputs.items() if n in self._needed and not same(call.outputs[n], a)}
+        fetched = {n: a for n, a in given.items() if not is_same_memory(call.inputs[n], a)}
+        sent = {n: a for n, a in outputs.items() if n in self._needed and not is_same_memory(call.outputs[n], a)}
         taken, made = copied_by(call)
-        here = [n for n, a in given.items() if n in taken and a.size and same(call.inputs[n], a)]
-        here += [n for n, a in outputs.items() if n in made and a.size and same(call.outputs[n], a)]
+        here = [n for n, a in given.items() if n in taken and a.size and is_same_memory(call.inputs[n], a)]
+        here += [n for n, a in outputs.items() if n in made and a.size and is_same_memory(call.outputs[n], a)]
         return BoundStep(step, call, fetched, sent, len(here))
 
     def go(self, runs: Runs) -> None:
@@ -114,22 +114,22 @@ class BoundPart:
         ahead, end, active = runs.first, runs.first + runs.count, dict[int, int]()
         while active or ahead < end:
             while ahead < end and len(active) < (1 if self.spread.states else self.depth):
-                self._start(ahead, runs.feed(ahead))
+                self._start_run(ahead, runs.feed(ahead))
                 active[ahead] = 0
                 ahead += 1
-            run = next((r for r in active if self._ready(r, active[r])), min(active))
+            run = next((r for r in active if self._is_ready(r, active[r])), min(active))
             if self._step(run, active[run], runs.deliver):
                 active[run] += 1
             else:
                 del active[run]
 
-    def _start(self, run: int, inputs: Mapping[str, Array]) -> None:
+    def _start_run(self, run: int, inputs: Mapping[str, Array]) -> None:
         arrays = self.arrays[run % self.depth]
         for port in self.spread.inputs:
             if self.device in port.devices and (port.tensor not in self._stay or port.name in inputs):
                 np.copyto(arrays[port.tensor], inputs[port.name])
 
-    def _ready(self, run: int, number: int) -> bool:
+    def _is_ready(self, run: int, number: int) -> bool:
         """Whether nothing has to be waited for."""
         steps, end = self.slots[run % self.depth], self.endpoint
         if number == len(steps):
@@ -141,7 +141,7 @@ class BoundPart:
         """One step of a run; False where that was all."""
         steps, end = self.slots[run % self.depth], self.endpoint
         if number == len(steps):
-            self._finish(run, deliver)
+            self._finish_run(run, deliver)
             return False
         bound = steps[number]
         for name in bound.step.arrivals:
@@ -153,12 +153,12 @@ class BoundPart:
             log.add("step", str(number), run, begin, seconds=seconds, clock=bound.call.clock)
         arrays = self.arrays[run % self.depth]
         for name in bound.step.departures:
-            end.put(name, run, self._departing(name, arrays))
+            end.put(name, run, self._departing_array(name, arrays))
         for name in bound.step.frees:
             end.release(name, run)
         return True
 
-    def _departing(self, name: str, arrays: Mapping[str, Array]) -> Array:
+    def _departing_array(self, name: str, arrays: Mapping[str, Array]) -> Array:
         """What crosses: of a tensor whose shape a run decides, as much as there is."""
         transfer = self.spread.transfer[name]
         whole, late = arrays[transfer.tensor], transfer.late
@@ -184,7 +184,7 @@ class BoundPart:
             self.endpoint.counters.host_copies += len(bound.sent)
         return seconds
 
-    def _finish(self, run: int, deliver: Deliver) -> None:
+    def _finish_run(self, run: int, deliver: Deliver) -> None:
         """The outputs are copied for the user, on device 0, and states for the next run; what brought them is given back."""
         for name in self.results:
             self.endpoint.wait(name, run)
@@ -211,7 +211,7 @@ class BoundPart:
         self.slots, self.loaded, self.arrays = [], [], []
 
 
-def same(ours: Any, given: Array) -> bool:
+def is_same_memory(ours: Any, given: Array) -> bool:
     """Whether a bound array is the very memory that was given."""
     if not isinstance(ours, np.ndarray):
         return False

@@ -15,13 +15,13 @@ from rammer.distributed.distributed_program import DistributedProgram
 from rammer.distributed.runtime.device_part import BoundPart, Runs
 from rammer.distributed.transport.counters import Counters
 from rammer.distributed.transport.event_log import Log, Logs
-from rammer.distributed.transport.handshake import agree, collected, said_by_all, versions
+from rammer.distributed.transport.handshake import check_agreement, component_versions, gather_counters, said_by_all
 from rammer.distributed.transport.measure_links import in_parallel
 from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.protocol import TIMEOUT, Endpoint, Fabric, Party, RunsParts, Site, Transport
 from rammer.errors import BadInput, DeviceFailure, RammerError
 from rammer.ir.graph import Value
-from rammer.runtime.shape_buckets import narrowed, point_of, spelled, widened
+from rammer.runtime.shape_buckets import crop_outputs, format_spans, pad_inputs, point_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class SpreadRuns:
         self.logs: dict[int, Log] = {}
         names = tuple(site.device for site in joined.sites)
         with self.ending():
-            agree(self.fabric, versions() | {"program": spread.digest}, names, joined.timeout + patience)
+            check_agreement(self.fabric, component_versions() | {"program": spread.digest}, names, joined.timeout + patience)
             asked = {d: astuple(room_of(backends[d])) for d in self.mine}
             rooms = tuple(HostRoom(*said) for said in said_by_all(self.fabric, asked, joined.timeout + patience))
             self.endpoints = self.fabric.expose(Exposed(names, self.spread.transfers, joined.depth, rooms))
@@ -118,14 +118,14 @@ class SpreadRuns:
         started, ended = list[float](), list[float]()
 
         def feed(run: int) -> Mapping[str, Array]:
-            return self._fed(inputs[run - first])
+            return self._widen_inputs(inputs[run - first])
 
         def feed_timed(run: int) -> Mapping[str, Array]:
             started.append(time.perf_counter())
-            return self._fed(inputs[run - first])
+            return self._widen_inputs(inputs[run - first])
 
         def deliver(run: int, found: dict[str, Array]) -> None:
-            outputs.append(self._cut(found, inputs[run - first]))
+            outputs.append(self._narrow_outputs(found, inputs[run - first]))
             ended.append(time.perf_counter())
 
         self._next += len(inputs)
@@ -147,24 +147,24 @@ class SpreadRuns:
         point = point_of(ranged, self._inputs, inputs)
         for name, (low, high) in ranged.spans.items():
             if not low <= point[name] <= high:
-                raise BadInput(f"{name} is {point[name]}, and these programs are for {spelled(ranged.spans)}", "inputs")
+                raise BadInput(f"{name} is {point[name]}, and these programs are for {format_spans(ranged.spans)}", "inputs")
 
-    def _fed(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    def _widen_inputs(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """``inputs`` in the arrays that steps read, which are of the greatest lengths."""
         ranged = self.spread.ranged
-        return inputs if ranged is None else widened(ranged, self._inputs, inputs)[0]
+        return inputs if ranged is None else pad_inputs(ranged, self._inputs, inputs)[0]
 
-    def _cut(self, outputs: dict[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def _narrow_outputs(self, outputs: dict[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
         """``outputs`` as long as those of ``inputs`` are."""
         ranged = self.spread.ranged
-        return outputs if ranged is None else narrowed(ranged, self._outputs, outputs, point_of(ranged, self._inputs, inputs))
+        return outputs if ranged is None else crop_outputs(ranged, self._outputs, outputs, point_of(ranged, self._inputs, inputs))
 
     def _all(self, runs: Mapping[int, Runs]) -> None:
         """Each of this process's devices in a thread, the first in this one. Raises what went wrong first."""
         with self.ending():
-            in_parallel({d: partial(self._go, d, runs[d]) for d in self.mine}, self._tell)
+            in_parallel({d: partial(self._run_device, d, runs[d]) for d in self.mine}, self._report_failure)
 
-    def _go(self, device: int, runs: Runs) -> None:
+    def _run_device(self, device: int, runs: Runs) -> None:
         part, log = self.parts[device], self.logs.get(device)
         begin = log.now() if log is not None else 0.0
         part.go(runs)
@@ -175,14 +175,14 @@ class SpreadRuns:
     def logging(self, now: Callable[[], float]) -> Iterator[Mapping[int, Log]]:
         """Meanwhile this process's devices log what they do, by the clock ``now``."""
         self.logs = {d: Log(now) for d in self.mine}
-        self._log(self.logs)
+        self._attach_logs(self.logs)
         try:
             yield self.logs
         finally:
             self.logs = {}
-            self._log({})
+            self._attach_logs({})
 
-    def _log(self, logs: Mapping[int, Log]) -> None:
+    def _attach_logs(self, logs: Mapping[int, Log]) -> None:
         for device in self.parts:
             for one in (self.parts[device], self.endpoints[device]):
                 if isinstance(one, Logs):
@@ -196,11 +196,11 @@ class SpreadRuns:
         except BaseException:
             if not self.closed:
                 self.closed = True
-                self._free()
+                self._free_parts()
                 self.fabric.close(failed=True)
             raise
 
-    def _tell(self, device: int, problem: BaseException) -> None:
+    def _report_failure(self, device: int, problem: BaseException) -> None:
         """All others learn why this device ends."""
         said = problem.what if isinstance(problem, RammerError) else f"{type(problem).__name__}: {problem}"
         self.endpoints[device].fail(said)
@@ -208,9 +208,9 @@ class SpreadRuns:
     def counters(self) -> list[Counters]:
         """All devices', in order; asked in every process."""
         with self.ending():
-            return collected(self.fabric, {d: e.counters for d, e in self.endpoints.items()}, self.joined.timeout)
+            return gather_counters(self.fabric, {d: e.counters for d, e in self.endpoints.items()}, self.joined.timeout)
 
-    def _free(self) -> None:
+    def _free_parts(self) -> None:
         for part in self.parts.values():
             part.close()
         self.parts, self.endpoints = {}, {}
@@ -219,7 +219,7 @@ class SpreadRuns:
         """Free the programs, not what joins the devices; leaving again does nothing."""
         if not self.closed:
             self.closed = True
-            self._free()
+            self._free_parts()
 
     def close(self) -> None:
         """Free everything, in all processes together; closing again does nothing."""

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rammer.compiled.artifact import is_artifact
-from rammer.compiler.compile_options import Progress, Request, check_forms, check_precision, quiet
+from rammer.compiler.compile_options import Progress, Request, check_forms, check_precision, ignore_progress
 from rammer.device.arrays import Array
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Device
 from rammer.distributed.distributed_program import DevicePart, Link
 from rammer.distributed.runtime.distributed_run import Joined, SpreadRuns
 from rammer.distributed.transport import mpi_launch
-from rammer.distributed.transport.handshake import agree, versions
+from rammer.distributed.transport.handshake import check_agreement, component_versions
 from rammer.distributed.transport.measure_links import measured_links
 from rammer.distributed.transport.protocol import TIMEOUT, Fabric, Party, Site
-from rammer.distributed.transport.transport_registry import choose
+from rammer.distributed.transport.transport_registry import choose_transport
 from rammer.errors import BadInput, DeviceUnavailable
-from rammer.ir.formats import carried
+from rammer.ir.formats import to_carrier
 from rammer.ir.untrusted_json import whole_number
 from rammer.runtime.input_checks import check_inputs, shapes_of
 from rammer.runtime.model_source import Head, ModelSource, check_kept, open_source
@@ -64,12 +64,12 @@ class Joining:
         return found
 
 
-def several(device: str, timeout: float = TIMEOUT, options: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def resolve_devices(device: str, timeout: float = TIMEOUT, options: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The devices that ``--device`` names for this run, in order, or one as often as its own ``options`` want it; of one alone,
     in one process, nothing. DeviceUnavailable where processes and names do not fit together; processes start within
     ``launch.starting(timeout)``."""
     names = tuple(n.strip() for n in device.split(",")) if "," in device else (device,)
-    count = mpi_launch.launched()
+    count = mpi_launch.launched_processes()
     if not all(names) and len(names) > 1:
         raise BadInput(f"--device {device!r} has an empty name", hint="write NAME[:INDEX],NAME[:INDEX]")
     if count == 1:
@@ -82,7 +82,7 @@ def several(device: str, timeout: float = TIMEOUT, options: Mapping[str, str] | 
         )
     if not device:
         raise BadInput("several processes need a device by name", hint="name one with --device")
-    rank, size = mpi_launch.world(timeout)
+    rank, size = mpi_launch.rank_and_size(timeout)
     if size != count:
         raise DeviceUnavailable(
             f"the launcher started {count} processes, and MPI knows {size}",
@@ -113,7 +113,7 @@ class SpreadModel:
     registry: Registry
     fabric: Fabric
     sites: tuple[Site, ...]
-    progress: Progress = quiet
+    progress: Progress = ignore_progress
     compile_seconds: float = 0.0
     backends: dict[int, Backend] = field(default_factory=dict)  #: By the device's number.
     made: dict[SpreadKey, SpreadRuns] = field(default_factory=dict)  #: By shapes and ranges; what was used last is last.
@@ -136,11 +136,14 @@ class SpreadModel:
         hardware, opened with the same options. One that it does not see is taken for its own: what processes compile is compared.
         """
         own = {self.names[n].partition(":")[0]: n for n in reversed(self.fabric.mine)}
-        seen = [self._seen(name) or self._seen(self.names[own.get(name.partition(":")[0], 0)]) or name for name in self.names]
+        seen = [
+            self._unit_identity(name) or self._unit_identity(self.names[own.get(name.partition(":")[0], 0)]) or name
+            for name in self.names
+        ]
         order = (*self.fabric.mine, *range(len(seen)))
         return tuple(next(n for n in order if seen[n] == what) for what in seen)
 
-    def _seen(self, name: str) -> tuple[object, ...] | None:
+    def _unit_identity(self, name: str) -> tuple[object, ...] | None:
         """What a unit is, without its number; None where this process does not see it."""
         plain, _, index = name.partition(":")
         options = tuple(sorted(options_for(name, self.request.device_options).items()))
@@ -173,28 +176,28 @@ class SpreadModel:
         with self.ending():
             at = replace(open_shapes(self.source.head, self.lengths, inputs), states=self.joining.kept)
             key = tuple(sorted(at.shapes.items())), tuple(sorted(at.spans.items()))
-            runs = self.made.pop(key, None) or self._joined(at)
+            runs = self.made.pop(key, None) or self._join_devices(at)
             self.made[key] = runs
             for old in list(self.made)[: -max(self.request.resident, 1)]:
                 self.made.pop(old).leave()
             return runs
 
-    def _joined(self, at: OpenShapes) -> SpreadRuns:
+    def _join_devices(self, at: OpenShapes) -> SpreadRuns:
         from rammer.distributed.partition.measured_links import MeasuredDevices
         from rammer.distributed.partition.search import compile_open
 
-        placed(self.joining.place)
+        read_partition_file(self.joining.place)
         if self.links is None:
-            said = versions() | {"device list": ",".join(self.names), "transport": self.chosen.name}
+            said = component_versions() | {"device list": ",".join(self.names), "transport": self.chosen.name}
             for asked in (self.request, self.joining):
                 said |= {f"option {f.name}": str(getattr(asked, f.name)) for f in fields(asked)}
-            starting = mpi_launch.starting(self.joining.timeout)
-            agree(self.fabric, said, self.names, starting)
+            starting = mpi_launch.start_timeout(self.joining.timeout)
+            check_agreement(self.fabric, said, self.names, starting)
             way, names = self.chosen, self.names
             known = way.links(len(names)) if way.links is not None else ()
             self.links = tuple(known or measured_links(self.fabric, names, starting, f"measured by {way.name}"))
         begin = time.perf_counter()
-        goal, place = self.joining.goal, placed(self.joining.place)
+        goal, place = self.joining.goal, read_partition_file(self.joining.place)
         measured = MeasuredDevices(self.links, self.clock)
         spread = compile_open(self.compilers(), self.source.model, at, measured, goal, place)
         self.source.check()
@@ -211,11 +214,11 @@ class SpreadModel:
         if not self.chosen.apart:
             return None
         said = {n: json.dumps(seconds_of(parts[n], self.backend(n))) for n in self.fabric.mine}
-        return [json.loads(text) for text in self.fabric.meet(said, mpi_launch.starting(self.joining.timeout))]
+        return [json.loads(text) for text in self.fabric.meet(said, mpi_launch.start_timeout(self.joining.timeout))]
 
     def feeds(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Inputs as devices have them: of types that nothing computes in, their bits."""
-        return {n: carried(a) for n, a in inputs.items()}
+        return {n: to_carrier(a) for n, a in inputs.items()}
 
     @property
     def simulated(self) -> frozenset[int]:
@@ -226,7 +229,7 @@ class SpreadModel:
     @property
     def chosen(self) -> Any:
         """The transport."""
-        return choose(self.registry, self.sites, self.joining.transport)
+        return choose_transport(self.registry, self.sites, self.joining.transport)
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -250,7 +253,7 @@ class SpreadModel:
 
 
 def open_spread(
-    model: Path, names: tuple[str, ...], request: Request, joining: Joining, progress: Progress = quiet
+    model: Path, names: tuple[str, ...], request: Request, joining: Joining, progress: Progress = ignore_progress
 ) -> SpreadModel:
     """``model`` for all devices ``names``, joined. BadInput for what only one device can do, DeviceUnavailable for devices
     that are not there or that nothing joins."""
@@ -262,19 +265,19 @@ def open_spread(
     check_apart(registry, names)
     names = placed_on_hosts(registry, names, joining.timeout)
     sites = tuple(
-        Site(name, kind_of(registry, name), n if mpi_launch.launched() > 1 else 0, mpi_launch.apart())
+        Site(name, kind_of(registry, name), n if mpi_launch.launched_processes() > 1 else 0, mpi_launch.is_multi_host())
         for n, name in enumerate(names)
     )
-    transport = choose(registry, sites, joining.transport)
+    transport = choose_transport(registry, sites, joining.transport)
     fabric = transport.open(Party(sites, joining.timeout))
     return SpreadModel(source, names, joining, replace(request), registry, fabric, sites, progress)
 
 
 def placed_on_hosts(registry: Registry, names: tuple[str, ...], timeout: float) -> tuple[str, ...]:
     """With numbers of units, where processes are given units of one host and name none; all processes ask together."""
-    if mpi_launch.launched() == 1:
+    if mpi_launch.launched_processes() == 1:
         return names
-    own = registry.status(names[mpi_launch.world(timeout)[0]].partition(":")[0])
+    own = registry.status(names[mpi_launch.rank_and_size(timeout)[0]].partition(":")[0])
     said = mpi_launch.said_by_ranks([mpi_launch.first_on_host(timeout), len(own.hardware)], timeout)
     return numbered(names, [host for host, _ in said], [units for _, units in said])
 
@@ -297,7 +300,7 @@ def open_shapes(head: Head, lengths: Lengths, inputs: Mapping[str, Array]) -> Op
     return OpenShapes(lengths.longest(head.inputs, shapes, spans), spans, lengths.derived)
 
 
-def placed(path: Path | None) -> str:
+def read_partition_file(path: Path | None) -> str:
     """What a file says of who computes what. BadInput where it cannot be read."""
     try:
         return path.read_text() if path is not None else ""
@@ -310,7 +313,7 @@ def check_apart(registry: Registry, names: tuple[str, ...]) -> None:
     full = [n if ":" in n else f"{n}:0" for n in names]
     for name in dict.fromkeys(full):
         device = registry.status(name.partition(":")[0]).device
-        if mpi_launch.launched() == 1 and full.count(name) > 1 and not (device is not None and device.simulated):
+        if mpi_launch.launched_processes() == 1 and full.count(name) > 1 and not (device is not None and device.simulated):
             raise DeviceUnavailable(
                 f"device {name} is named {full.count(name)} times, and is one unit",
                 where=f"--device {','.join(names)}",

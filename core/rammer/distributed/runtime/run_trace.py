@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rammer.device.arrays import Array
 from rammer.distributed.runtime.distributed_run import SpreadRuns
-from rammer.distributed.transport.clock_offsets import CommonClock, sighted
+from rammer.distributed.transport.clock_offsets import CommonClock, estimate_offsets
 from rammer.distributed.transport.event_log import Log, Mark
 from rammer.distributed.transport.handshake import said_by_all
 
@@ -36,11 +36,11 @@ def traced_runs(
     ``now`` is this process's clock, in seconds."""
     sites, seconds = runs.joined.sites, runs.joined.timeout
     with runs.ending():
-        first = sighted(runs.fabric, sites, seconds, now)
+        first = estimate_offsets(runs.fabric, sites, seconds, now)
         with runs.logging(now) as logs:
             runs.run_all(inputs)
-        last = sighted(runs.fabric, sites, seconds, now)
-        said = said_by_all(runs.fabric, {d: told(logs[d]) for d in runs.mine}, seconds)
+        last = estimate_offsets(runs.fabric, sites, seconds, now)
+        said = said_by_all(runs.fabric, {d: serialise_log(logs[d]) for d in runs.mine}, seconds)
     if not first:
         return None
     clocks = tuple(CommonClock(a, b) for a, b in zip(first, last, strict=True))
@@ -48,6 +48,6 @@ def traced_runs(
     return SpreadMarks(tuple(s.device for s in sites), clocks, tuple(map(tuple, marks)))
 
 
-def told(log: Log) -> list[list[object]]:
+def serialise_log(log: Log) -> list[list[object]]:
     """For the others."""
     return [m.values() for m in log.marks]

@@ -14,7 +14,7 @@ from typing import Final
 from rammer.distributed.transport.handshake import said_by_all
 from rammer.distributed.transport.protocol import Fabric, Site
 
-__all__ = ["CommonClock", "Sighted", "sighted"]
+__all__ = ["CommonClock", "Sighted", "estimate_offsets"]
 
 #: Meetings, of which the shortest counts.
 MEETINGS: Final = 200
@@ -48,7 +48,7 @@ class CommonClock:
         return seconds - self.first.ahead - share * (self.last.ahead - self.first.ahead)
 
 
-def sighted(fabric: Fabric, sites: Sequence[Site], seconds: float, now: Callable[[], float]) -> list[Sighted]:
+def estimate_offsets(fabric: Fabric, sites: Sequence[Site], seconds: float, now: Callable[[], float]) -> list[Sighted]:
     """All devices' clocks, in the process of device 0; elsewhere nothing. Called in every process alike. Devices of device 0's
     process have its clock, and no error. DeviceFailure where the others do not come for so many ``seconds``."""
     best: list[Sighted | None] = [None] * len(sites)

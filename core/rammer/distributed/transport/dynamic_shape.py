@@ -15,7 +15,7 @@ import numpy as np
 from rammer.device.arrays import Array
 from rammer.device.in_place import HostRoom
 from rammer.distributed.distributed_program import Transfer
-from rammer.distributed.transport.memory_layout import ALIGNED, SLACK, WORD, Exposed, record, rounded
+from rammer.distributed.transport.memory_layout import ALIGNED, SLACK, WORD, Exposed, record_words, round_up
 from rammer.errors import DeviceFailure
 
 
@@ -34,7 +34,7 @@ class SendPool:
     def __init__(self, device: int, exposed: Exposed, memory: Array) -> None:
         late = [t for t in exposed.transfers if t.late and t.source == device]
         self.pool, self.depth = Pool(*exposed.pool(device)), exposed.depth
-        self.acks = {t.name: words(memory, exposed.places[t.name].acks, exposed.depth) for t in late}
+        self.acks = {t.name: view_words(memory, exposed.places[t.name].acks, exposed.depth) for t in late}
         self.held = list[KeptTensor]()
 
     def room(self, transfer: Transfer, run: int, nbytes: int) -> int | None:
@@ -85,15 +85,15 @@ class Arriving:
     def __init__(self, transfer: Transfer, exposed: Exposed, memory: Array) -> None:
         place, kind, self.transfer = exposed.places[transfer.name], transfer.type, transfer
         starts = [place.slots + n * place.stride for n in range(exposed.depth)]
-        self._records = [words(memory, start, record(transfer)) for start in starts]
-        self._flags = words(memory, place.flags, exposed.depth)
+        self._records = [view_words(memory, start, record_words(transfer)) for start in starts]
+        self._flags = view_words(memory, place.flags, exposed.depth)
         self._read = np.zeros(exposed.depth, np.int64)
         self.shapes = [(0,) * len(kind.shape)] * exposed.depth
         self._room = exposed.room(transfer.target).with_that_of(HostRoom(ALIGNED, SLACK))
         self.slots = [self._room.zeros(kind.shape, kind.dtype) for _ in range(exposed.depth)]
         self._apart: Array | None = None
         for slot in self.slots:
-            slot[...] = next(self._fills())[1]
+            slot[...] = next(self._fill_values())[1]
 
     def has(self, run: int) -> bool:
         """Whether a run's tensor was read."""
@@ -109,7 +109,7 @@ class Arriving:
 
     def into(self, run: int, shape: tuple[int, ...]) -> Array:
         """Where the tensor is to be read to, dense: its place in the slot if that lies in one piece, else memory beside it."""
-        place = self._place(run, shape)
+        place = self._slot_view(run, shape)
         if place.flags.c_contiguous:
             return place
         if self._apart is None:
@@ -118,11 +118,11 @@ class Arriving:
 
     def arrived(self, run: int, values: Array) -> bool:
         """They were read. The slot has them and, beyond, what is said of there; whether that took a copy."""
-        place, number = self._place(run, values.shape), run % len(self.slots)
+        place, number = self._slot_view(run, values.shape), run % len(self.slots)
         copied = not place.flags.c_contiguous
         if copied:
             np.copyto(place, values)
-        fills = list(self._fills())
+        fills = list(self._fill_values())
         # Where all fills are one number, only what lay in the slot before has to go.
         ends = self.shapes[number] if len({f for _, f in fills}) == 1 else self.transfer.type.shape
         for axis, fill in reversed(fills):
@@ -131,10 +131,10 @@ class Arriving:
         self.shapes[number], self._read[number] = values.shape, run + 1
         return copied
 
-    def _place(self, run: int, shape: tuple[int, ...]) -> Array:
+    def _slot_view(self, run: int, shape: tuple[int, ...]) -> Array:
         return self.slots[run % len(self.slots)][tuple(map(slice, shape))]
 
-    def _fills(self) -> Iterator[tuple[int, float]]:
+    def _fill_values(self) -> Iterator[tuple[int, float]]:
         """Axes along which it ends, and what lies beyond."""
         late = self.transfer.late
         if late is not None:
@@ -146,7 +146,7 @@ def bytes_of(values: Array) -> Array:
     return values.reshape(-1).view(np.uint8)
 
 
-def words(memory: Array, place: int, count: int) -> Array:
+def view_words(memory: Array, place: int, count: int) -> Array:
     """So many words of ``memory``."""
     return memory[place : place + WORD * count].view(np.int64)
 
@@ -163,7 +163,7 @@ class Pool:
 
     def take(self, nbytes: int) -> int | None:
         """The first byte of a block, cut from the smallest stretch that it fits into; None where there is none."""
-        need = max(ALIGNED, rounded(nbytes, ALIGNED))
+        need = max(ALIGNED, round_up(nbytes, ALIGNED))
         fitting = [(size, start) for start, size in self._free.items() if size >= need]
         if not fitting:
             return None

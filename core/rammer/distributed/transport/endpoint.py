@@ -12,7 +12,7 @@ import numpy as np
 from rammer.device.arrays import Array
 from rammer.distributed.distributed_program import Transfer
 from rammer.distributed.transport.counters import Counters
-from rammer.distributed.transport.dynamic_shape import Arriving, SendPool, TensorRecord, bytes_of, words
+from rammer.distributed.transport.dynamic_shape import Arriving, SendPool, TensorRecord, bytes_of, view_words
 from rammer.distributed.transport.event_log import Log
 from rammer.distributed.transport.memory_layout import LAST_WORDS, WORD, Exposed
 from rammer.errors import DeviceFailure
@@ -94,7 +94,7 @@ class MemoryEndpoint:
     def arrived(self, name: str, run: int) -> bool:
         """Whether it is all there; it is read now where that is left to do."""
         if name in self.arriving:
-            self._read(self.arriving[name])
+            self._read_announced(self.arriving[name])
             return self.arriving[name].has(run)
         return bool(self._flags[name][run % self.exposed.depth] > run)
 
@@ -102,7 +102,7 @@ class MemoryEndpoint:
         """DeviceFailure when it does not come, or its sender has ended."""
         if not self.arrived(name, run):
             transfer = self.exposed.transfer[name]
-            self._until(lambda: self.arrived(name, run), transfer, run, transfer.source, "")
+            self._wait_until(lambda: self.arrived(name, run), transfer, run, transfer.source, "")
 
     def free(self, name: str, run: int) -> bool:
         """Whether the slot is free again."""
@@ -114,16 +114,16 @@ class MemoryEndpoint:
         a run's, ``values`` have that shape, are kept, and their record is written."""
         transfer, place, number = self.exposed.transfer[name], self.exposed.places[name], run % self.exposed.depth
         if not self.free(name, run):
-            self._until(lambda: self.free(name, run), transfer, run, transfer.target, " a free slot of")
+            self._wait_until(lambda: self.free(name, run), transfer, run, transfer.target, " a free slot of")
         if transfer.late:
-            self.tell(transfer, run, self._keep(transfer, run, values))
+            self.tell(transfer, run, self._copy_to_pool(transfer, run, values))
             return
         if not values.flags.c_contiguous:
             values = np.ascontiguousarray(values)
             self.counters.allocations += 1
             self.counters.copies += 1
         log = self.log
-        with self._writing(self._said(transfer, run, transfer.target, " the write of")):
+        with self._watch_write(self._wait_message(transfer, run, transfer.target, " the write of")):
             begin = log.now() if log is not None else 0.0
             if transfer.nbytes:
                 self.reach.write(transfer.target, place.slots + number * place.stride, bytes_of(values))
@@ -141,7 +141,7 @@ class MemoryEndpoint:
             raise ValueError("tensors whose shape a run decides need an engine that reads")
         return self.reach
 
-    def _keep(self, transfer: Transfer, run: int, values: Array) -> TensorRecord:
+    def _copy_to_pool(self, transfer: Transfer, run: int, values: Array) -> TensorRecord:
         """A dense copy in the pool. DeviceFailure when others do not read what is there."""
         most, engine = transfer.type.shape, self.reads
         if len(values.shape) != len(most) or any(a > b for a, b in zip(values.shape, most, strict=True)):
@@ -158,7 +158,7 @@ class MemoryEndpoint:
         if not room():
             oldest = self.kept.oldest
             what = f" to read {oldest.transfer.name} of run {oldest.run}, for memory of the pool for"
-            self._until(lambda: bool(found) or room(), transfer, run, oldest.transfer.target, what)
+            self._wait_until(lambda: bool(found) or room(), transfer, run, oldest.transfer.target, what)
         place = self._memory[found[0] : found[0] + values.nbytes].view(transfer.type.dtype)
         np.copyto(place.reshape(values.shape), values)
         self.counters.pool_allocations += 1
@@ -169,7 +169,7 @@ class MemoryEndpoint:
     def tell(self, transfer: Transfer, run: int, record: TensorRecord) -> None:
         """One write of the record, one of the flag."""
         place, number, log = self.exposed.places[transfer.name], run % self.exposed.depth, self.log
-        with self._writing(self._said(transfer, run, transfer.target, " the record of")):
+        with self._watch_write(self._wait_message(transfer, run, transfer.target, " the record of")):
             begin = log.now() if log is not None else 0.0
             self.reach.write(transfer.target, place.slots + number * place.stride, bytes_of(record.array()))
             self.counters.metadata_writes += 1
@@ -178,13 +178,13 @@ class MemoryEndpoint:
         if log is not None:
             log.add("write", transfer.name, run, begin, flag=behind)
 
-    def _read(self, arriving: Arriving) -> None:
+    def _read_announced(self, arriving: Arriving) -> None:
         """All that was told of and not read: one read each, and one flag, the acknowledgement."""
         transfer = arriving.transfer
         for run in arriving.told():
             record = arriving.record(run)
             into = arriving.into(run, record.shape)
-            with self._writing(self._said(transfer, run, transfer.source, " the read of")):
+            with self._watch_write(self._wait_message(transfer, run, transfer.source, " the read of")):
                 if into.size:
                     self.reads.read(transfer.source, record.place, bytes_of(into))
                     self.counters.reads += 1
@@ -196,7 +196,7 @@ class MemoryEndpoint:
     def release(self, name: str, run: int) -> None:
         """One flag, to the sender."""
         transfer, place = self.exposed.transfer[name], self.exposed.places[name]
-        with self._writing(self._said(transfer, run, transfer.source, " giving back the slot of")):
+        with self._watch_write(self._wait_message(transfer, run, transfer.source, " giving back the slot of")):
             self.flag(transfer.source, place.credits + WORD * (run % self.exposed.depth), run + 1)
 
     def fail(self, why: str) -> None:
@@ -218,30 +218,30 @@ class MemoryEndpoint:
 
     def _words(self, place: int) -> Array:
         """A word a slot."""
-        return words(self._memory, place, self.exposed.depth)
+        return view_words(self._memory, place, self.exposed.depth)
 
-    def _until(self, ready: Callable[[], bool], transfer: Transfer, run: int, other: int, what: str) -> None:
+    def _wait_until(self, ready: Callable[[], bool], transfer: Transfer, run: int, other: int, what: str) -> None:
         """Wait, counted; what others keep for this device is read meanwhile, so they need not wait for it. DeviceFailure where
         ``other`` ends or takes too long."""
-        begin, said = time.perf_counter(), self._said(transfer, run, other, what)
+        begin, said = time.perf_counter(), self._wait_message(transfer, run, other, what)
 
         def served() -> bool:
             for arriving in self.arriving.values():
                 if any(True for _ in arriving.told()):
-                    self._read(arriving)
+                    self._read_announced(arriving)
                     self.reach.watched(said)
             return ready()
 
         self.reach.watched(said)
         since = self.log.now() if self.log is not None else 0.0
-        self.reach.until(served if self.arriving else ready, lambda: self._ended() is not None, self.timeout)
+        self.reach.until(served if self.arriving else ready, lambda: self._ended_peer() is not None, self.timeout)
         self.reach.watched("")
         if self.log is not None:
             self.log.add("room" if other == transfer.target else "wait", transfer.name, run, since)
         self.counters.waited += time.perf_counter() - begin
         if ready():
             return
-        ended = self._ended()
+        ended = self._ended_peer()
         if ended is not None:
             number, why = ended
             raise DeviceFailure(f"{self.exposed.called(number)} ended: {why}", where=said)
@@ -251,27 +251,27 @@ class MemoryEndpoint:
         )
 
     @contextmanager
-    def _writing(self, said: str) -> Iterator[None]:
+    def _watch_write(self, said: str) -> Iterator[None]:
         """Something is written, watched. What fails in it says what that was, and why the device ended that told so before."""
         self.reach.watched(said)
         try:
             yield
         except DeviceFailure as problem:
-            ended = self._ended()
+            ended = self._ended_peer()
             what = problem.what if ended is None else f"{self.exposed.called(ended[0])} ended: {ended[1]}"
             raise DeviceFailure(what, where=said, hint=problem.hint if ended is None else "") from problem
         self.reach.watched("")
 
-    def _said(self, transfer: Transfer, run: int, other: int, what: str) -> str:
+    def _wait_message(self, transfer: Transfer, run: int, other: int, what: str) -> str:
         """Who waits for whom, and what for."""
         called = self.exposed.called
         return f"{called(self.device)} waits for {called(other)}:{what} transfer {transfer.name} of run {run}"
 
-    def _ended(self) -> tuple[int, str] | None:
+    def _ended_peer(self) -> tuple[int, str] | None:
         """A device that has ended, and why."""
         for other in range(len(self.exposed.devices)):
             place = self.exposed.last_words(other)
-            said = words(self._memory, place, 2)
+            said = view_words(self._memory, place, 2)
             if other != self.device and said[0] == ENDED:
                 text = self._memory[place + 2 * WORD : place + 2 * WORD + int(said[1])].tobytes()
                 return other, text.decode(errors="replace")

@@ -16,7 +16,7 @@ from rammer.errors import DeviceUnavailable
 from rammer.version import __version__
 
 
-def versions() -> dict[str, str]:
+def component_versions() -> dict[str, str]:
     """What must be the same wherever parts of one program run."""
     return {"rammer": __version__, "byte order": sys.byteorder, "NumPy": np.__version__, "Python": platform.python_version()}
 
@@ -26,7 +26,7 @@ def said_by_all(fabric: Fabric, words: Mapping[int, Any], seconds: float) -> lis
     return [json.loads(text) for text in fabric.meet({n: json.dumps(w) for n, w in words.items()}, seconds)]
 
 
-def agree(fabric: Fabric, facts: Mapping[str, str], devices: Sequence[str], seconds: float) -> None:
+def check_agreement(fabric: Fabric, facts: Mapping[str, str], devices: Sequence[str], seconds: float) -> None:
     """DeviceUnavailable unless all say the same of all ``facts``; it names the device and what differs from device 0."""
     found = said_by_all(fabric, {n: dict(facts) for n in fabric.mine}, seconds)
     for number, other in enumerate(found):
@@ -39,6 +39,6 @@ def agree(fabric: Fabric, facts: Mapping[str, str], devices: Sequence[str], seco
                 )
 
 
-def collected(fabric: Fabric, counters: Mapping[int, Counters], seconds: float) -> list[Counters]:
+def gather_counters(fabric: Fabric, counters: Mapping[int, Counters], seconds: float) -> list[Counters]:
     """All devices' counters."""
     return [Counters.of(v) for v in said_by_all(fabric, {n: c.values() for n, c in counters.items()}, seconds)]

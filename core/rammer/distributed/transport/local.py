@@ -26,7 +26,7 @@ class LocalFabric:
 
     def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
         """One allocation a device."""
-        memories = [zeros(n, exposed.aligned) for n in exposed.sizes]
+        memories = [aligned_zeros(n, exposed.aligned) for n in exposed.sizes]
         timeout = self.party.timeout
         return {d: MemoryEndpoint(d, exposed, LocalWriter(memories, d, self._changed), timeout) for d in self.mine}
 
@@ -62,14 +62,14 @@ class LocalWriter:
         """Threads of one process end with it."""
 
 
-def zeros(nbytes: int, aligned: int) -> Array:
+def aligned_zeros(nbytes: int, aligned: int) -> Array:
     """Bytes that begin at a multiple of ``aligned``."""
     whole = np.zeros(nbytes + aligned, np.uint8)
     start = -whole.ctypes.data % aligned
     return whole[start : start + nbytes]
 
 
-def _connects(a: Site, b: Site) -> str | None:
+def _link_refusal(a: Site, b: Site) -> str | None:
     return None if a.process == b.process else f"{a.device} and {b.device} are in two processes"
 
 
@@ -80,4 +80,4 @@ def _open(party: Party) -> Fabric:
 
 
 #: For devices of one process with memory that the host sees.
-LOCAL = Transport("local", "memory of this process, a thread a device", lambda: None, _connects, _open, reads=True)
+LOCAL = Transport("local", "memory of this process, a thread a device", lambda: None, _link_refusal, _open, reads=True)

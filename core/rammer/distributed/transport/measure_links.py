@@ -30,11 +30,11 @@ def measured_links(fabric: Fabric, names: Sequence[str], timeout: float, origin:
     after the other, behind each of which all meet within ``timeout`` seconds."""
     pairs = [(a, b) for a in range(len(names)) for b in range(a + 1, len(names))]
     both = [way for a, b in pairs for way in ((a, b), (b, a))]
-    transfers = [Transfer(named(a, b, n), "", TensorType("uint8", (n,)), a, b) for a, b in both for n in SIZES]
+    transfers = [Transfer(transfer_name(a, b, n), "", TensorType("uint8", (n,)), a, b) for a, b in both for n in SIZES]
     ends = fabric.expose(Exposed(tuple(names), tuple(transfers)))
     found: dict[int, dict[str, tuple[float, ...]]] = {d: {} for d in ends}
     for pair in pairs:
-        for d, seconds in in_parallel({d: partial(_echoes, ends[d], d, pair) for d in pair if d in ends}).items():
+        for d, seconds in in_parallel({d: partial(_time_echoes, ends[d], d, pair) for d in pair if d in ends}).items():
             found[d]["{} {}".format(*pair)] = seconds
         fabric.meet(dict.fromkeys(ends, "measured"), timeout)  # who is not of the next two waits here for them, not for its turn
     words = said_by_all(fabric, found, timeout)
@@ -52,12 +52,12 @@ def bandwidth_of(small: float, large: float) -> float:
     return (LARGE - SMALL) / more if more > SEEN * large else LARGE / large
 
 
-def _echoes(end: Endpoint, device: int, pair: tuple[int, int]) -> tuple[float, ...]:
+def _time_echoes(end: Endpoint, device: int, pair: tuple[int, int]) -> tuple[float, ...]:
     """Seconds of one way, by size, between the two of ``pair``, of which the first one begins."""
     echo = end.echo if isinstance(end, TimesItself) else partial(_by_host, end)
     begins, other, seconds = device == pair[0], pair[device == pair[0]], list[float]()
     for n in SIZES:
-        ways = named(device, other, n), named(other, device, n)
+        ways = transfer_name(device, other, n), transfer_name(other, device, n)
         echo(*ways, range(WARM), begins)
         seconds.append(echo(*ways, range(WARM, WARM + ROUNDS[n]), begins) / 2)
     return tuple(seconds)
@@ -78,7 +78,7 @@ def _by_host(end: Endpoint, out: str, into: str, runs: range, begins: bool) -> f
     return median(times)
 
 
-def named(a: int, b: int, nbytes: int) -> str:
+def transfer_name(a: int, b: int, nbytes: int) -> str:
     """A transfer's name."""
     return f"from_{a}_to_{b}_{nbytes}"
 

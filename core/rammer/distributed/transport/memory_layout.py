@@ -12,7 +12,7 @@ import numpy as np
 from rammer.device.in_place import ANY, HostRoom
 from rammer.distributed.distributed_program import Transfer
 
-__all__ = ["ALIGNED", "LAST_WORDS", "SLACK", "WORD", "Exposed", "Slots", "record", "rounded"]
+__all__ = ["ALIGNED", "LAST_WORDS", "SLACK", "WORD", "Exposed", "Slots", "record_words", "round_up"]
 
 #: Bytes; slots begin at multiples of it, so that every load of a vector is aligned as in a device's own memory.
 ALIGNED: Final = 256
@@ -61,7 +61,7 @@ class Exposed:
         return {t.name: t for t in self.transfers}
 
     @cached_property
-    def _planned(self) -> tuple[dict[str, Slots], tuple[int, ...], tuple[tuple[int, int], ...]]:
+    def _layout_plan(self) -> tuple[dict[str, Slots], tuple[int, ...], tuple[tuple[int, int], ...]]:
         """Places by transfer, and of each device the bytes that it exposes and its pool."""
         words = WORD * self.depth
         tops = [LAST_WORDS * len(self.devices)] * len(self.devices)
@@ -71,16 +71,16 @@ class Exposed:
             tops[t.target] += words
             tops[t.source] += words * (2 if t.late else 1)
         for t in self.transfers:
-            start = rounded(tops[t.target], self.aligned)
-            stride = rounded(WORD * record(t) if t.late else t.nbytes + SLACK, self.aligned)
+            start = round_up(tops[t.target], self.aligned)
+            stride = round_up(WORD * record_words(t) if t.late else t.nbytes + SLACK, self.aligned)
             places[t.name] = Slots(start, stride, flags[t.name], credits[t.name], credits[t.name] + words)
             tops[t.target] = start + stride * self.depth
         pools = list[tuple[int, int]]()
         for device, top in enumerate(tops):
-            kept = sum(rounded(t.nbytes, ALIGNED) for t in self.transfers if t.late and t.source == device)
-            pools.append((rounded(top, ALIGNED), kept))
+            kept = sum(round_up(t.nbytes, ALIGNED) for t in self.transfers if t.late and t.source == device)
+            pools.append((round_up(top, ALIGNED), kept))
             tops[device] = sum(pools[-1]) if kept else top
-        sizes = (rounded(top + self.room(device).beyond, self.aligned) for device, top in enumerate(tops))
+        sizes = (round_up(top + self.room(device).beyond, self.aligned) for device, top in enumerate(tops))
         return places, tuple(sizes), tuple(pools)
 
     def room(self, device: int) -> HostRoom:
@@ -90,7 +90,7 @@ class Exposed:
     def pool(self, device: int) -> tuple[int, int]:
         """First byte and bytes of the memory in which ``device`` keeps tensors whose shape is a run's: room for all of one run at
         the most; of shorter runs several have room."""
-        return self._planned[2][device]
+        return self._layout_plan[2][device]
 
     @property
     def aligned(self) -> int:
@@ -100,12 +100,12 @@ class Exposed:
     @property
     def places(self) -> dict[str, Slots]:
         """By transfer."""
-        return self._planned[0]
+        return self._layout_plan[0]
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Bytes by device."""
-        return self._planned[1]
+        return self._layout_plan[1]
 
     def last_words(self, device: int) -> int:
         """Where in everybody's memory ``device`` tells why it ended."""
@@ -120,11 +120,11 @@ class Exposed:
         return [t for t in self.transfers if t.target == device]
 
 
-def record(transfer: Transfer) -> int:
+def record_words(transfer: Transfer) -> int:
     """Words of what is told of a tensor whose shape is a run's: its extents, and where it begins in the source's memory."""
     return len(transfer.type.shape) + 1
 
 
-def rounded(n: int, step: int) -> int:
+def round_up(n: int, step: int) -> int:
     """The next multiple."""
     return -(-n // step) * step

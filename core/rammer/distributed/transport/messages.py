@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from rammer.distributed.transport.endpoint import Array, MemoryEndpoint
-from rammer.distributed.transport.local import zeros
+from rammer.distributed.transport.local import aligned_zeros
 from rammer.distributed.transport.memory_layout import Exposed
-from rammer.distributed.transport.mpi import MPI, MpiFabric, opened, polled, rest
+from rammer.distributed.transport.mpi import MPI, MpiFabric, open_fabric, poll_until, rest_between_polls
 from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Transport
 from rammer.distributed.transport.watchdog import Watch
 from rammer.errors import DeviceFailure
@@ -60,12 +60,12 @@ class Mailbox:
         while not mpi.Request.Testall(sent):
             self.receive()
             polls += 1
-            rest(polls)
+            rest_between_polls(polls)
 
     def receive(self) -> None:
         """Take in what has come, from each process in its order."""
         for rank, source in self._sources.items():
-            while self._arrived(source) and not source.over and self._comm.Iprobe(rank, ABOUT):
+            while self._has_arrived(source) and not source.over and self._comm.Iprobe(rank, ABOUT):
                 self._comm.Recv(self._header, rank, ABOUT)
                 number, place, size = (int(n) for n in self._header)
                 if number == END:
@@ -78,7 +78,7 @@ class Mailbox:
                     self._comm.Irecv([into[i : i + PIECE], self._mpi.BYTE], rank, BYTES) for i in range(0, size, PIECE)
                 ]
 
-    def _arrived(self, source: Source) -> bool:
+    def _has_arrived(self, source: Source) -> bool:
         if source.pending and self._mpi.Request.Testall(source.pending):
             source.pending = []
         return not source.pending
@@ -114,7 +114,7 @@ class MessageFabric:
             watch.doing("opening a communicator")
             self._box = Mailbox(self._mpi.mpi, self._mpi.comm.Dup())
             watch.doing("")
-        self._box.memories.append(zeros(exposed.sizes[rank], exposed.aligned))
+        self._box.memories.append(aligned_zeros(exposed.sizes[rank], exposed.aligned))
         self.meet({rank: ""}, self.party.timeout)
         writer = MessageWriter(self._mpi.mpi, self._box, len(self._box.memories) - 1, watch)
         return {rank: MemoryEndpoint(rank, exposed, writer, self.party.timeout)}
@@ -128,7 +128,7 @@ class MessageFabric:
             self._mpi.watch.doing("taking in the last messages")
             box = self._box
             box.end()
-            polled(lambda: box.over, lambda: False, self.party.timeout, box.receive)
+            poll_until(lambda: box.over, lambda: False, self.party.timeout, box.receive)
             self._mpi.watch.doing("")
         self._mpi.close(failed)
 
@@ -149,7 +149,7 @@ class MessageWriter:
 
     def until(self, ready: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
         """Polls: at first at once, later between naps."""
-        polled(ready, ended, seconds, self._box.receive)
+        poll_until(ready, ended, seconds, self._box.receive)
 
     def watched(self, doing: str, last: str = "") -> None:
         """The watch ends the process where MPI blocks for too long."""
@@ -157,7 +157,7 @@ class MessageWriter:
 
 
 def _open(party: Party) -> Fabric:
-    return opened(MessageFabric, party, "messages")
+    return open_fabric(MessageFabric, party, "messages")
 
 
 #: For devices of several processes whose hosts have an ordinary network between them.

@@ -18,7 +18,7 @@ import numpy as np
 
 from rammer.distributed.transport.endpoint import Array, MemoryEndpoint
 from rammer.distributed.transport.memory_layout import Exposed
-from rammer.distributed.transport.mpi_launch import leave, module, stay
+from rammer.distributed.transport.mpi_launch import cancel_leave, leave_at_exit, load_mpi
 from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Site, Transport
 from rammer.distributed.transport.watchdog import Watch
 from rammer.errors import DeviceFailure, MissingDependency, of_system
@@ -35,7 +35,7 @@ class MpiFabric:
     """This process's device, by rank, and the others'."""
 
     def __init__(self, party: Party) -> None:
-        self.party, self.mpi = party, module(party.timeout)
+        self.party, self.mpi = party, load_mpi(party.timeout)
         self.comm = self.mpi.COMM_WORLD
         if len(party.sites) != self.comm.size:
             raise DeviceFailure(f"{len(party.sites)} devices for {self.comm.size} processes")
@@ -49,14 +49,14 @@ class MpiFabric:
         rank, size = self.comm.rank, self.comm.size
         own = np.frombuffer(words[rank].encode(), np.uint8).copy()
         counts, length = np.zeros(size, np.int64), np.array([own.size], np.int64)
-        self._finished(self.comm.Iallgather(length, counts), seconds)
+        self._await_request(self.comm.Iallgather(length, counts), seconds)
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         whole = np.zeros(int(starts[-1]), np.uint8)
         into = [whole, [int(c) for c in counts], [int(s) for s in starts[:-1]], self.mpi.BYTE]
-        self._finished(self.comm.Iallgatherv([own, self.mpi.BYTE], into), seconds)
+        self._await_request(self.comm.Iallgatherv([own, self.mpi.BYTE], into), seconds)
         return [whole[a:b].tobytes().decode() for a, b in pairwise(starts)]
 
-    def _finished(self, request: Any, seconds: float) -> None:
+    def _await_request(self, request: Any, seconds: float) -> None:
         deadline, polls = time.monotonic() + seconds, 0
         while not request.Test():
             polls += 1
@@ -66,7 +66,7 @@ class MpiFabric:
                     f"device {self.comm.rank} waits for the other processes ({sites}), which have not met within {seconds:g} s",
                     hint="one of them hangs or has died",
                 )
-            rest(polls)
+            rest_between_polls(polls)
 
     def expose(self, exposed: Exposed) -> Mapping[int, Endpoint]:
         """MPI allocates the window: of processes of one host it is memory that they share."""
@@ -100,9 +100,9 @@ class MpiFabric:
             self.watch.doing("")
         self.watch.close()
         if not failed:
-            leave(self.party.timeout)
+            leave_at_exit(self.party.timeout)
         else:
-            stay()
+            cancel_leave()
 
 
 class MpiWriter:
@@ -141,14 +141,14 @@ class MpiWriter:
             window.Sync()
             comm.Iprobe(any_source)  # lets MPI work
 
-        polled(ready, ended, seconds, work)
+        poll_until(ready, ended, seconds, work)
 
     def watched(self, doing: str, last: str = "") -> None:
         """The watch ends the process where MPI blocks for too long."""
         self._watch.doing(doing, last)
 
 
-def polled(ready: Callable[[], bool], ended: Callable[[], bool], seconds: float, work: Callable[[], None]) -> bool:
+def poll_until(ready: Callable[[], bool], ended: Callable[[], bool], seconds: float, work: Callable[[], None]) -> bool:
     """Let MPI ``work`` until ``ready``, for so long or until somebody has ``ended``; whether it is ready. At first without a
     pause, later between naps."""
     deadline, polls = time.monotonic() + seconds, 0
@@ -157,17 +157,17 @@ def polled(ready: Callable[[], bool], ended: Callable[[], bool], seconds: float,
         polls += 1
         if polls % SELDOM == 0 and (ended() or time.monotonic() > deadline):
             return False
-        rest(polls)
+        rest_between_polls(polls)
     return True
 
 
-def rest(polls: int) -> None:
+def rest_between_polls(polls: int) -> None:
     """Between two polls, after so many."""
     if polls > EAGER:
         time.sleep(NAP if polls > PATIENT else 0)
 
 
-def opened(fabric: Callable[[Party], Fabric], party: Party, name: str) -> Fabric:
+def open_fabric(fabric: Callable[[Party], Fabric], party: Party, name: str) -> Fabric:
     """The fabric of transport ``name``; what the system refuses is told as such."""
     try:
         return fabric(party)
@@ -177,7 +177,7 @@ def opened(fabric: Callable[[Party], Fabric], party: Party, name: str) -> Fabric
         raise
 
 
-def _probe() -> None:
+def _probe_mpi() -> None:
     """Look for what is needed, without beginning MPI."""
     from importlib.util import find_spec
 
@@ -185,15 +185,15 @@ def _probe() -> None:
         raise MissingDependency("mpi4py", "pip install 'rammer-core[mpi]', and MPI itself (openmpi-bin)")
 
 
-def _connects(a: Site, b: Site) -> str | None:
+def _link_refusal(a: Site, b: Site) -> str | None:
     if a.process == b.process:
         return f"{a.device} and {b.device} are in one process"
     return None
 
 
 def _open(party: Party) -> Fabric:
-    return opened(MpiFabric, party, "mpi")
+    return open_fabric(MpiFabric, party, "mpi")
 
 
 #: For devices of several processes, on one host or several.
-MPI = Transport("mpi", "one-sided windows of mpi4py, a process a device", _probe, _connects, _open, reads=True)
+MPI = Transport("mpi", "one-sided windows of mpi4py, a process a device", _probe_mpi, _link_refusal, _open, reads=True)

@@ -22,16 +22,16 @@ from rammer.ir.untrusted_json import whole_number
 __all__ = [
     "ENDS",
     "STARTS",
-    "apart",
-    "ending",
+    "cancel_leave",
+    "end_timeout",
     "first_on_host",
-    "launched",
-    "leave",
-    "module",
+    "is_multi_host",
+    "launched_processes",
+    "leave_at_exit",
+    "load_mpi",
+    "rank_and_size",
     "said_by_ranks",
-    "starting",
-    "stay",
-    "world",
+    "start_timeout",
 ]
 
 #: Variables by which launchers tell a process how many there are: Open MPI, MPICH and Intel MPI, Slurm's PMIx.
@@ -44,29 +44,29 @@ STARTS, ENDS = 6, 12
 _LEAVING: Final[list[Watch]] = []
 
 
-def launched() -> int:
+def launched_processes() -> int:
     """How many processes a launcher of MPI has started; 1 where none did."""
     said = [os.environ[name] for name in SIZES if name in os.environ]
     return max([1, *(number for s in said if (number := whole_number(s)) is not None)])
 
 
-def apart() -> bool:
+def is_multi_host() -> bool:
     """Whether the launcher says that the processes are of several hosts."""
     said = [os.environ[name] for name in NEAR if name in os.environ]
-    return any(number < launched() for s in said if (number := whole_number(s)) is not None)
+    return any(number < launched_processes() for s in said if (number := whole_number(s)) is not None)
 
 
-def starting(timeout: float) -> float:
+def start_timeout(timeout: float) -> float:
     """Seconds that processes may start one behind the other, where one waits ``timeout`` seconds for another."""
     return STARTS * timeout
 
 
-def ending(timeout: float) -> float:
+def end_timeout(timeout: float) -> float:
     """Seconds that processes may end one behind the other, where one waits ``timeout`` seconds for another."""
     return ENDS * timeout
 
 
-def module(timeout: float = TIMEOUT) -> Any:
+def load_mpi(timeout: float = TIMEOUT) -> Any:
     """``mpi4py.MPI``, and begins MPI, which all processes do within ``starting(timeout)`` or end; MissingDependency where it or
     MPI is not there.
 
@@ -84,7 +84,7 @@ def module(timeout: float = TIMEOUT) -> Any:
         raise MissingDependency("MPI", f"install openmpi-bin or another MPI ({problem})") from problem
     if not MPI.Is_initialized():
         given = ctypes.c_int()
-        with watched("beginning MPI", starting(timeout)):
+        with watch_collective("beginning MPI", start_timeout(timeout)):
             code = ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(given))
         if code:
             raise DeviceFailure(f"MPI does not begin: {MPI.Get_error_string(code)}")
@@ -94,7 +94,7 @@ def module(timeout: float = TIMEOUT) -> Any:
 
 
 @contextmanager
-def watched(doing: str, seconds: float) -> Iterator[None]:
+def watch_collective(doing: str, seconds: float) -> Iterator[None]:
     """What all processes do together; the process ends where that takes longer."""
     watch = Watch("a process", seconds)
     watch.doing(f"{doing} together with the other processes")
@@ -104,16 +104,16 @@ def watched(doing: str, seconds: float) -> Iterator[None]:
         watch.close()
 
 
-def world(timeout: float = TIMEOUT) -> tuple[int, int]:
+def rank_and_size(timeout: float = TIMEOUT) -> tuple[int, int]:
     """This process's rank, and how many there are; ``timeout`` as of ``module``."""
-    comm = module(timeout).COMM_WORLD
+    comm = load_mpi(timeout).COMM_WORLD
     return comm.rank, comm.size
 
 
 def first_on_host(timeout: float = TIMEOUT) -> int:
     """The lowest rank of those that share memory with this one. All processes ask together."""
-    mpi = module(timeout)
-    with watched("asking who is on one host", starting(timeout)):
+    mpi = load_mpi(timeout)
+    with watch_collective("asking who is on one host", start_timeout(timeout)):
         here = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
         first = int(here.allreduce(mpi.COMM_WORLD.rank, mpi.MIN))
         here.Free()
@@ -122,27 +122,27 @@ def first_on_host(timeout: float = TIMEOUT) -> int:
 
 def said_by_ranks(numbers: Sequence[int], timeout: float = TIMEOUT) -> list[list[int]]:
     """What each rank says, as many numbers each. All processes ask together."""
-    comm = module(timeout).COMM_WORLD
+    comm = load_mpi(timeout).COMM_WORLD
     found = np.zeros((comm.size, len(numbers)), np.int64)
-    with watched("telling each other numbers", starting(timeout)):
+    with watch_collective("telling each other numbers", start_timeout(timeout)):
         comm.Allgather(np.array(numbers, np.int64), found)
     return [[int(n) for n in row] for row in found]
 
 
-def leave(timeout: float = TIMEOUT) -> None:
+def leave_at_exit(timeout: float = TIMEOUT) -> None:
     """At the end of the process, leave MPI when all others do, within ``ending(timeout)``, of which the first call says how long
     that is. The watch begins now: no thread does at the end."""
     if not _LEAVING:
-        _LEAVING.append(Watch("a process", ending(timeout), hears=False))
-        atexit.register(_end, module(), _LEAVING[0])
+        _LEAVING.append(Watch("a process", end_timeout(timeout), hears=False))
+        atexit.register(_finalize_mpi, load_mpi(), _LEAVING[0])
 
 
-def stay() -> None:
+def cancel_leave() -> None:
     """After a failure nobody is waited for, also where ``leave`` was asked before."""
-    atexit.unregister(_end)
+    atexit.unregister(_finalize_mpi)
 
 
-def _end(mpi: Any, watch: Watch) -> None:
+def _finalize_mpi(mpi: Any, watch: Watch) -> None:
     if not mpi.Is_finalized():
         watch.doing("leaving MPI together with the other processes")
         ctypes.CDLL(mpi.__file__).MPI_Finalize()

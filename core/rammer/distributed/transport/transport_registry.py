@@ -15,15 +15,15 @@ from rammer.errors import DeviceUnavailable, MissingDependency
 BUILT_IN = (LOCAL, MPI, MESSAGES)
 
 
-def transports(registry: Registry, apart: bool = False) -> list[Transport]:
+def list_transports(registry: Registry, apart: bool = False) -> list[Transport]:
     """All there are, the best first; the best between hosts where devices are ``apart``."""
     return sorted((*BUILT_IN, *registry.transports()), key=lambda t: (-(t.far if apart else t.rank), t.name))
 
 
-def choose(registry: Registry, sites: Sequence[Site], name: str = "") -> Transport:
+def choose_transport(registry: Registry, sites: Sequence[Site], name: str = "") -> Transport:
     """The best one, or that of this ``name``, that joins all ``sites`` and works here. DeviceUnavailable says what each lacks."""
     why = dict[str, str]()
-    known = transports(registry, any(s.apart for s in sites))
+    known = list_transports(registry, any(s.apart for s in sites))
     for transport in known:
         if name and transport.name != name:
             continue
@@ -43,5 +43,5 @@ def choose(registry: Registry, sites: Sequence[Site], name: str = "") -> Transpo
 
 def known_links(registry: Registry, sites: Sequence[Site]) -> Sequence[Link]:
     """The ways between ``sites`` where the best transport that joins them knows them, else none."""
-    best = next((t for t in transports(registry, any(s.apart for s in sites)) if t.joins(sites) is None), None)
+    best = next((t for t in list_transports(registry, any(s.apart for s in sites)) if t.joins(sites) is None), None)
     return best.links(len(sites)) if best is not None and best.links is not None else ()

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Final
 
-from rammer.errors import DeviceFailure, printable
+from rammer.errors import DeviceFailure, to_printable
 
 #: Seconds after which a device that waits for another one gives up.
 TIMEOUT: Final = 10.0
@@ -30,8 +30,11 @@ class Watch:
         self._before: tuple[object, int] | None = None
         if hears and threading.current_thread() is threading.main_thread():
             os.set_blocking(self._call, False)
-            self._before = signal.signal(signal.SIGTERM, _heard), signal.set_wakeup_fd(self._call, warn_on_full_buffer=False)
-        self._thread = threading.Thread(target=self._look, name="rammer watch", daemon=True)
+            self._before = (
+                signal.signal(signal.SIGTERM, _handle_signal),
+                signal.set_wakeup_fd(self._call, warn_on_full_buffer=False),
+            )
+        self._thread = threading.Thread(target=self._watch_loop, name="rammer watch", daemon=True)
         self._thread.start()
 
     def doing(self, what: str, last: str = "") -> None:
@@ -52,25 +55,27 @@ class Watch:
         os.close(self._hear)
         os.close(self._call)
 
-    def _look(self) -> None:
+    def _watch_loop(self) -> None:
         while not self._over:
             heard = os.read(self._hear, 64) if select.select([self._hear], [], [], TICK)[0] else b""
             what, since, last = self._what, self._since, self._last
             if signal.SIGTERM in heard:
-                _leave(what or f"{self.who} was computing", "the run was ended from outside: another process may have died")
+                _exit_process(
+                    what or f"{self.who} was computing", "the run was ended from outside: another process may have died"
+                )
             spent = time.monotonic() - since
             if what and last and spent > GRACE:
-                _leave("", last)
+                _exit_process("", last)
             if what and what == self._what and spent > self.timeout + GRACE:
-                _leave(what, f"it has not ended within {self.timeout:g} s: the other process hangs or has died")
+                _exit_process(what, f"it has not ended within {self.timeout:g} s: the other process hangs or has died")
 
 
-def _heard(*_: object) -> None:
+def _handle_signal(*_: object) -> None:
     """The watch hears it by its pipe: also while Python is in a call that takes long."""
 
 
-def _leave(what: str, why: str) -> None:
+def _exit_process(what: str, why: str) -> None:
     """End the process as an error does."""
-    sys.stderr.write(f"rammer: error: {printable(str(DeviceFailure(why, where=what)))}\n")
+    sys.stderr.write(f"rammer: error: {to_printable(str(DeviceFailure(why, where=what)))}\n")
     sys.stderr.flush()
     os._exit(DeviceFailure.exit_code)

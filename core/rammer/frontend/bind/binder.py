@@ -20,14 +20,22 @@ import rammer.frontend.lower.operators  # noqa: F401  (importing it fills the re
 from rammer.device.custom_operators import CustomOperator, CustomOperators
 from rammer.errors import BadInput
 from rammer.frontend.bind.bind_state import MetLoops, Scope, UnrollBudget
-from rammer.frontend.bind.deferred import Deferral, DeferredModel, Unknown, check_decided, deciding, no_tensor, untyped
-from rammer.frontend.bind.evaluator import Unjudged, evaluate, host_node
-from rammer.frontend.bind.if_conversion import selected
+from rammer.frontend.bind.deferred import (
+    Deferral,
+    DeferredModel,
+    Unknown,
+    check_decided,
+    make_type_error,
+    no_tensor,
+    shape_operands,
+)
+from rammer.frontend.bind.evaluator import Unjudged, evaluate_node, host_node
+from rammer.frontend.bind.if_conversion import convert_if
 from rammer.frontend.bind.input_shapes import bound_shapes
 from rammer.frontend.bind.type_inference import inferred_types
-from rammer.frontend.loops.unrolling import branch_taken, unrolled
+from rammer.frontend.loops.unrolling import branch_taken, unroll_loop
 from rammer.frontend.lower.contrib import FUNCTIONS, expand_use
-from rammer.frontend.lower.emulated_types import carry
+from rammer.frontend.lower.emulated_types import emulate_formats
 from rammer.frontend.lower.lowering_registry import REGISTRY
 from rammer.frontend.lower.operators.trees import INTERNAL
 from rammer.frontend.read import attribute_rules as attributes
@@ -38,7 +46,7 @@ from rammer.frontend.read.mmap_weights import NOTHING
 from rammer.frontend.read.reader import Model
 from rammer.frontend.read.type_constraints import check_constant, check_types
 from rammer.ir.graph import Graph, Node, Value, verify_graph
-from rammer.ir.names import Names, identifier, shortened
+from rammer.ir.names import Names, make_identifier, shorten_name
 from rammer.ir.types import KNOWN, TensorType, is_float
 
 #: Operands that were float attributes of older opsets.
@@ -76,12 +84,12 @@ def bind_until(
     numeric = [port for port in model.inputs if port.numeric]
     for port in numeric:
         limits.check_shape(extents[port.name], f"input {port.name}")
-        value = Value(identifier(port.name, walk.taken), TensorType(port.dtype, extents[port.name]), port.name)
+        value = Value(make_identifier(port.name, walk.taken), TensorType(port.dtype, extents[port.name]), port.name)
         scope.values[port.name] = value.name
         walk.types[value.name] = value.type
         inputs.append(value)
     for name in model.outputs:
-        walk.reserved.setdefault(name, identifier(name, walk.taken))
+        walk.reserved.setdefault(name, make_identifier(name, walk.taken))
     walk.initializers(graph, scope, model.weights)
     for name, array in model.known.items():
         walk.constant(name, array, scope)
@@ -92,17 +100,19 @@ def bind_until(
     declared = {v.name: v.type.tensor_type.elem_type for v in graph.output}
     if not later and later.foreign.isdisjoint(model.outputs):
         outputs = tuple(walk.output(name, declared[name], scope) for name in dict.fromkeys(model.outputs))
-        return _assembled(model, walk, tuple(inputs), outputs), None
+        return _assemble_graph(model, walk, tuple(inputs), outputs), None
     read = [n for n in later.reads(model.outputs) if n in scope.values or n in given]
     known = {n: walk.known[scope.values[n]] for n in read if n in scope.values and scope.values[n] in walk.known}
     made = [n for n in read if n not in known and n not in given]
     for name in made:
-        walk.reserved.setdefault(name, identifier(name, walk.taken))
+        walk.reserved.setdefault(name, make_identifier(name, walk.taken))
     outputs = tuple(walk.output(name, declared.get(name, 0), scope) for name in made)
-    return _assembled(model, walk, tuple(inputs), outputs), later.rest(model, known, (*(n for n in read if n in given), *made))
+    return _assemble_graph(model, walk, tuple(inputs), outputs), later.rest(
+        model, known, (*(n for n in read if n in given), *made)
+    )
 
 
-def _assembled(model: Model, walk: Binder, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Graph:
+def _assemble_graph(model: Model, walk: Binder, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Graph:
     read = {name for node in walk.nodes for name in node.inputs}
     constants = {name: array for name, array in walk.known.items() if name in read}
     for name, array in constants.items():
@@ -110,9 +120,9 @@ def _assembled(model: Model, walk: Binder, inputs: tuple[Value, ...], outputs: t
     types = {v.name: v.type for v in inputs}
     types |= {name: TensorType(str(a.dtype), a.shape) for name, a in constants.items()}
     types |= {o: walk.types[o] for node in walk.nodes for o in node.outputs if o}
-    result = Graph(identifier(model.name), inputs, outputs, tuple(walk.nodes), types, constants, model.opset)
+    result = Graph(make_identifier(model.name), inputs, outputs, tuple(walk.nodes), types, constants, model.opset)
     verify_graph(result)
-    return carry(result)
+    return emulate_formats(result)
 
 
 @dataclass
@@ -141,7 +151,7 @@ class Binder:
 
     def constant(self, onnx_name: str, value: np.ndarray, scope: Scope) -> None:
         """Bind ``onnx_name`` to a known value."""
-        name = identifier(scope.titles.get(onnx_name, onnx_name), self.taken)
+        name = make_identifier(scope.titles.get(onnx_name, onnx_name), self.taken)
         scope.values[onnx_name] = name
         self.known[name] = value
 
@@ -180,7 +190,7 @@ class Binder:
         operands = {n: self.known[name] for n, name in reads.items() if name in self.known}
         if self.fold_type_only(proto, scope) or branch_taken(self, proto, scope):
             return
-        if operator := custom.declared(proto, self.custom) or INTERNAL.get((proto.domain, proto.op_type)):
+        if operator := custom.find_custom_operator(proto, self.custom) or INTERNAL.get((proto.domain, proto.op_type)):
             self.keep_custom(proto, operator, scope)
             return
         types = {n: self.onnx_type(name) for n, name in reads.items()}
@@ -189,16 +199,16 @@ class Binder:
             check_types(proto, scope.opset(proto), types)
         limits.check_sizes(proto, operands)
         attributes.check_operands(proto, [nd.tensor_type(types[n]) if n else None for n in proto.input])
-        schema = schemas.get_schema(proto.op_type, scope.opset(proto), _domain(proto))
-        if (_domain(proto), proto.op_type) in FUNCTIONS and self.expand(schema, proto, types, scope):
+        schema = schemas.get_schema(proto.op_type, scope.opset(proto), _node_domain(proto))
+        if (_node_domain(proto), proto.op_type) in FUNCTIONS and self.expand(schema, proto, types, scope):
             return
         inferred = inferred_types(schema, proto, types, operands, scope.opsets)
-        if unrolled(self, proto, scope) or selected(self, proto, scope):
+        if unroll_loop(self, proto, scope) or convert_if(self, proto, scope):
             return
         if len(operands) == len(reads) and self.fold(schema, proto, operands, inferred, scope):
             return
         # One that waits for values is not asked what its body would make of them.
-        waits = (_domain(proto), proto.op_type) in self.lowered and any(n not in operands for n in deciding(proto))
+        waits = (_node_domain(proto), proto.op_type) in self.lowered and any(n not in operands for n in shape_operands(proto))
         if not waits and any(nd.tensor_type(inferred.get(o, TypeProto())) is None for o in proto.output if o):
             inferred |= self.types_by_body(schema, proto, types, scope)
         if self.expand(schema, proto, types, scope):
@@ -209,7 +219,7 @@ class Binder:
         """``proto`` with constant operands in the type of its first operand: ONNX's version converter makes them
         float32 where they were attributes."""
         places = [i for i in _MADE_FLOAT.get(proto.op_type, ()) if i < len(proto.input) and proto.input[i]]
-        if not places or _domain(proto):
+        if not places or _node_domain(proto):
             return proto
         first = scope.values[proto.input[0]]
         dtype = self.known[first].dtype if first in self.known else np.dtype(self.types[first].dtype)
@@ -233,7 +243,7 @@ class Binder:
 
     def fold_type_only(self, proto: NodeProto, scope: Scope) -> bool:
         """Shape and Size of a value whose type is known."""
-        if proto.op_type not in _TYPE_ONLY or _domain(proto):
+        if proto.op_type not in _TYPE_ONLY or _node_domain(proto):
             return False
         name = scope.values[proto.input[0]]
         shape = self.known[name].shape if name in self.known else self.types[name].shape
@@ -258,12 +268,12 @@ class Binder:
             return False
         shaped = not self.shaped.isdisjoint(scope.values[n] for n in operands)
         counted = shaped and any(is_float(t.dtype) for t in static.values())  # no extents, but numbers that follow from them
-        if self.ranged is not None and (counted or not self.shaped.isdisjoint(scope.values[n] for n in deciding(proto))):
+        if self.ranged is not None and (counted or not self.shaped.isdisjoint(scope.values[n] for n in shape_operands(proto))):
             return False
         try:
-            values = evaluate(nd.plain_node(proto, schema.since_version), operands, static)
+            values = evaluate_node(nd.plain_node(proto, schema.since_version), operands, static)
         except NotImplementedError as reason:
-            if (_domain(proto), proto.op_type) in REGISTRY and isinstance(reason, Unjudged):
+            if (_node_domain(proto), proto.op_type) in REGISTRY and isinstance(reason, Unjudged):
                 what = f"{proto.op_type} cannot be computed from its constant operands: {reason}"
                 raise BadInput(what, nd.node_title(proto), "check the model with onnx.checker") from reason
             # Nothing judged computes it: the operator stays, and what runs it on the host is named.
@@ -296,9 +306,9 @@ class Binder:
 
     def expand(self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], scope: Scope) -> bool:
         """Replace an operator without a lowering by the body that ONNX gives it."""
-        if (_domain(proto), proto.op_type) in self.lowered:
+        if (_node_domain(proto), proto.op_type) in self.lowered:
             return False
-        body = self.written(proto, scope) if (_domain(proto), proto.op_type) in FUNCTIONS else None
+        body = self.written(proto, scope) if (_node_domain(proto), proto.op_type) in FUNCTIONS else None
         if body is None and function_bodies.has_function(schema):
             body = function_bodies.expand_function(proto, types, scope.opset(proto))
         if body is None:
@@ -328,10 +338,10 @@ class Binder:
         for onnx_name in proto.output:
             kind = nd.tensor_type(inferred.get(onnx_name, TypeProto()))
             if onnx_name and kind is None:
-                raise untyped(schema, proto, onnx_name, inferred.get(onnx_name))
+                raise make_type_error(schema, proto, onnx_name, inferred.get(onnx_name))
             # Inference gives a type to outputs that are left out, too.
             outputs.append(self.result(onnx_name, kind, scope) if onnx_name and kind is not None else "")
-        if (_domain(proto), proto.op_type) in self.lowered:
+        if (_node_domain(proto), proto.op_type) in self.lowered:
             check_decided(proto, [n for n in proto.input if n and scope.values[n] in self.known])
         self.add(proto, proto.op_type, inputs, outputs, attributes, schema.since_version)
 
@@ -354,15 +364,15 @@ class Binder:
         version: int,
     ) -> None:
         """A Node for ``proto``."""
-        title = shortened(proto.name) or f"{proto.op_type}_{len(self.nodes)}"
-        self.nodes.append(Node(op, tuple(inputs), tuple(outputs), attributes, title, _domain(proto), version))
+        title = shorten_name(proto.name) or f"{proto.op_type}_{len(self.nodes)}"
+        self.nodes.append(Node(op, tuple(inputs), tuple(outputs), attributes, title, _node_domain(proto), version))
 
     def result(self, onnx_name: str, kind: TensorType, scope: Scope) -> str:
         """The name of a value that a Node computes: the one kept for a graph output, else a new one."""
         title = scope.titles.get(onnx_name, onnx_name)
         name = self.reserved.get(title, "")
         if not name or name in self.types:
-            name = identifier(title, self.taken)
+            name = make_identifier(title, self.taken)
         scope.values[onnx_name] = name
         self.types[name] = kind
         return name
@@ -378,11 +388,11 @@ class Binder:
             if array is not None:
                 check_constant(onnx_name, array, f"output {onnx_name}")
             self.types[wanted] = self.types[name] if array is None else TensorType(str(array.dtype), array.shape)
-            self.nodes.append(Node("Identity", (name,), (wanted,), {}, f"output {shortened(onnx_name)}", "", 19))
+            self.nodes.append(Node("Identity", (name,), (wanted,), {}, f"output {shorten_name(onnx_name)}", "", 19))
         return Value(wanted, self.types[wanted], onnx_name)
 
 
-def _domain(proto: NodeProto) -> str:
+def _node_domain(proto: NodeProto) -> str:
     return "" if proto.domain == "ai.onnx" else proto.domain
 
 
@@ -409,15 +419,20 @@ class Readers:
         """Forget what nobody reads behind the operator at ``place``. ``names`` are those of the Graph by ONNX's."""
         self.kept.update(n for node in nodes[self.seen :] for n in node.inputs)
         self.seen = len(nodes)
-        for name in self._unread(place, names):
-            if name in known and known[name].nbytes >= WORTH and name not in self.kept and name not in self._later(place, names):
+        for name in self._dead_values(place, names):
+            if (
+                name in known
+                and known[name].nbytes >= WORTH
+                and name not in self.kept
+                and name not in self._live_values(place, names)
+            ):
                 del known[name]
 
-    def _unread(self, place: int, names: Mapping[str, str]) -> Iterator[str]:
+    def _dead_values(self, place: int, names: Mapping[str, str]) -> Iterator[str]:
         reads = dict.fromkeys(model_checks.node_reads(self.order[place]))
         return (names[n] for n in reads if self.last[n] == place and n in names)
 
-    def _later(self, place: int, names: Mapping[str, str]) -> set[str]:
+    def _live_values(self, place: int, names: Mapping[str, str]) -> set[str]:
         """What is read later, or is a result: several names may mean one value."""
         read = [*(n for n, i in self.last.items() if i > place), *self.outputs]
         return {names[n] for n in read if n in names}

@@ -145,7 +145,7 @@ class Deferral:
     def blocked(self, proto: NodeProto, node: Node, known: Collection[str], why: Unknown) -> None:
         """Put off an operator whose shapes are unknown; ``node`` is what the host would run."""
         self.why = self.why or why
-        unknown = [n for n in deciding(proto) if n not in known]
+        unknown = [n for n in shape_operands(proto) if n not in known]
         if unknown:
             self.deciding.update(unknown)
             self._put_off(proto)
@@ -174,19 +174,19 @@ class Deferral:
         proto.graph.node.extend(self.nodes)
         proto.graph.output.extend(v for v in model.proto.graph.output if v.name in made)
         # What decides shapes further on is better known at once: one program less.
-        decides = self.deciding | {n for node in self.nodes for n in deciding(node)}
+        decides = self.deciding | {n for node in self.nodes for n in shape_operands(node)}
         return DeferredModel(model, proto, tuple(self.first), tuple(inputs), frozenset(decides - made), known, why)
 
 
 def check_decided(proto: NodeProto, known: Collection[str]) -> None:
     """Unknown for an operator with a lowering whose deciding operands are not all ``known``: it is compiled for their values."""
-    for name in deciding(proto):
+    for name in shape_operands(proto):
         if name not in known:
             what = f"{proto.op_type} is compiled for the value of {name!r}, which is run-time data"
             raise Unknown(what, nd.node_title(proto), "run the model as a whole, or make it a constant")
 
 
-def deciding(proto: NodeProto) -> list[str]:
+def shape_operands(proto: NodeProto) -> list[str]:
     """Names of the operands that decide shapes."""
     own = FUNCTIONS.get((proto.domain, proto.op_type))
     places = DECIDING.get(proto.op_type, ()) if proto.domain in ("", "ai.onnx") else own.deciding if own else ()
@@ -211,7 +211,7 @@ def no_tensor(proto: NodeProto) -> Unknown:
     )
 
 
-def untyped(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: TypeProto | None) -> BadInput:
+def make_type_error(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: TypeProto | None) -> BadInput:
     """Why an output has no static type."""
     kind = inferred.WhichOneof("value") if inferred is not None else None
     dtype = nd.element_type(inferred.tensor_type.elem_type) if inferred is not None else "undefined"

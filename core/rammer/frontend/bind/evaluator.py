@@ -20,23 +20,23 @@ from onnx import GraphProto, NodeProto, TypeProto, numpy_helper
 
 from rammer.errors import BadInput
 from rammer.frontend.bind.type_inference import inferred_types
-from rammer.frontend.host.numpy_fast import Plain, plain
+from rammer.frontend.host.numpy_fast import Plain, make_plain
 from rammer.frontend.host.operators import OPERATORS, key_of
-from rammer.frontend.loops.control_operators import CONTROL, BodyRunner, TurnsAhead, controlled, graph_of
+from rammer.frontend.loops.control_operators import CONTROL, BodyRunner, TurnsAhead, graph_of, run_control_flow
 from rammer.frontend.lower.contrib import expand_use
-from rammer.frontend.lower.emulated_types import DOMAIN, carry
+from rammer.frontend.lower.emulated_types import DOMAIN, emulate_formats
 from rammer.frontend.lower.graph_lowering import lower_node
 from rammer.frontend.lower.lowering_registry import REGISTRY, CannotLower
 from rammer.frontend.read import model_checks, schemas
 from rammer.frontend.read import node_protos as nd
 from rammer.frontend.read.function_bodies import Expansion
 from rammer.frontend.spec_rulings.operator_questions import Use
-from rammer.frontend.spec_rulings.rulings import distrusted
+from rammer.frontend.spec_rulings.rulings import find_decision
 from rammer.ir.constants.mapped_files import is_mapped
-from rammer.ir.evaluate import evaluate as evaluate_compute
-from rammer.ir.formats import FORMATS, carried, restored
+from rammer.ir.evaluate import evaluate_compute as evaluate_compute
+from rammer.ir.formats import FORMATS, from_carrier, to_carrier
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import shortened
+from rammer.ir.names import shorten_name
 from rammer.ir.types import KNOWN, SHORT, TensorType
 
 Arrays = Mapping[str, np.ndarray]
@@ -74,7 +74,7 @@ class Unjudged(NotImplementedError):
     """Nothing trustworthy computes this use of an operator (the message says why)."""
 
 
-def evaluate(
+def evaluate_node(
     node: Node,
     values: Arrays,
     types: Mapping[str, TensorType],
@@ -90,38 +90,38 @@ def evaluate(
     it does not accept.
     """
     if node.op in CONTROL and not node.domain:
-        formats = nd.formats(node)
-        known = {n: restored(values[n], f) for n, f in zip(node.inputs, formats, strict=bool(formats)) if f}
-        made = controlled(node, {**values, **known} if formats else values, bodies or INTERPRETED, constants)
-        results = {o: _kept(a) for o, a in zip(node.outputs, made, strict=True) if o}
-        return {o: carried(np.asarray(a)) for o, a in results.items()} if formats else results
-    stored = _by_numbers(node, values, types, host) if _formats(node, values, types) else None
+        formats = nd.carried_dtypes(node)
+        known = {n: from_carrier(values[n], f) for n, f in zip(node.inputs, formats, strict=bool(formats)) if f}
+        made = run_control_flow(node, {**values, **known} if formats else values, bodies or INTERPRETED, constants)
+        results = {o: _to_array(a) for o, a in zip(node.outputs, made, strict=True) if o}
+        return {o: to_carrier(np.asarray(a)) for o, a in results.items()} if formats else results
+    stored = _by_numbers(node, values, types, host) if _has_emulated_types(node, values, types) else None
     if stored is not None:
         return stored
     moved = _in_its_file(node, values, types)
     if moved is not None:
         return moved
     # What runs on the host is there for its size: expressions take a step for every place and update.
-    computed = _own(node, values) if host else None
+    computed = _evaluate_numpy(node, values) if host else None
     if computed is not None:
         return computed
     try:
-        computed = _lowered(node, values, types)
+        computed = _evaluate_lowered(node, values, types)
     except CannotLower as reason:
         if node.op not in JUDGED and not has_own(node):
             raise Unjudged(str(reason)) from reason
         computed = None
     if computed is not None:
         return computed
-    computed = _own(node, values)
+    computed = _evaluate_numpy(node, values)
     if computed is not None:
         return computed
-    if not host and reservation(node):
-        raise Unjudged(f"{node.op}: {reservation(node)}")
-    decision = distrusted("reference", use_of(node, values))
+    if not host and host_caveat(node):
+        raise Unjudged(f"{node.op}: {host_caveat(node)}")
+    decision = find_decision("reference", use_of(node, values))
     if decision is not None:
-        raise Unjudged(_untrusted(node, decision.when))
-    return _referred(node, values)
+        raise Unjudged(_untrusted_message(node, decision.when))
+    return _evaluate_reference(node, values)
 
 
 def _in_its_file(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dict[str, np.ndarray] | None:
@@ -142,7 +142,7 @@ def has_own(node: Node) -> bool:
     return key_of(node.domain, node.op) in OPERATORS
 
 
-def _own(node: Node, values: Arrays) -> dict[str, np.ndarray] | None:
+def _evaluate_numpy(node: Node, values: Arrays) -> dict[str, np.ndarray] | None:
     """The outputs by NumPy of our own; None where there is none, or none for these types."""
     if node.declared or not has_own(node):
         return None
@@ -151,10 +151,10 @@ def _own(node: Node, values: Arrays) -> dict[str, np.ndarray] | None:
     return None if found is None else {o: a for o, a in zip(node.outputs, found, strict=False) if o}
 
 
-def _formats(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> bool:
+def _has_emulated_types(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> bool:
     """Whether ``node`` has operands or results of types that nothing computes in, and no others than tensors."""
     kinds = [str(getattr(values[n], "dtype", "")) for n in node.inputs if n]
-    if nd.bodies(node) or node.declared or not all(kind in KNOWN for kind in kinds):
+    if nd.body_graphs(node) or node.declared or not all(kind in KNOWN for kind in kinds):
         return False
     return any(kind in FORMATS for kind in (*kinds, *(types[o].dtype for o in node.outputs if o in types)))
 
@@ -169,14 +169,14 @@ def _by_numbers(node: Node, values: Arrays, types: Mapping[str, TensorType], hos
         kinds |= {o: TensorType(dtype, ()) for o, dtype in _element_types(node, given).items() if o in unknown}
         if not kinds.keys() >= unknown:
             return None
-    graph = carry(Graph("one_node", (), (), (node,), kinds, given))
+    graph = emulate_formats(Graph("one_node", (), (), (node,), kinds, given))
     known = dict(graph.constants)
     for step in graph.nodes:
         sure = {o: graph.types[o] for o in step.outputs if o}
         if unknown and step.domain == DOMAIN:
             sure = {o: TensorType(t.dtype, known[step.inputs[0]].shape) for o, t in sure.items()}
-        known |= evaluate(step, known, {} if unknown and step.domain != DOMAIN else sure, host)
-    return {o: restored(known[o], kinds[o].dtype) for o in outputs}
+        known |= evaluate_node(step, known, {} if unknown and step.domain != DOMAIN else sure, host)
+    return {o: from_carrier(known[o], kinds[o].dtype) for o in outputs}
 
 
 def _element_types(node: Node, given: Arrays) -> dict[str, str]:
@@ -186,10 +186,10 @@ def _element_types(node: Node, given: Arrays) -> dict[str, str]:
     return {o: nd.element_type(t.tensor_type.elem_type) for o, t in inferred.items() if t.WhichOneof("value") == "tensor_type"}
 
 
-def interpreted(body: nd.SubGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> list[Any]:
+def interpret_body(body: nd.SubGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> list[Any]:
     """The outputs of a body, operator by operator on the host."""
     graph, opsets = graph_of(body), dict(body.opsets)
-    ready = _prepared(body, frozenset(outer))
+    ready = _prepare_body(body, frozenset(outer))
     values = {**outer, **ready.constants}
     values |= {v.name: a for v, a in zip(graph.input, given, strict=True)}
     for proto, computed in ready.steps:
@@ -207,7 +207,7 @@ class _Prepared:
 
 
 @lru_cache(256)
-def _prepared(body: nd.SubGraph, outer: frozenset[str]) -> _Prepared:
+def _prepare_body(body: nd.SubGraph, outer: frozenset[str]) -> _Prepared:
     graph, opsets = graph_of(body), dict(body.opsets)
     constants: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     steps: list[tuple[NodeProto, Plain | None]] = []
@@ -215,7 +215,7 @@ def _prepared(body: nd.SubGraph, outer: frozenset[str]) -> _Prepared:
         if proto.op_type == "Constant" and not proto.domain:
             constants |= evaluate_proto(proto, {}, opsets)
         else:
-            steps.append((proto, plain(host_node(proto, opsets), proto)))
+            steps.append((proto, make_plain(host_node(proto, opsets), proto)))
     return _Prepared(constants, steps)
 
 
@@ -224,7 +224,7 @@ class Interpreted:
 
     def __call__(self, body: nd.SubGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> list[Any]:
         """See ``interpreted``."""
-        return interpreted(body, given, outer)
+        return interpret_body(body, given, outer)
 
     def several(self, body: nd.SubGraph, ahead: TurnsAhead, outer: Mapping[str, Any]) -> None:
         """Never."""
@@ -238,7 +238,7 @@ def evaluate_proto(proto: NodeProto, values: Arrays, opsets: Mapping[str, int]) 
     node = host_node(proto, opsets)
     operands = {n: values[n] for n in node.inputs if n}
     if node.op in CONTROL or not all(isinstance(a, np.ndarray | np.generic) for a in operands.values()):
-        return evaluate(node, operands, {}, host=True)  # types serve lowerings
+        return evaluate_node(node, operands, {}, host=True)  # types serve lowerings
     found = [TensorType(str(values[n].dtype), values[n].shape) if n else None for n in proto.input]
     if (body := expand_use(proto, opsets[node.domain], found, [values[n] if n else None for n in proto.input])) is not None:
         return _by_body(proto, body, values, opsets)
@@ -246,7 +246,7 @@ def evaluate_proto(proto: NodeProto, values: Arrays, opsets: Mapping[str, int]) 
     schema = schemas.get_schema(node.op, opsets[node.domain], node.domain)
     inferred = inferred_types(schema, proto, kinds, operands, opsets)
     types = {o: t for o in proto.output if o and (t := nd.tensor_type(inferred.get(o, TypeProto())))}
-    return evaluate(node, operands, types, host=True)
+    return evaluate_node(node, operands, types, host=True)
 
 
 def _by_body(proto: NodeProto, body: Expansion, values: Arrays, opsets: Mapping[str, int]) -> dict[str, np.ndarray]:
@@ -263,11 +263,11 @@ def host_node(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
     attributes, captured = nd.attributes_of(proto, opsets, model_checks.free_values)
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     version = schemas.get_schema(proto.op_type, opsets[domain], domain).since_version
-    inputs, title = (*proto.input, *captured), shortened(proto.name) or proto.op_type
+    inputs, title = (*proto.input, *captured), shorten_name(proto.name) or proto.op_type
     return Node(proto.op_type, inputs, tuple(proto.output), attributes, title, domain, version)
 
 
-def reservation(node: Node) -> str:
+def host_caveat(node: Node) -> str:
     """What a user should know of ``node`` on the host: "" where its implementation was judged."""
     if node.declared:
         return "its results are those of the plugin's reference"
@@ -280,16 +280,16 @@ def check_host(node: Node, types: Mapping[str, TensorType]) -> None:
     if (node.domain, node.op) in REGISTRY or has_own(node) or node.declared:
         return
     kinds = [types.get(n) for n in node.inputs]
-    decision = distrusted("reference", Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs]))
+    decision = find_decision("reference", Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs]))
     if decision is not None:
-        raise BadInput(_untrusted(node, decision.when), f"node {node.name} ({node.op})", "export the model without it")
+        raise BadInput(_untrusted_message(node, decision.when), f"node {node.name} ({node.op})", "export the model without it")
 
 
-def _untrusted(node: Node, when: str) -> str:
+def _untrusted_message(node: Node, when: str) -> str:
     return f"{node.op} with {when} has no trustworthy implementation on the host"
 
 
-def _lowered(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dict[str, np.ndarray] | None:
+def _evaluate_lowered(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dict[str, np.ndarray] | None:
     """The outputs by the operator's Computes; None without a lowering or with types that have none. Raises CannotLower."""
     if (node.domain, node.op) not in REGISTRY or not all(
         isinstance(values[n], np.ndarray | np.generic) for n in node.inputs if n
@@ -321,7 +321,7 @@ def use_of(node: Node, values: Arrays) -> Use:
     return Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs], known)
 
 
-def _referred(node: Node, values: Arrays) -> dict[str, Any]:
+def _evaluate_reference(node: Node, values: Arrays) -> dict[str, Any]:
     """The outputs by ``onnx.reference``."""
     from onnx.reference import ReferenceEvaluator
 
@@ -332,10 +332,10 @@ def _referred(node: Node, values: Arrays) -> dict[str, Any]:
     graph.output.extend(onnx.ValueInfoProto(name=n) for n in outputs)
     with np.errstate(all="ignore"):
         results = ReferenceEvaluator(graph, opsets={"": node.version, node.domain: node.version}).run(outputs, feeds)
-    return {name: _kept(r) for name, r in zip(outputs, results, strict=True)}
+    return {name: _to_array(r) for name, r in zip(outputs, results, strict=True)}
 
 
-def _kept(value: Any) -> Any:
+def _to_array(value: Any) -> Any:
     """A value as an array, strings as objects; a list (a sequence) or None (an empty optional) as it is."""
     if value is None or isinstance(value, list):
         return value

@@ -42,7 +42,7 @@ TOTAL_OF_FLOATS: Final = frozenset({"Div", "Mod", "Pow", "Reciprocal"})
 PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
 
 
-def selected(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
+def convert_if(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
     """Put both branches of an If in its place, and a Where behind them; False where it has to stay. What it adds to ``walk`` is
     then taken back."""
     if proto.op_type != "If" or proto.domain not in ("", "ai.onnx"):
@@ -52,8 +52,8 @@ def selected(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
         return False
     made = len(walk.nodes)
     try:
-        branches = [_walked(walk, proto, which, scope) for which in ("then_branch", "else_branch")]
-        done = _cheap(walk, walk.nodes[made:]) and all(_alike(walk, *pair) for pair in zip(*branches, strict=True))
+        branches = [_walk_branch(walk, proto, which, scope) for which in ("then_branch", "else_branch")]
+        done = _is_cheap(walk, walk.nodes[made:]) and all(_has_same_type(walk, *pair) for pair in zip(*branches, strict=True))
     except BadInput:  # a shape that hangs on data, or what a branch alone says better
         done = False
     if not done:
@@ -74,7 +74,7 @@ def selected(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
     return True
 
 
-def _walked(walk: BindState, proto: NodeProto, which: str, scope: Scope) -> list[str]:
+def _walk_branch(walk: BindState, proto: NodeProto, which: str, scope: Scope) -> list[str]:
     """Walk over a branch; names of its results."""
     branch = next(a.g for a in proto.attribute if a.name == which)
     inner = scope.inner()
@@ -84,23 +84,23 @@ def _walked(walk: BindState, proto: NodeProto, which: str, scope: Scope) -> list
     return [inner.values[o.name] for o in branch.output]
 
 
-def _alike(walk: BindState, one: str, other: str) -> bool:
+def _has_same_type(walk: BindState, one: str, other: str) -> bool:
     """Whether two results have one type and shape."""
-    return _type(walk, one) == _type(walk, other)
+    return _value_type(walk, one) == _value_type(walk, other)
 
 
-def _type(walk: BindState, name: str) -> TensorType:
+def _value_type(walk: BindState, name: str) -> TensorType:
     known = walk.known.get(name)
     return walk.types[name] if known is None else TensorType(str(known.dtype), known.shape)
 
 
-def _cheap(walk: BindState, nodes: Sequence[Node]) -> bool:
+def _is_cheap(walk: BindState, nodes: Sequence[Node]) -> bool:
     """Whether all operators end well, and are few and little work together."""
     work = 0 if len(nodes) <= MOST_OPERATORS else MOST_WORK + 1
     for node in nodes:
-        if node.domain or not _total(walk, node):
+        if node.domain or not _is_total(walk, node):
             return False
-        read = [_type(walk, n) for n in node.inputs if n]
+        read = [_value_type(walk, n) for n in node.inputs if n]
         written = [walk.types[n] for n in node.outputs if n]
         work += sum(t.size for t in (*read, *written))
         if node.op in PRODUCTS:
@@ -108,10 +108,10 @@ def _cheap(walk: BindState, nodes: Sequence[Node]) -> bool:
     return work <= MOST_WORK
 
 
-def _total(walk: BindState, node: Node) -> bool:
+def _is_total(walk: BindState, node: Node) -> bool:
     """Whether an operator has a result for all values that it may read."""
     if node.op in TOTAL or node.op in PRODUCTS:
         return True
     if node.op == "Gather":  # an index may be out of range
         return node.inputs[1] in walk.known
-    return node.op in TOTAL_OF_FLOATS and all(is_float(_type(walk, n).dtype) for n in node.inputs if n)
+    return node.op in TOTAL_OF_FLOATS and all(is_float(_value_type(walk, n).dtype) for n in node.inputs if n)

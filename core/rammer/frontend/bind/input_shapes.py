@@ -29,11 +29,11 @@ def bound_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
             raise BadInput(f"the model has no input {name!r}", f"shape of {name}", known)
     symbols: dict[str, int] = {}
     for name, shape in shapes.items():
-        _unify(ports[name], tuple(shape), symbols)
-    return {name: _shape(port, shapes.get(name), symbols, ports) for name, port in ports.items() if port.numeric}
+        _unify_shape(ports[name], tuple(shape), symbols)
+    return {name: _port_shape(port, shapes.get(name), symbols, ports) for name, port in ports.items() if port.numeric}
 
 
-def _unify(port: InputPort, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
+def _unify_shape(port: InputPort, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
     """Check ``shape`` against ``port`` and note the extents of its symbols."""
     text = "x".join(map(str, shape))
     if any(extent < 0 for extent in shape):
@@ -44,7 +44,7 @@ def _unify(port: InputPort, shape: tuple[int, ...], symbols: dict[str, int]) -> 
         raise BadInput(
             f"shape {text} of input {port.name!r} has rank {len(shape)}, the model wants rank {len(port.shape)}",
             str(port),
-            option(port, symbols),
+            shape_option(port, symbols),
         )
     for axis, (extent, declared) in enumerate(zip(shape, port.shape, strict=True)):
         wanted = symbols.setdefault(declared, extent) if isinstance(declared, str) else declared
@@ -53,11 +53,11 @@ def _unify(port: InputPort, shape: tuple[int, ...], symbols: dict[str, int]) -> 
             raise BadInput(
                 f"axis {axis} of input {port.name!r} is {extent}, the model wants {wanted}{symbol}",
                 str(port),
-                option(port, symbols),
+                shape_option(port, symbols),
             )
 
 
-def _shape(
+def _port_shape(
     port: InputPort, given: tuple[int, ...] | None, symbols: Mapping[str, int], ports: Mapping[str, InputPort]
 ) -> tuple[int, ...]:
     if given is not None:
@@ -65,14 +65,14 @@ def _shape(
     dims = [symbols.get(d) if isinstance(d, str) else d for d in port.shape]
     if None in dims or not port.ranked:
         missing = [p for p in ports.values() if not p.ranked or any(not isinstance(d, int) for d in p.shape)]
-        hints = " ".join(option(p, symbols) for p in missing)
+        hints = " ".join(shape_option(p, symbols) for p in missing)
         if not port.ranked:
             raise BadInput(f"input {port.name!r} declares no shape", str(port), f"give it, for example {hints}")
         raise BadInput(f"input {port.name!r} has a dynamic shape", str(port), f"give it, for example {hints}")
     return tuple(d for d in dims if d is not None)
 
 
-def option(port: InputPort, symbols: Mapping[str, int]) -> str:
+def shape_option(port: InputPort, symbols: Mapping[str, int]) -> str:
     """The command-line option that fixes the shape of ``port``, with likely extents for those not known."""
     dims = port.dims(_GUESSED_RANK)
     likely = _IMAGE if len(dims) == len(_IMAGE) else (1, *[16] * len(dims))

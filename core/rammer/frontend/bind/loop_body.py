@@ -13,7 +13,7 @@ from rammer.errors import BadInput
 from rammer.frontend.bind.binder import bind_until
 from rammer.frontend.loops.control_operators import graph_of
 from rammer.frontend.lower.graph_lowering import Lowerings
-from rammer.frontend.read.node_protos import SubGraph, captures, formats
+from rammer.frontend.read.node_protos import SubGraph, captured_names, carried_dtypes
 from rammer.frontend.read.reader import Model
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.port import InputPort
@@ -49,15 +49,15 @@ class RolledTurn:
 
 def rolled_turn(graph: Graph, node: Node) -> RolledTurn:
     """One turn of a Scan of ``graph``. BadInput where its turns are not alike, or its slices not in order of memory."""
-    captured = captures(node)
+    captured = captured_names(node)
     formal, outer = (
         node.inputs[: len(node.inputs) - len(captured)],
         dict(zip(captured, node.inputs[-len(captured) :], strict=False)),
     )
     body, scanned = node.attributes["body"], int(node.attributes["num_scan_inputs"])
-    if formats(node) or any(any(node.attributes.get(k) or ()) for k in ("scan_input_axes", "scan_output_axes")):
+    if carried_dtypes(node) or any(any(node.attributes.get(k) or ()) for k in ("scan_input_axes", "scan_output_axes")):
         raise BadInput("it goes along another axis than the first")
-    names, results = _names(graph_of(body).input), [f"{_END}{i}" for i in range(len(graph_of(body).output))]
+    names, results = _value_names(graph_of(body).input), [f"{_END}{i}" for i in range(len(graph_of(body).output))]
     first = len(formal) - scanned
     lengths = {graph.types[n].shape[0] for n in formal[first:]}
     if len(lengths) != 1 or min(lengths) < 1 or len(names) != len(formal):
@@ -65,7 +65,7 @@ def rolled_turn(graph: Graph, node: Node) -> RolledTurn:
     (count,) = lengths
     kinds = [graph.types[n] for n in formal[:first]]
     kinds += [TensorType((k := graph.types[n]).dtype, k.shape[1:]) for n in formal[first:]]
-    read, outputs = _read(graph), [*node.outputs, *[""] * (len(results) - len(node.outputs))]
+    read, outputs = _read_names(graph), [*node.outputs, *[""] * (len(results) - len(node.outputs))]
     wanted = [o if o in read else "" for o in outputs]
     free = [n for n in outer if outer[n] not in graph.constants]
     ports = [InputPort(n, k.dtype, k.shape) for n, k in zip(names, kinds, strict=True)]
@@ -99,16 +99,16 @@ def bound_turn(turn: RolledTurn, graph: Graph, lowerings: Lowerings) -> Graph:
         if made[result] != kind:
             raise BadInput(f"one makes {made[result]} of what is {kind}")
     number = 0
-    while any(n.startswith(_prefix(number)) for n in graph.types):
+    while any(n.startswith(_iteration_prefix(number)) for n in graph.types):
         number += 1
-    return _renamed(bound, _prefix(number))
+    return _prefix_values(bound, _iteration_prefix(number))
 
 
-def _prefix(number: int) -> str:
+def _iteration_prefix(number: int) -> str:
     return f"turn{number or ''}_"
 
 
-def _renamed(graph: Graph, prefix: str) -> Graph:
+def _prefix_values(graph: Graph, prefix: str) -> Graph:
     def new(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(prefix + n if n else "" for n in names)
 
@@ -135,9 +135,9 @@ def _turn_model(body: SubGraph, ports: Sequence[InputPort], known: Mapping[str, 
     return Model(proto, None, graph.name or "turn", tuple(ports), tuple(results), opsets.get("", 0), known=known)
 
 
-def _names(values: Sequence[ValueInfoProto]) -> list[str]:
+def _value_names(values: Sequence[ValueInfoProto]) -> list[str]:
     return [v.name for v in values]
 
 
-def _read(graph: Graph) -> set[str]:
+def _read_names(graph: Graph) -> set[str]:
     return {i for n in graph.nodes for i in n.inputs} | {v.name for v in graph.outputs}

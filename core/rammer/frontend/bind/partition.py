@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rammer.frontend.bind.evaluator import check_host, reservation
+from rammer.frontend.bind.evaluator import check_host, host_caveat
 from rammer.frontend.bind.loop_body import is_turns
 from rammer.frontend.lower.graph_lowering import Lowerings, can_lower
 from rammer.frontend.lower.lowering_registry import REGISTRY
@@ -21,7 +21,7 @@ def split_segments(graph: Graph, lowerings: Lowerings = REGISTRY) -> list[tuple[
         why = "it is a program of turns" if is_turns(node) else can_lower(graph, node, lowerings) or ""
         if why and not is_turns(node):
             check_host(node, graph.types)
-            why += f"; {doubt}" if (doubt := reservation(node)) else ""
+            why += f"; {doubt}" if (doubt := host_caveat(node)) else ""
         depth = max((depth_of.get(i, 0) for i in node.inputs if i), default=0)
         depth += (depth % 2 == 1) != bool(why)
         depth_of.update({o: depth for o in node.outputs if o})

@@ -11,7 +11,7 @@ from onnx.checker import ValidationError
 
 from rammer.errors import BadInput
 from rammer.frontend.loops.trip_count import counted_types
-from rammer.frontend.lower.einsum_equations import parsed
+from rammer.frontend.lower.einsum_equations import parse_equation
 from rammer.frontend.lower.window_extents import Extent, geometry_of, transposed_of
 from rammer.frontend.read import limits, onnx_inference_guards
 from rammer.frontend.read import node_protos as nd
@@ -44,7 +44,9 @@ def inferred_types(
         proto = NodeProto.FromString(proto.SerializeToString())
         proto.attribute.append(helper.make_attribute("onesided", 1))
     onnx_inference_guards.check_bodies(proto, types, opsets)
-    result = _corrected(proto, types, _inferred(schema, onnx_inference_guards.declared(proto), types, operands, opsets))
+    result = _correct_types(
+        proto, types, _infer_types(schema, onnx_inference_guards.with_declared_types(proto), types, operands, opsets)
+    )
     if proto.op_type == "Loop" and proto.domain in ("", "ai.onnx"):
         result |= onnx_inference_guards.steady_types(proto, types, opsets)
         result |= counted_types(proto, result, operands)
@@ -53,7 +55,7 @@ def inferred_types(
     return result
 
 
-def _inferred(
+def _infer_types(
     schema: defs.OpSchema,
     proto: NodeProto,
     types: Mapping[str, TypeProto],
@@ -82,7 +84,7 @@ def _inferred(
         ) from error
 
 
-def _corrected(proto: NodeProto, types: Mapping[str, TypeProto], inferred: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
+def _correct_types(proto: NodeProto, types: Mapping[str, TypeProto], inferred: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
     """``inferred`` with the shapes that this module knows better. BadInput for a window that cannot be."""
     plain = proto.domain in ("", "ai.onnx")
     rule = RULES.get(proto.op_type if plain else f"{proto.domain}.{proto.op_type}")
@@ -107,17 +109,17 @@ def _untyped_body(proto: NodeProto) -> bool:
     return bool(proto.op_type == "MeanVarianceNormalization")
 
 
-def _pool(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
-    batch, channels, source = _image(op, operands[0])
+def _pool_shape(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
+    batch, channels, source = _image_dims(op, operands[0])
     kernel = tuple(attributes.get("kernel_shape", ()))
     _check_window(op, attributes, len(source), kernel)
-    return (batch, channels, *_outs(op, geometry_of(op, attributes, source, kernel)[1], source, kernel))
+    return (batch, channels, *_output_extents(op, geometry_of(op, attributes, source, kernel)[1], source, kernel))
 
 
-def _conv(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
-    batch, channels, source = _image(op, operands[0])
+def _conv_shape(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
+    batch, channels, source = _image_dims(op, operands[0])
     quantized = op == "QLinearConv"  # whose tensors have their scales and zero points beside them
-    _, _, kernel = weights = _image(op, operands[3 if quantized else 1])
+    _, _, kernel = weights = _image_dims(op, operands[3 if quantized else 1])
     if len(kernel) != len(source):
         raise BadInput(
             f"{op} of an image with {len(source)} spatial dimensions has weights with {len(kernel)}",
@@ -127,15 +129,15 @@ def _conv(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType 
     if given != kernel:
         raise BadInput(f"{op} has kernel_shape={list(given)} and weights of {list(kernel)}", hint="leave kernel_shape out")
     _check_window(op, attributes, len(source), kernel)
-    features = _features(op, int(attributes.get("group", 1)), channels, weights)
+    features = _output_channels(op, int(attributes.get("group", 1)), channels, weights)
     if op != "ConvInteger":
         _check_bias(op, features, operands[8:] if quantized else operands[2:])
     if op == "ConvTranspose":
-        return (batch, features, *_outs(op, transposed_of(attributes, source, kernel), source, kernel))
-    return (batch, features, *_outs(op, geometry_of(op, attributes, source, kernel)[1], source, kernel))
+        return (batch, features, *_output_extents(op, transposed_of(attributes, source, kernel), source, kernel))
+    return (batch, features, *_output_extents(op, geometry_of(op, attributes, source, kernel)[1], source, kernel))
 
 
-def _features(op: str, group: int, channels: int, weights: tuple[int, int, tuple[int, ...]]) -> int:
+def _output_channels(op: str, group: int, channels: int, weights: tuple[int, int, tuple[int, ...]]) -> int:
     """Channels of the result; BadInput where groups, channels and weights do not go together."""
     first, second, _ = weights
     if group < 1:
@@ -161,7 +163,7 @@ def _check_bias(op: str, features: int, operands: Sequence[TensorType | None]) -
         raise BadInput(f"{op} with {features} features has a bias of shape {list(bias.shape)}", hint="one value a feature")
 
 
-def _image(op: str, kind: TensorType | None) -> tuple[int, int, tuple[int, ...]]:
+def _image_dims(op: str, kind: TensorType | None) -> tuple[int, int, tuple[int, ...]]:
     if kind is None or len(kind.shape) < 3:
         shape = "no shape" if kind is None else str(list(kind.shape))
         raise BadInput(f"{op} of a tensor of {shape}", hint="batch, channels and at least one spatial dimension")
@@ -183,7 +185,7 @@ def _check_window(op: str, attributes: Mapping[str, Any], rank: int, kernel: Seq
         raise BadInput(f"{op} has auto_pad={mode!r}", hint="ONNX knows NOTSET, VALID, SAME_UPPER and SAME_LOWER")
 
 
-def _outs(op: str, dims: Sequence[Extent], source: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
+def _output_extents(op: str, dims: Sequence[Extent], source: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
     """Extents of the result; none where as much as a window is missing ("floor((input + pads - window) / stride) + 1")."""
     if any(d.out < 0 for d in dims):
         raise BadInput(
@@ -194,33 +196,33 @@ def _outs(op: str, dims: Sequence[Extent], source: Sequence[int], kernel: Sequen
 
 
 def _global_pool(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
-    batch, channels, source = _image(op, operands[0])
+    batch, channels, source = _image_dims(op, operands[0])
     return (batch, channels, *[1] * len(source))
 
 
-def _same(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
+def _same_shape(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
     return operands[0].shape if operands[0] is not None else ()
 
 
-def _transpose(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
-    shape = _same(op, attributes, operands)
+def _transpose_shape(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
+    shape = _same_shape(op, attributes, operands)
     perm = list(attributes.get("perm") or reversed(range(len(shape))))
     if sorted(perm) != list(range(len(shape))):
         raise BadInput(f"{op} of a tensor of {list(shape)} has perm={perm}", hint="name every axis of the tensor once")
     return tuple(shape[p] for p in perm)
 
 
-def _einsum(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
-    return parsed(str(attributes.get("equation", "")), [kind.shape for kind in operands if kind is not None]).shape
+def _einsum_shape(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
+    return parse_equation(str(attributes.get("equation", "")), [kind.shape for kind in operands if kind is not None]).shape
 
 
 RULES: Final[Mapping[str, _Rule]] = {
-    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
-    **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger", "QLinearConv"), _conv),
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool_shape),
+    **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger", "QLinearConv"), _conv_shape),
     **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"), _global_pool),
     # ONNX has no rules for these and infers through their bodies, whose Reshape takes an extent of 0 for "as it was".
-    **dict.fromkeys(("MeanVarianceNormalization", "GroupNormalization"), _same),
-    "Transpose": _transpose,
-    "Einsum": _einsum,
-    "com.microsoft.Inverse": _same,
+    **dict.fromkeys(("MeanVarianceNormalization", "GroupNormalization"), _same_shape),
+    "Transpose": _transpose_shape,
+    "Einsum": _einsum_shape,
+    "com.microsoft.Inverse": _same_shape,
 }

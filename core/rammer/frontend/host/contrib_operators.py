@@ -16,13 +16,13 @@ _START, _END = "\x02", "\x03"
 _WORD: Final = 0xFFFFFFFF
 
 
-def tokenize(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
+def tokenize_strings(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
     """Cut every string of ``[C]`` or ``[N, C]`` into tokens: what a pattern matches, or what stands between separators. Rows
     are filled up with ``pad_value``, behind the marks of their ends."""
     x = np.asarray(operands[0])
     if x.ndim not in (1, 2):
         raise ValueError(f"strings of {x.ndim} axes, where 1 or 2 are supported")
-    cut, mark, pad = _cutter(attributes), bool(attributes["mark"]), attributes["pad_value"]
+    cut, mark, pad = _make_tokenizer(attributes), bool(attributes["mark"]), attributes["pad_value"]
     rows = [cut(str(text)) for text in x.ravel().tolist()]
     longest = max(map(len, rows), default=0)
     if not x.size or not longest:
@@ -35,7 +35,7 @@ def tokenize(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence
     return (result.reshape(*x.shape, width),)
 
 
-def _cutter(attributes: Mapping[str, Any]) -> Callable[[str], list[str]]:
+def _make_tokenizer(attributes: Mapping[str, Any]) -> Callable[[str], list[str]]:
     """Return what cuts a string into tokens. Raises ValueError for attributes that do not go together."""
     least, separators, source = int(attributes["mincharnum"]), attributes.get("separators"), attributes.get("tokenexp")
     if least < 1:
@@ -46,14 +46,14 @@ def _cutter(attributes: Mapping[str, Any]) -> Callable[[str], list[str]]:
         return list
     if separators:
         patterns = [compiled_pattern(separator) for separator in separators]
-        return lambda text: _separated(text, patterns, least)
+        return lambda text: _split_text(text, patterns, least)
     if not source:
         raise ValueError("neither separators nor tokenexp are given")
     pattern = compiled_pattern(source)
-    return lambda text: _matching(text, pattern, least)
+    return lambda text: _find_matches(text, pattern, least)
 
 
-def _separated(text: str, patterns: Sequence[Pattern], least: int) -> list[str]:
+def _split_text(text: str, patterns: Sequence[Pattern], least: int) -> list[str]:
     """Return what stands between matches of each pattern in turn; an empty match swallows the character after it."""
     pieces = [text]
     for pattern in patterns:
@@ -68,7 +68,7 @@ def _separated(text: str, patterns: Sequence[Pattern], least: int) -> list[str]:
     return pieces
 
 
-def _matching(text: str, pattern: Pattern, least: int) -> list[str]:
+def _find_matches(text: str, pattern: Pattern, least: int) -> list[str]:
     """Return the matches of at least so many characters; after a shorter one the search begins one character further."""
     found, start = list[str](), 0
     while start <= len(text) and (match := pattern.search(text, start)) is not None:
@@ -78,7 +78,7 @@ def _matching(text: str, pattern: Pattern, least: int) -> list[str]:
     return found
 
 
-def warp(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
+def find_warp_path(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
     """Return the path of least cost through a matrix from its first to its last element: places of rows and of columns. Of
     equal costs a step along the columns wins."""
     x = np.asarray(operands[0])
@@ -166,24 +166,24 @@ def murmur_hash(data: bytes, seed: int) -> int:
     blocks = [*struct.unpack(f"<{whole // 4}I", data[:whole])]
     value = seed
     for block in blocks:
-        value = (_rotated(value ^ _mixed(block), 13) * 5 + 0xE6546B64) & _WORD
+        value = (_rotate_left(value ^ _mix_block(block), 13) * 5 + 0xE6546B64) & _WORD
     if len(data) > whole:
-        value ^= _mixed(int.from_bytes(data[whole:], "little"))
+        value ^= _mix_block(int.from_bytes(data[whole:], "little"))
     value ^= len(data)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         value = ((value ^ value >> shift) * factor) & _WORD
     return value
 
 
-def _mixed(block: int) -> int:
-    return _rotated(block * 0xCC9E2D51 & _WORD, 15) * 0x1B873593 & _WORD
+def _mix_block(block: int) -> int:
+    return _rotate_left(block * 0xCC9E2D51 & _WORD, 15) * 0x1B873593 & _WORD
 
 
-def _rotated(value: int, count: int) -> int:
+def _rotate_left(value: int, count: int) -> int:
     return (value << count | value >> (32 - count)) & _WORD
 
 
-def invert(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
+def invert_matrices(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Array]:
     """Return the inverse of each matrix, NaN where there is none."""
     x = np.asarray(operands[0])
     result = np.empty(x.shape, x.dtype)

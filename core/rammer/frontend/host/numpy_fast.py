@@ -37,11 +37,11 @@ _SINCE: Final = {
 }
 
 
-def plain(node: Node, proto: NodeProto) -> Plain | None:
+def make_plain(node: Node, proto: NodeProto) -> Plain | None:
     """How NumPy computes ``node``; None where it is to be computed the general way."""
     if node.domain or node.version < _SINCE.get(node.op, 1) or len(proto.output) != 1:
         return None
-    found = _function(node)
+    found = _find_function(node)
     if found is None:
         return None
 
@@ -61,7 +61,7 @@ def plain(node: Node, proto: NodeProto) -> Plain | None:
 Attributes: TypeAlias = Mapping[str, Any]
 
 
-def _function(node: Node) -> Callable[..., Any] | None:
+def _find_function(node: Node) -> Callable[..., Any] | None:
     if node.op in OPERATORS:
         own = OPERATORS[node.op]
         return lambda *operands: (found := own(node.attributes, operands)) and found[0]
@@ -69,34 +69,34 @@ def _function(node: Node) -> Callable[..., Any] | None:
     return None if make is None else make(node.attributes)
 
 
-def _binary(function: Callable[[Any, Any], Any], kinds: str) -> Callable[[Attributes], Callable[..., Any]]:
+def _make_binary(function: Callable[[Any, Any], Any], kinds: str) -> Callable[[Attributes], Callable[..., Any]]:
     def of(attributes: Attributes) -> Callable[..., Any]:
         return lambda x, y: function(x, y) if x.dtype == y.dtype and x.dtype.kind in kinds else None
 
     return of
 
 
-def _gather(attributes: Attributes) -> Callable[..., Any]:
+def _make_gather(attributes: Attributes) -> Callable[..., Any]:
     axis = attributes.get("axis", 0)
     return lambda x, places: (
         np.take(x, places, axis) if x.ndim and x.size and places.dtype.kind == "i" else None
     )  # out of range is an IndexError
 
 
-def _unsqueeze(attributes: Attributes) -> Callable[..., Any]:
+def _make_unsqueeze(attributes: Attributes) -> Callable[..., Any]:
     return lambda x, axes: np.expand_dims(x, tuple(axes.tolist()))
 
 
-def _squeeze(attributes: Attributes) -> Callable[..., Any]:
+def _make_squeeze(attributes: Attributes) -> Callable[..., Any]:
     return lambda x, axes=None: np.squeeze(x, None if axes is None else tuple(axes.tolist()))
 
 
-def _concat(attributes: Attributes) -> Callable[..., Any]:
+def _make_concat(attributes: Attributes) -> Callable[..., Any]:
     axis = attributes["axis"]
     return lambda *parts: np.concatenate(parts, axis) if len({p.dtype for p in parts}) == 1 else None
 
 
-def _slice(attributes: Attributes) -> Callable[..., Any]:
+def _make_slice(attributes: Attributes) -> Callable[..., Any]:
     def cut(x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Any:
         places = range(len(starts)) if axes is None else axes.tolist()
         strides = [1] * len(starts) if steps is None else steps.tolist()
@@ -110,7 +110,7 @@ def _slice(attributes: Attributes) -> Callable[..., Any]:
     return cut
 
 
-def _reshape(attributes: Attributes) -> Callable[..., Any]:
+def _make_reshape(attributes: Attributes) -> Callable[..., Any]:
     keep = not attributes.get("allowzero", 0)
 
     def reshaped(x: Array, shape: Array) -> Any:
@@ -119,11 +119,11 @@ def _reshape(attributes: Attributes) -> Callable[..., Any]:
     return reshaped
 
 
-def _where(attributes: Attributes) -> Callable[..., Any]:
+def _make_where(attributes: Attributes) -> Callable[..., Any]:
     return lambda c, x, y: np.where(c, x, y) if x.dtype == y.dtype and c.dtype == np.bool_ else None
 
 
-def _cast(attributes: Attributes) -> Callable[..., Any]:
+def _make_cast(attributes: Attributes) -> Callable[..., Any]:
     wanted = np.dtype(helper.tensor_dtype_to_np_dtype(attributes["to"]))
 
     def cast(x: Array) -> Any:
@@ -137,16 +137,16 @@ def _cast(attributes: Attributes) -> Callable[..., Any]:
     return cast
 
 
-def _filled(attributes: Attributes) -> Callable[..., Any]:
+def _make_fill(attributes: Attributes) -> Callable[..., Any]:
     value = np.asarray(attributes.get("value", np.zeros(1, np.float32))).reshape(-1)
     return lambda shape: np.full(shape.tolist(), value[0], value.dtype)
 
 
-def _expand(attributes: Attributes) -> Callable[..., Any]:
+def _make_expand(attributes: Attributes) -> Callable[..., Any]:
     return lambda x, shape: np.array(np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape.tolist()))))
 
 
-def _extreme(function: Any) -> Callable[[Attributes], Callable[..., Any]]:
+def _make_extreme(function: Any) -> Callable[[Attributes], Callable[..., Any]]:
     def of(attributes: Attributes) -> Callable[..., Any]:
         keep, alone = bool(attributes.get("keepdims", 1)), bool(attributes.get("noop_with_empty_axes", 0))
 
@@ -164,29 +164,29 @@ def _extreme(function: Any) -> Callable[[Attributes], Callable[..., Any]]:
 
 #: By operator, from its attributes, what makes its output of its operands.
 PLAIN: Final[Mapping[str, Callable[[Attributes], Callable[..., Any]]]] = {
-    "Add": _binary(np.add, "if"),
-    "Sub": _binary(np.subtract, "if"),
-    "Mul": _binary(np.multiply, "if"),
-    "Equal": _binary(np.equal, "ifb"),
-    "Less": _binary(np.less, "if"),
-    "Greater": _binary(np.greater, "if"),
-    "And": _binary(np.logical_and, "b"),
-    "Or": _binary(np.logical_or, "b"),
+    "Add": _make_binary(np.add, "if"),
+    "Sub": _make_binary(np.subtract, "if"),
+    "Mul": _make_binary(np.multiply, "if"),
+    "Equal": _make_binary(np.equal, "ifb"),
+    "Less": _make_binary(np.less, "if"),
+    "Greater": _make_binary(np.greater, "if"),
+    "And": _make_binary(np.logical_and, "b"),
+    "Or": _make_binary(np.logical_or, "b"),
     "Not": lambda attributes: lambda x: ~x if x.dtype == np.bool_ else None,
     "Identity": lambda attributes: lambda x: x,
     "Shape": lambda attributes: lambda x: np.array(x.shape[attributes.get("start", 0) : attributes.get("end", x.ndim)], np.int64),
     "Size": lambda attributes: lambda x: np.array(x.size, np.int64),
-    "Gather": _gather,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
-    "Concat": _concat,
-    "Slice": _slice,
-    "Reshape": _reshape,
+    "Gather": _make_gather,
+    "Unsqueeze": _make_unsqueeze,
+    "Squeeze": _make_squeeze,
+    "Concat": _make_concat,
+    "Slice": _make_slice,
+    "Reshape": _make_reshape,
     "Transpose": lambda attributes: lambda x: np.array(x.transpose(attributes.get("perm") or None), order="C"),
-    "Where": _where,
-    "Cast": _cast,
-    "ConstantOfShape": _filled,
-    "Expand": _expand,
-    "ReduceMax": _extreme(np.max),
-    "ReduceMin": _extreme(np.min),
+    "Where": _make_where,
+    "Cast": _make_cast,
+    "ConstantOfShape": _make_fill,
+    "Expand": _make_expand,
+    "ReduceMax": _make_extreme(np.max),
+    "ReduceMin": _make_extreme(np.min),
 }

@@ -25,7 +25,7 @@ def scatter_elements(attributes: Mapping[str, Any], operands: Sequence[Array | N
     axis = int(attributes.get("axis", 0)) % data.ndim
     places: list[Array] = list(np.indices(indices.shape, sparse=True))
     places[axis] = np.where(indices < 0, indices + data.shape[axis], indices)
-    return [_scattered(attributes, data, tuple(places), updates)]
+    return [_scatter_updates(attributes, data, tuple(places), updates)]
 
 
 def scatter_nd(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
@@ -33,10 +33,10 @@ def scatter_nd(attributes: Mapping[str, Any], operands: Sequence[Array | None]) 
     data, indices, updates = operands[:3]
     assert data is not None and indices is not None and updates is not None
     places = [np.where(i < 0, i + n, i) for i, n in zip(np.moveaxis(indices, -1, 0), data.shape, strict=False)]
-    return [_scattered(attributes, data, tuple(places), updates)]
+    return [_scatter_updates(attributes, data, tuple(places), updates)]
 
 
-def _scattered(attributes: Mapping[str, Any], data: Array, places: tuple[Array, ...], updates: Array) -> Array:
+def _scatter_updates(attributes: Mapping[str, Any], data: Array, places: tuple[Array, ...], updates: Array) -> Array:
     word, wide = attributes.get("reduction", "none"), data.dtype == np.float16
     result = data.astype(np.float32) if wide and word != "none" else data.copy()
     with np.errstate(all="ignore"):
@@ -56,7 +56,7 @@ def _scattered(attributes: Mapping[str, Any], data: Array, places: tuple[Array, 
 _Operator: TypeAlias = Callable[[Mapping[str, Any], Sequence["Array | None"]], "Sequence[Array] | None"]
 
 
-def _unique(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
+def _compute_unique(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
     """ "the unique values or sliced unique subtensors", sorted or "in the same order in which they occur in 'X'"; indices
     of first occurrences, inverse indices and counts. The reference drops axes of unsorted and of single subtensors."""
     x = operands[0]
@@ -76,8 +76,8 @@ def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array
     threshold left out. The reference refuses the scalars that the limits are."""
     boxes, scores = operands[0], operands[1]
     assert boxes is not None and scores is not None
-    limit, overlap, least = (_scalar(operands, i) for i in (2, 3, 4))
-    corners = _corners(boxes, bool(attributes.get("center_point_box", 0)))
+    limit, overlap, least = (_scalar_operand(operands, i) for i in (2, 3, 4))
+    corners = _box_corners(boxes, bool(attributes.get("center_point_box", 0)))
     areas, chosen = np.prod(corners[..., 2:] - corners[..., :2], axis=-1), list[tuple[int, int, int]]()
     for batch, label in np.ndindex(*scores.shape[:2]):
         rated = scores[batch, label]
@@ -86,7 +86,7 @@ def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array
         while order.size and kept < int(limit or 0):
             best, order, kept = order[0], order[1:], kept + 1
             chosen.append((batch, label, int(best)))
-            shared = _overlaps(corners[batch, best], corners[batch, order], areas[batch, best], areas[batch, order])
+            shared = _box_overlaps(corners[batch, best], corners[batch, order], areas[batch, best], areas[batch, order])
             order = order[shared.astype(np.float32) <= np.float32(overlap or 0)]
     return (np.array(chosen, np.int64).reshape(-1, 3),)
 
@@ -97,10 +97,10 @@ def _non_zero(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -
     return (np.array(np.nonzero(x), np.int64),) if x is not None and x.ndim and x.dtype.kind in "fiub" else None
 
 
-def _dropout(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
+def _compute_dropout(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
     """ "output = scale * data * mask, where scale = 1. / (1. - ratio)" in training mode; the numbers of a seed are those that
     ONNX's own tests were made with."""
-    x, ratio, training = operands[0], _scalar(operands, 1), _scalar(operands, 2)
+    x, ratio, training = operands[0], _scalar_operand(operands, 1), _scalar_operand(operands, 2)
     assert x is not None
     share = 0.5 if ratio is None else float(ratio)
     if not training or share == 0:
@@ -116,12 +116,12 @@ def _bit_cast(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -
     return (x.view(helper.tensor_dtype_to_np_dtype(attributes["to"])),)
 
 
-def _scalar(operands: Sequence[Array | None], index: int) -> Any:
+def _scalar_operand(operands: Sequence[Array | None], index: int) -> Any:
     value = operands[index] if index < len(operands) else None
     return None if value is None or value.size == 0 else value.ravel()[0]
 
 
-def _corners(boxes: Array, centred: bool) -> Array:
+def _box_corners(boxes: Array, centred: bool) -> Array:
     """Least and greatest coordinates ``[.., 4]`` of boxes, given by any two opposite corners or by centre and size."""
     one, two = boxes[..., :2], boxes[..., 2:]
     if centred:
@@ -129,14 +129,14 @@ def _corners(boxes: Array, centred: bool) -> Array:
     return np.concatenate([np.minimum(one, two), np.maximum(one, two)], axis=-1)
 
 
-def _overlaps(box: Array, others: Array, area: Array, areas: Array) -> Array:
+def _box_overlaps(box: Array, others: Array, area: Array, areas: Array) -> Array:
     """Intersections over unions of a box and others."""
     sides = np.maximum(np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2]), 0)
     shared, both = (sides[:, 0] * sides[:, 1]).astype(np.float64), (area + areas).astype(np.float64)
     return np.asarray(np.divide(shared, both - shared, out=np.zeros_like(shared), where=both > shared))
 
 
-def _optional(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
+def _make_optional(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
     """ "an optional-type value containing either an empty optional of a certain type ... or a non-empty value containing the
     input element": the element itself here, or None. The reference makes a list of it."""
     return [operands[0] if operands else None]
@@ -160,26 +160,26 @@ def key_of(domain: str, op: str) -> str:
 
 #: Operator -> what runs it, by ``key_of``.
 OPERATORS: Final[Mapping[str, _Operator]] = {
-    "Optional": _optional,
+    "Optional": _make_optional,
     "StringNormalizer": string_normalizer,
     "ZipMap": _zip_map,
     "OneHotEncoder": one_hot,
     "CategoryMapper": category_mapper,
     "DictVectorizer": dict_vectorizer,
     "CastMap": cast_map,
-    "Unique": _unique,
+    "Unique": _compute_unique,
     "NonZero": _non_zero,
     "NonMaxSuppression": _non_max_suppression,
     "BitCast": _bit_cast,
-    "Dropout": _dropout,
+    "Dropout": _compute_dropout,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
     f"{MICROSOFT}.BifurcationDetector": contrib_operators.detect_bifurcation,
-    f"{MICROSOFT}.DynamicTimeWarping": contrib_operators.warp,
+    f"{MICROSOFT}.DynamicTimeWarping": contrib_operators.find_warp_path,
     f"{MICROSOFT}.ExpandDims": contrib_operators.expand_dims,
     f"{MICROSOFT}.GatherND": contrib_operators.gather_nd,
-    f"{MICROSOFT}.Inverse": contrib_operators.invert,
+    f"{MICROSOFT}.Inverse": contrib_operators.invert_matrices,
     f"{MICROSOFT}.MurmurHash3": contrib_operators.hash_words,
-    f"{MICROSOFT}.Tokenizer": contrib_operators.tokenize,
+    f"{MICROSOFT}.Tokenizer": contrib_operators.tokenize_strings,
     f"{MICROSOFT}.Unique": contrib_operators.find_unique,
 }

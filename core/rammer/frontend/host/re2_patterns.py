@@ -63,9 +63,9 @@ class CharSet:
 
     def __contains__(self, char: str) -> bool:
         forms = {char, char.lower(), char.upper()} if self.folded else (char,)
-        return any(self._has(form) for form in forms if len(form) == 1) != self.others
+        return any(self._has_char(form) for form in forms if len(form) == 1) != self.others
 
-    def _has(self, char: str) -> bool:
+    def _has_char(self, char: str) -> bool:
         if char in self.chars:
             return True
         code = ord(char)
@@ -94,7 +94,7 @@ class Pattern:
             reached: dict[int, int] = {}
             for step, first in starts:
                 if best is None or first <= best[0]:
-                    self._close(step, first, text, place, reached)
+                    self._add_closure(step, first, text, place, reached)
             if 0 in reached and (best is None or reached[0] <= best[0]):
                 best = (reached.pop(0), place)
             if place == len(text):
@@ -108,7 +108,7 @@ class Pattern:
                 break
         return best
 
-    def _close(self, step: int, first: int, text: str, place: int, reached: dict[int, int]) -> None:
+    def _add_closure(self, step: int, first: int, text: str, place: int, reached: dict[int, int]) -> None:
         """Add the steps that ``step`` reaches without a character."""
         waiting = [step]
         while waiting:
@@ -119,11 +119,11 @@ class Pattern:
             kind, one, two = self.steps[step]
             if step and kind is None:
                 waiting += [two, one]
-            elif isinstance(kind, str) and _holds(kind, text, place):
+            elif isinstance(kind, str) and _is_satisfied(kind, text, place):
                 waiting.append(one)
 
 
-def _holds(assertion: str, text: str, place: int) -> bool:
+def _is_satisfied(assertion: str, text: str, place: int) -> bool:
     if assertion in ("b", "B"):
         before, after = (place > 0 and text[place - 1] in _WORDS), (place < len(text) and text[place] in _WORDS)
         return (before != after) == (assertion == "b")
@@ -238,7 +238,7 @@ class _Reader:
                 end = self.source.find("\\E", self.place)
                 text = self.source[self.place :] if end < 0 else self.until("\\E")
                 self.place = len(self.source) if end < 0 else self.place
-                parts += [self._chars(CharSet(frozenset(c))) for c in text]
+                parts += [self._char_node(CharSet(frozenset(c))) for c in text]
                 continue
             part = self.atom()
             if part is not None:
@@ -279,24 +279,24 @@ class _Reader:
         if char == "(":
             return self.group()
         if char == "[":
-            return self._chars(self.bracket())
+            return self._char_node(self.bracket())
         if char == ".":
-            return self._chars(CharSet(others=True) if "s" in self.flags else CharSet(frozenset("\n"), others=True))
+            return self._char_node(CharSet(others=True) if "s" in self.flags else CharSet(frozenset("\n"), others=True))
         if char in "^$":
             name = "begin" if char == "^" else "end"
             return _Node("assert", chars=f"line {name}" if "m" in self.flags else name)
         if char in "*+?":
             raise self.failed(f"nothing to repeat by {char!r}")
         if char != "\\":
-            return self._chars(CharSet(frozenset(char)))
+            return self._char_node(CharSet(frozenset(char)))
         char = self.char()
         if char in "bB":
             return _Node("assert", chars=char)
         if char in "Az":
             return _Node("assert", chars="begin" if char == "A" else "end")
-        return self._chars(self.escape(char))
+        return self._char_node(self.escape(char))
 
-    def _chars(self, chars: CharSet) -> _Node:
+    def _char_node(self, chars: CharSet) -> _Node:
         if "i" in self.flags:
             chars = CharSet(chars.chars, chars.ranges, chars.tests, chars.others, True)
         return _Node("chars", chars=chars)

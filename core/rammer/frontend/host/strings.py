@@ -45,12 +45,12 @@ def case_mappings(locale: str) -> tuple[Callable[[str], str], Callable[[str], st
     dotted = name.replace("-", "_").partition("_")[0] in DOTTED
     below, above = ({"I": "ı"}, {"i": "İ"}) if dotted else ({}, {})
     return (
-        lambda word: "".join(below.get(c) or _simple(c.lower(), "i" if c == "İ" else c) for c in word),
-        lambda word: "".join(above.get(c) or _simple(c.upper(), _simple(c.title(), c)) for c in word),
+        lambda word: "".join(below.get(c) or _simple_mapping(c.lower(), "i" if c == "İ" else c) for c in word),
+        lambda word: "".join(above.get(c) or _simple_mapping(c.upper(), _simple_mapping(c.title(), c)) for c in word),
     )
 
 
-def _simple(mapped: str, otherwise: str) -> str:
+def _simple_mapping(mapped: str, otherwise: str) -> str:
     """Return ``mapped`` if it is one letter: Unicode's full mappings may give several."""
     return mapped if len(mapped) == 1 else otherwise
 
@@ -79,12 +79,14 @@ def category_mapper(attributes: Mapping[str, Any], operands: Sequence[Any]) -> S
     if len(words) != len(numbers):
         raise ValueError(f"{len(words)} words for {len(numbers)} numbers")
     if x.dtype.kind in "OUS":
-        return (_mapped(x, dict(zip(words, numbers, strict=True)), attributes.get("default_int64", -1), np.dtype(np.int64)),)
+        return (
+            _map_elements(x, dict(zip(words, numbers, strict=True)), attributes.get("default_int64", -1), np.dtype(np.int64)),
+        )
     names = dict(zip(numbers, words, strict=True))
-    return (_mapped(x, names, attributes.get("default_string", "_Unused"), np.dtype(object)),)
+    return (_map_elements(x, names, attributes.get("default_string", "_Unused"), np.dtype(object)),)
 
 
-def _mapped(x: Array, table: Mapping[Any, Any], default: Any, dtype: np.dtype[Any]) -> Array:
+def _map_elements(x: Array, table: Mapping[Any, Any], default: Any, dtype: np.dtype[Any]) -> Array:
     made = np.empty(x.size, dtype)
     made[:] = [table.get(v, default) for v in x.ravel().tolist()]
     return made.reshape(x.shape)

@@ -92,17 +92,17 @@ def graph_of(body: SubGraph) -> GraphProto:
     return body.graph
 
 
-def controlled(node: Node, values: Mapping[str, Value], bodies: BodyRunner, constants: Collection[str] = ()) -> list[Value]:
+def run_control_flow(node: Node, values: Mapping[str, Value], bodies: BodyRunner, constants: Collection[str] = ()) -> list[Value]:
     """All outputs of ``node``, in order, of its inputs by name (those that its bodies capture included), of which ``constants``
     are the same in every run."""
-    captured = nd.captures(node)
+    captured = nd.captured_names(node)
     formal = node.inputs[: len(node.inputs) - len(captured)]
     named = dict(zip(captured, node.inputs[len(formal) :], strict=True))
     outer = OuterValues({n: values[o] for n, o in named.items()}, frozenset(n for n, o in named.items() if o in constants))
     operands = [values[n] if n else None for n in formal]
     if node.op == "If":  # which has no end to be waited for
-        return _if(node, operands, _BodyRun(bodies, outer))
-    with _timed(node.op):
+        return _run_if(node, operands, _BodyRun(bodies, outer))
+    with _time_loop(node.op):
         return _OPERATORS[node.op](node, operands, _BodyRun(bodies, outer))
 
 
@@ -120,13 +120,13 @@ class _BodyRun:
         return self.bodies.several(body, ahead, self.outer)
 
 
-def _if(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
+def _run_if(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
     """ "then_branch: Graph to run if condition is true", else "else_branch"."""
     taken = "then_branch" if bool(np.asarray(operands[0]).all()) else "else_branch"
     return run(node.attributes[taken], ())
 
 
-def _loop(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
+def _run_loop(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
     """ "for (int i=0; i < max_trip_count && cond; ++i) cond, ... = body(i, cond, ...)": a missing trip count is no limit, a
     missing condition true. The values of scan outputs are "concatenated" by a new first axis."""
     trips, condition, *state = operands
@@ -136,23 +136,23 @@ def _loop(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
     scanned = [_Scanned(v) for v in graph_of(body).output[1 + len(state) :]]
     count = 0
     while going and (most is None or count < most):
-        _check(count)
-        done = run.several(body, TurnsAhead(count, None if most is None else most - count, state, (), _check))
+        _check_time(count)
+        done = run.several(body, TurnsAhead(count, None if most is None else most - count, state, (), _check_time))
         if done is None:
             cond, *made = run(body, (np.array(count, np.int64), np.array(True), *state))
-            done = _one(bool(np.asarray(cond).item()), made, len(state))
+            done = _single_iteration(bool(np.asarray(cond).item()), made, len(state))
         going, state, count = done.going, done.state, count + done.count
         for scan, values in zip(scanned, done.gathered, strict=True):
             scan.values.append(values)
     return [*state, *(s.stacked(0, False) for s in scanned)]
 
 
-def _one(going: bool, made: Sequence[Value], states: int) -> TurnsDone:
+def _single_iteration(going: bool, made: Sequence[Value], states: int) -> TurnsDone:
     """What one turn gave."""
     return TurnsDone(1, going, list(made[:states]), [np.asarray(v)[None] for v in made[states:]])
 
 
-def _scan(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
+def _run_scan(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
     """ "Scan can be used to iterate over one or more scan_input tensors, constructing zero or more scan_output tensors", along
     the axes and in the directions that attributes give."""
     if node.version < 9:
@@ -169,10 +169,10 @@ def _scan(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
     scanned = [_Scanned(v) for v in graph_of(body).output[len(state) :]]
     step = 0
     while step < length:
-        _check(step)
-        done = run.several(body, TurnsAhead(step, length - step, state, slices, _check))
+        _check_time(step)
+        done = run.several(body, TurnsAhead(step, length - step, state, slices, _check_time))
         if done is None:
-            done = _one(True, run(body, (*state, *(np.array(x[step]) for x in slices))), len(state))
+            done = _single_iteration(True, run(body, (*state, *(np.array(x[step]) for x in slices))), len(state))
         state, step = done.state, step + done.count
         for scan, values in zip(scanned, done.gathered, strict=True):
             scan.values.append(values)
@@ -188,15 +188,15 @@ def _sequence_map(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[
     body, first = node.attributes["body"], operands[0]
     made = list[list[Value]]()
     for i in range(len(first)):
-        _check(i)
+        _check_time(i)
         made.append(run(body, [x[i] if isinstance(x, list) else x for x in operands]))
     return [[results[k] for results in made] for k in range(len(graph_of(body).output))]
 
 
 _OPERATORS: Final[Mapping[str, Callable[[Node, Sequence[Value], _BodyRun], list[Value]]]] = {
-    "If": _if,
-    "Loop": _loop,
-    "Scan": _scan,
+    "If": _run_if,
+    "Loop": _run_loop,
+    "Scan": _run_scan,
     "SequenceMap": _sequence_map,
 }
 CONTROL: Final = frozenset(_OPERATORS)
@@ -224,7 +224,7 @@ class _Scanned:
 
 
 @contextmanager
-def _timed(op: str) -> Iterator[None]:
+def _time_loop(op: str) -> Iterator[None]:
     """A loop by the outermost one's clock: what that contains takes of its seconds."""
     clock, token = _CLOCK.get(), None
     if clock is None:
@@ -240,7 +240,7 @@ def _timed(op: str) -> Iterator[None]:
 
 
 @contextmanager
-def uncounted() -> Iterator[None]:
+def exclude_time() -> Iterator[None]:
     """What is done here, such as compiling, takes none of an operator's seconds; nor does it where this is within the same."""
     clock = _CLOCK.get()
     if clock is None:
@@ -253,7 +253,7 @@ def uncounted() -> Iterator[None]:
         clock.start, clock.passed = time.thread_time() - spent, time.perf_counter() - waited
 
 
-def _check(iterations: int) -> None:
+def _check_time(iterations: int) -> None:
     """TooLong where the loops that run have taken too many seconds, the innermost so many ``iterations``."""
     clock = _CLOCK.get()
     assert clock is not None

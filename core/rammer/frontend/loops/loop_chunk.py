@@ -49,34 +49,37 @@ class Turns:
     @cached_property
     def states(self) -> list[str]:
         """Names of the states in the body."""
-        return _names(self.graph.input)[: -self.scanned] if self.scanned else _names(self.graph.input)[2:]
+        return _value_names(self.graph.input)[: -self.scanned] if self.scanned else _value_names(self.graph.input)[2:]
 
     @cached_property
     def results(self) -> list[str]:
         """Names of what the body gives: its states, and what is gathered."""
-        return _names(self.graph.output)[0 if self.scanned else 1 :]
+        return _value_names(self.graph.output)[0 if self.scanned else 1 :]
 
     @cached_property
-    def _prefix(self) -> str:
+    def _unique_prefix(self) -> str:
         taken = {n for g in model_checks.graphs_below([self.graph]) for n in _all_names(g)}
         return next(p for p in (f"turns{'_' * i}." for i in range(len(taken) + 1)) if not any(n.startswith(p) for n in taken))
 
     def name(self, what: str, index: int | str = "") -> str:
         """A name that the body does not have: of inputs ``first``, ``left``, ``state``, ``slices``; of outputs ``after``,
         ``going``, ``gathered``."""
-        return f"{self._prefix}{what}{index}"
+        return f"{self._unique_prefix}{what}{index}"
 
     def model(self, ports: Mapping[str, InputPort], known: Mapping[str, np.ndarray]) -> Model:
         """All turns as a model: ``ports`` are those of states, slices and values of outside by their names in the body, ``known``
         those of outside that are constants."""
-        own, scanned = set(_names(self.graph.input)), _names(self.graph.input)[-self.scanned :] if self.scanned else []
+        own, scanned = (
+            set(_value_names(self.graph.input)),
+            _value_names(self.graph.input)[-self.scanned :] if self.scanned else [],
+        )
         given = [replace(ports[n], name=self.name("state", i)) for i, n in enumerate(self.states)]
         given += [InputPort(self.name("slices", i), ports[n].dtype, (self.count, *ports[n].shape)) for i, n in enumerate(scanned)]
         given += [InputPort(self.name(n), "int64", ()) for n in ((LEFT,) if self.scanned else (FIRST, LEFT))]
         given += [p for n, p in ports.items() if n not in own and n not in known]
         opsets = dict(self.body.opsets)
         proto = ModelProto(opset_import=[OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()])
-        proto.graph.node.extend([*self._before(), self._repeated()])
+        proto.graph.node.extend([*self._before(), self._loop_node()])
         proto.graph.output.extend(ValueInfoProto(name=o) for o in self.outputs)
         title = f"{self.graph.name or 'body'}_{self.count}_turns"
         return Model(proto, None, title, tuple(given), tuple(self.outputs), opsets.get("", 0), known=known)
@@ -99,16 +102,16 @@ class Turns:
             "count": np.array(self.count),
         }
         made = [helper.make_node("Constant", [], [self.name(n)], value=numpy_helper.from_array(a)) for n, a in constants.items()]
-        made += [self._op("Less", ["places", LEFT], "are"), self._op("Less", ["nexts", LEFT], "more")]
+        made += [self._make_node("Less", ["places", LEFT], "are"), self._make_node("Less", ["nexts", LEFT], "more")]
         if not self.scanned:
-            made += [self._op("Sub", [LEFT, "one"], "end"), self._op("Min", ["places", "end"], "at")]
-            made += [self._op("Add", ["at", FIRST], "indices")]
+            made += [self._make_node("Sub", [LEFT, "one"], "end"), self._make_node("Min", ["places", "end"], "at")]
+            made += [self._make_node("Add", ["at", FIRST], "indices")]
         return made
 
-    def _op(self, op: str, operands: Sequence[str], result: str) -> NodeProto:
+    def _make_node(self, op: str, operands: Sequence[str], result: str) -> NodeProto:
         return helper.make_node(op, [self.name(n) for n in operands], [self.name(result)])
 
-    def _repeated(self) -> NodeProto:
+    def _loop_node(self) -> NodeProto:
         """A Loop of ``count`` turns over what they are given, and what comes of each."""
         states, steady = range(len(self.states)), self.steady
         first = [*([] if steady else ["yes", FIRST]), *(f"state{i}" for i in states), *(f"state{i}" for i in states)]
@@ -124,10 +127,10 @@ class Turns:
     def _turn(self) -> GraphProto:
         """One turn: its inputs, which are those of the turn before where that was the last, and its results."""
         states, own = range(len(self.states)), [] if self.steady else ["on", "i"]
-        nodes, after = [*self._given(), *self.graph.node, self._op("Identity", ["c"], "go")], [self.name("go")]
+        nodes, after = [*self._input_nodes(), *self.graph.node, self._make_node("Identity", ["c"], "go")], [self.name("go")]
         if not self.steady:
             nodes += [helper.make_node("And", [self.name("on"), self.graph.output[0].name], [self.name("goes")])]
-            nodes += [self._op("Gather", ["more", "k"], "another"), self._op("And", ["another", "goes"], "next on")]
+            nodes += [self._make_node("Gather", ["more", "k"], "another"), self._make_node("And", ["another", "goes"], "next on")]
             after += [self.name("next on"), self.name("index")]
         after += [*self.states, *self.results[: len(states)], *([] if self.steady else [self.name("goes")])]
         after += self.results[len(states) :]
@@ -141,13 +144,13 @@ class Turns:
         inputs = [typed.get(n, ValueInfoProto(name=self.name(n))) for n in before]
         return helper.make_graph(nodes, "turn", inputs, [ValueInfoProto(name=n) for n in after], self.graph.initializer)
 
-    def _given(self) -> list[NodeProto]:
+    def _input_nodes(self) -> list[NodeProto]:
         """The body's inputs in one turn."""
-        inputs, on = _names(self.graph.input), self.name("on")
-        nodes = [self._op("Gather", ["are", "k"], "on")] if self.steady else []
+        inputs, on = _value_names(self.graph.input), self.name("on")
+        nodes = [self._make_node("Gather", ["are", "k"], "on")] if self.steady else []
         if not self.scanned:
-            nodes += [self._op("Gather", ["indices", "k"], "index" if self.steady else "here")]
-            nodes += [] if self.steady else [self._op("Where", ["on", "here", "i"], "index")]
+            nodes += [self._make_node("Gather", ["indices", "k"], "index" if self.steady else "here")]
+            nodes += [] if self.steady else [self._make_node("Where", ["on", "here", "i"], "index")]
             nodes += [helper.make_node("Identity", [self.name(n)], [o]) for n, o in zip(("index", "yes"), inputs, strict=False)]
         nodes += [
             helper.make_node("Where", [on, self.name("is", i), self.name("was", i)], [n]) for i, n in enumerate(self.states)
@@ -156,7 +159,7 @@ class Turns:
         return nodes + [helper.make_node("Gather", [self.name("slices", i), self.name("k")], [n]) for i, n in slices]
 
 
-def steady(body: SubGraph) -> bool:
+def has_steady_condition(body: SubGraph) -> bool:
     """Whether a Loop's condition follows from its condition and constants alone: if it holds after one turn, it always does."""
     graph = graph_of(body)
     makers = {o: n for n in graph.node for o in n.output}
@@ -173,10 +176,10 @@ def steady(body: SubGraph) -> bool:
     return True
 
 
-def _names(values: Any) -> list[str]:
+def _value_names(values: Any) -> list[str]:
     return [v.name for v in values]
 
 
 def _all_names(graph: GraphProto) -> list[str]:
     made = [n for node in graph.node for n in (*node.input, *node.output)]
-    return [*made, *_names(graph.input), *_names(graph.output), *_names(graph.initializer)]
+    return [*made, *_value_names(graph.input), *_value_names(graph.output), *_value_names(graph.initializer)]

@@ -57,7 +57,7 @@ def unrolled_size(body: GraphProto, outer: Mapping[str, np.ndarray] = NOTHING) -
 
     ``outer`` are constants around it. Loops with other trip counts, and loops that a condition may end, count once.
     """
-    total, known = 0, {**outer, **_numbers(body.initializer)}
+    total, known = 0, {**outer, **_scalar_values(body.initializer)}
     for node in body.node:
         total += 1
         for inner in (g for a in node.attribute for g in (a.g, *a.graphs)):
@@ -65,11 +65,11 @@ def unrolled_size(body: GraphProto, outer: Mapping[str, np.ndarray] = NOTHING) -
             counted = trips is not None and trips.size == 1 and always_goes(inner, known)
             total += (max(int(trips.item()), 0) if counted and trips is not None else 1) * unrolled_size(inner, known)
         if node.op_type == "Constant" and not node.domain:
-            value = _numbers(a.t for a in node.attribute if a.name == "value")
+            value = _scalar_values(a.t for a in node.attribute if a.name == "value")
             known |= dict(zip(node.output, value.values(), strict=False))
     return total
 
 
-def _numbers(tensors: Iterable[TensorProto]) -> dict[str, np.ndarray]:
+def _scalar_values(tensors: Iterable[TensorProto]) -> dict[str, np.ndarray]:
     """The tensors of one element."""
     return {t.name: numpy_helper.to_array(t) for t in tensors if math.prod(t.dims) == 1}

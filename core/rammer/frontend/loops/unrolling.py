@@ -21,15 +21,15 @@ from rammer.frontend.lower.contrib import FUNCTIONS
 from rammer.frontend.read import function_bodies, model_checks, schemas
 
 
-def unrolled(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
+def unroll_loop(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
     """Put the steps of a Loop or Scan that ONNX's inference takes in its place; False where it has to stay. What it adds to
     ``walk`` is then taken back."""
     if proto.op_type not in ("Loop", "Scan") or proto.domain not in ("", "ai.onnx"):
         return False
     if walk.ranged is None:
-        return _unrolled(walk, proto, scope)
+        return _try_unroll(walk, proto, scope)
     with walk.ranged.met(_steps_of(walk, proto, scope)) as stays:
-        return not stays and _unrolled(walk, proto, scope)
+        return not stays and _try_unroll(walk, proto, scope)
 
 
 def _steps_of(walk: BindState, proto: NodeProto, scope: Scope) -> int | None:
@@ -47,7 +47,7 @@ def _steps_of(walk: BindState, proto: NodeProto, scope: Scope) -> int | None:
     return shape[axis] if -len(shape) <= axis < len(shape) else None
 
 
-def _unrolled(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
+def _try_unroll(walk: BindState, proto: NodeProto, scope: Scope) -> bool:
     made, inside = len(walk.nodes), walk.budget.left is not None
     try:
         with walk.budget.of_loop():
@@ -102,7 +102,7 @@ class _Steps:
         if len(body.input) != len(proto.input) or (proto.op_type == "Scan" and "" in proto.input):
             return None
         nodes = [n for g in model_checks.graphs_below([body]) for n in g.node]
-        if not all(_expressed(walk, node, scope) for node in nodes):
+        if not all(_has_expression(walk, node, scope) for node in nodes):
             return None
         base = scope.inner()
         walk.initializers(body, base)
@@ -129,7 +129,7 @@ class _Steps:
             for made, value in zip(scanned, results[len(state) :], strict=True):
                 made.append(value)
             step += 1
-        return self._finish(state, [(made, 0) for made in scanned])
+        return self._bind_results(state, [(made, 0) for made in scanned])
 
     def scan(self) -> bool:
         """A step for each slice of the scanned inputs, "along the axes and in the directions that attributes give"."""
@@ -157,7 +157,7 @@ class _Steps:
         ends = list(self.attributes.get("scan_output_axes") or (0,) * len(scanned))
         turned = list(self.attributes.get("scan_output_directions") or (0,) * len(scanned))
         parts = [(made[::-1] if b else made, a) for made, a, b in zip(scanned, ends, turned, strict=True)]
-        return self._finish(state, parts)
+        return self._bind_results(state, parts)
 
     def _known(self, place: int) -> np.ndarray | None:
         """The value of an operand, where it is given and known."""
@@ -176,9 +176,9 @@ class _Steps:
         return [inner.values[o.name] for o in self.body.output]
 
     def _slice(self, name: str, place: int, axis: int, scope: Scope) -> str:
-        return self._emit("Gather", [name, np.array(place, np.int64)], scope, axis=axis)
+        return self._emit_node("Gather", [name, np.array(place, np.int64)], scope, axis=axis)
 
-    def _emit(self, op: str, operands: Sequence[str | np.ndarray], scope: Scope, **attributes: Any) -> str:
+    def _emit_node(self, op: str, operands: Sequence[str | np.ndarray], scope: Scope, **attributes: Any) -> str:
         """One operator of ONNX's on values of the Graph and constants; the name of its result."""
         inner = scope.inner()
         names = [f"{self.proto.name or self.proto.op_type}/{op}{i}" for i in range(len(operands) + 1)]
@@ -190,7 +190,7 @@ class _Steps:
         self.walk.step(helper.make_node(op, names[:-1], names[-1:], **attributes), inner)
         return inner.values[names[-1]]
 
-    def _finish(self, state: Sequence[str], scanned: Sequence[tuple[Sequence[str], int]]) -> bool:
+    def _bind_results(self, state: Sequence[str], scanned: Sequence[tuple[Sequence[str], int]]) -> bool:
         """Give the operator's results their names: the last states, and what the steps gave, along a new axis."""
         results = list(state)
         for (parts, axis), wanted in zip(scanned, self.proto.output[len(state) :], strict=False):
@@ -202,17 +202,17 @@ class _Steps:
                 return False
             at = axis + (len(shape) + 1) * (axis < 0)
             target = np.array([*shape[:at], 1, *shape[at:]], np.int64)
-            rows = [self._emit("Reshape", [p, target], self.base) for p in parts]
-            results.append(self._emit("Concat", rows, self.base, axis=at) if len(rows) > 1 else rows[0])
+            rows = [self._emit_node("Reshape", [p, target], self.base) for p in parts]
+            results.append(self._emit_node("Concat", rows, self.base, axis=at) if len(rows) > 1 else rows[0])
         self.scope.values.update({n: r for n, r in zip(self.proto.output, results, strict=False) if n})
         return True
 
 
-def _expressed(walk: BindState, node: NodeProto, scope: Scope) -> bool:
+def _has_expression(walk: BindState, node: NodeProto, scope: Scope) -> bool:
     """Whether an operator becomes tensor expressions, as far as its name tells."""
     domain = "" if node.domain == "ai.onnx" else node.domain
     if (domain, node.op_type) in walk.lowered or (domain, node.op_type) in FUNCTIONS or (not domain and node.op_type in CONTROL):
         return True
-    if domain not in scope.opsets or not schemas.has(node.op_type, scope.opset(node), domain):
+    if domain not in scope.opsets or not schemas.has_schema(node.op_type, scope.opset(node), domain):
         return False  # a plugin's
     return function_bodies.has_function(schemas.get_schema(node.op_type, scope.opset(node), domain))

@@ -15,7 +15,7 @@ import numpy as np
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Cast, Expr, Load, Op
-from rammer.ir.reindex import collected
+from rammer.ir.reindex import collect_terms
 from rammer.ir.types import TensorType
 
 Interval: TypeAlias = "tuple[int, int]"
@@ -41,32 +41,32 @@ class _PlacedRows:
         made = list[Compute]()
         for c in computes:
             area = {a.name: (0, a.extent - 1) for a in (*c.axes, *c.reduce)}
-            body = self._body(c.body, area, c.combiner is None)
+            body = self._resolve_body(c.body, area, c.combiner is None)
             c = c if body is c.body else replace(c, body=body)
             made.append(c)
             if c.combiner is None and c.points:
-                counted = replace(c, body=_simple(self._index(body, area), area))
-                if _counts(counted, area):
+                counted = replace(c, body=_simplify_integer(self._index(body, area), area))
+                if _is_affine_integer(counted, area):
                     self.counts[c.name] = counted
-                elif self._shows(body):
+                elif self._is_constant_view(body):
                     self.shown[c.name] = c
         read = {n for c in made for n in c.reads} | {*outputs}
         return [c for c in made if c.name in read or c.name not in self.counts.keys() | self.shown.keys()]
 
-    def _shows(self, body: Expr) -> bool:
+    def _is_constant_view(self, body: Expr) -> bool:
         plain = isinstance(body, Load) and body.tensor in self.constants and body.fill is None
         return plain and not any(map(ex.has_loads, ex.children(body)))
 
-    def _body(self, e: Expr, area: Area, through: bool) -> Expr:
+    def _resolve_body(self, e: Expr, area: Area, through: bool) -> Expr:
         """``e`` with known indices; where it looks ``through`` tensors that show a constant, with loads of that."""
 
         def rule(n: Expr) -> Expr | None:
             if not isinstance(n, Load):
                 return None
             indices = tuple(self._index(i, area) for i in n.indices)
-            inside = _within(indices, self.types[n.tensor], area)
+            inside = _is_in_bounds(indices, self.types[n.tensor], area)
             if inside and through and n.tensor in self.shown:
-                return _at(self.shown[n.tensor], indices)
+                return _element_at(self.shown[n.tensor], indices)
             changed = any(a is not b for a, b in zip(indices, n.indices, strict=True))
             return Load(n.tensor, indices, None if inside else n.fill) if changed else n
 
@@ -79,66 +79,66 @@ class _PlacedRows:
             if not isinstance(n, Load):
                 return None
             places = tuple(self._index(i, area) for i in n.indices)
-            if n.tensor in self.counts and _within(places, self.types[n.tensor], area):
-                return _at(self.counts[n.tensor], places)
+            if n.tensor in self.counts and _is_in_bounds(places, self.types[n.tensor], area):
+                return _element_at(self.counts[n.tensor], places)
             return n if places == n.indices else Load(n.tensor, places, n.fill)
 
         made = ex.transform(e, rule)
-        return e if made == e else _simple(made, area)
+        return e if made == e else _simplify_integer(made, area)
 
 
-def _at(c: Compute, indices: Sequence[Expr]) -> Expr:
+def _element_at(c: Compute, indices: Sequence[Expr]) -> Expr:
     """An element of ``c``."""
     return ex.substitute(c.body, {a.name: i for a, i in zip(c.axes, indices, strict=True)})
 
 
-def _counts(c: Compute, area: Area) -> bool:
+def _is_affine_integer(c: Compute, area: Area) -> bool:
     """Whether the elements of ``c`` are integers that follow from their places, each as large as its type holds."""
     if not np.issubdtype(np.dtype(c.dtype), np.integer) or ex.has_loads(c.body):
         return False
-    return ex.affine(c.body) is not None and _holds(c.dtype, _interval(c.body, area))
+    return ex.affine_form(c.body) is not None and _can_represent(c.dtype, _integer_interval(c.body, area))
 
 
-def _within(indices: Sequence[Expr], of: TensorType, area: Area) -> bool:
+def _is_in_bounds(indices: Sequence[Expr], of: TensorType, area: Area) -> bool:
     """Whether ``indices`` are some of a tensor's wherever it is asked for."""
-    found = [(_interval(i, area), extent) for i, extent in zip(indices, of.shape, strict=True)]
+    found = [(_integer_interval(i, area), extent) for i, extent in zip(indices, of.shape, strict=True)]
     return all(known is not None and known[0] >= 0 and known[1] < extent for known, extent in found)
 
 
-def _simple(e: Expr, area: Area) -> Expr:
+def _simplify_integer(e: Expr, area: Area) -> Expr:
     """An integer expression without conversions that change nothing and choices that are none; in its simplest form where it
     is affine."""
     if isinstance(e, Load):
         return e
     kids = ex.children(e)
-    parts = tuple(_simple(k, area) for k in kids)
-    made = e if parts == kids else ex.rebuild(e, parts)
+    parts = tuple(_simplify_integer(k, area) for k in kids)
+    made = e if parts == kids else ex.rebuild_expr(e, parts)
     if isinstance(made, Cast):
-        return made.arg if _holds(made.dtype, _interval(made.arg, area)) else made
+        return made.arg if _can_represent(made.dtype, _integer_interval(made.arg, area)) else made
     if isinstance(made, Op) and made.fn == "where":
-        decided = _decided(made.args[0], area)
+        decided = _decide_comparison(made.args[0], area)
         return made if decided is None else made.args[1 if decided else 2]
-    return collected(made)
+    return collect_terms(made)
 
 
-def _holds(dtype: str, known: Interval | None) -> bool:
+def _can_represent(dtype: str, known: Interval | None) -> bool:
     """Whether an integer type holds these values."""
     if known is None or not np.issubdtype(np.dtype(dtype), np.integer):
         return False
     return np.iinfo(dtype).min <= known[0] and known[1] <= np.iinfo(dtype).max
 
 
-def _decided(e: Expr, area: Area) -> bool | None:
+def _decide_comparison(e: Expr, area: Area) -> bool | None:
     """Whether ``a < b`` holds everywhere (True) or nowhere; None where that is open."""
     if not isinstance(e, Op) or e.fn != "lt":
         return None
-    a, b = (_interval(x, area) for x in e.args)
+    a, b = (_integer_interval(x, area) for x in e.args)
     if a is None or b is None:
         return None
     return True if a[1] < b[0] else False if a[0] >= b[1] else None
 
 
-def _interval(e: Expr, area: Area) -> Interval | None:
+def _integer_interval(e: Expr, area: Area) -> Interval | None:
     """Bounds of an integer expression; None where it reads something, or is none."""
     if any(isinstance(n, Load) or (isinstance(n, ex.Const) and isinstance(n.value, float)) for n in ex.walk(e)):
         return None

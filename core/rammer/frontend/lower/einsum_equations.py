@@ -23,13 +23,13 @@ class Equation:
         return tuple(self.extents[n] for n in self.result)
 
 
-def parsed(text: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
+def parse_equation(text: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
     """The equation over operands of ``shapes``. BadInput where the two do not go together: terms and operands, letters and axes,
     extents of one letter (1 goes with any)."""
     terms, arrow, target = text.replace(" ", "").partition("->")
     if len(terms.split(",")) != len(shapes):
         raise BadInput(f"Einsum of {len(shapes)} operands has the equation {text!r}", hint="one term for each operand")
-    operands = tuple(_labels(term, len(shape)) for term, shape in zip(terms.split(","), shapes, strict=True))
+    operands = tuple(_term_labels(term, len(shape)) for term, shape in zip(terms.split(","), shapes, strict=True))
     extents = dict[str, int]()
     for term, names, shape in zip(terms.split(","), operands, shapes, strict=True):
         if len(names) != len(shape):
@@ -43,7 +43,9 @@ def parsed(text: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
                 )
             extents[name] = extent if name not in extents or extent != 1 else known
     hidden = sorted({n for names in operands for n in names if len(n) > 1}, key=lambda n: -int(n[1:]))
-    result = tuple(_labels(target, len(target.replace("...", "")) + len(hidden))) if arrow else _implicit(operands, hidden)
+    result = (
+        tuple(_term_labels(target, len(target.replace("...", "")) + len(hidden))) if arrow else _implicit_output(operands, hidden)
+    )
     if not set(result) <= set(extents) or len(set(result)) < len(result):
         raise BadInput(
             f"the result of Einsum's equation {text!r} has a letter that no operand has, or one twice",
@@ -52,14 +54,14 @@ def parsed(text: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
     return Equation(operands, result, extents)
 
 
-def _labels(term: str, rank: int) -> tuple[str, ...]:
+def _term_labels(term: str, rank: int) -> tuple[str, ...]:
     """Axis names of one term; the dimensions of an ellipsis are named from the right: ``e1, e0``."""
     before, dots, after = term.partition("...")
     count = rank - len(re.sub(r"\W", "", term)) if dots else 0
     return (*before, *(f"e{d}" for d in reversed(range(count))), *after)
 
 
-def _implicit(operands: Sequence[tuple[str, ...]], hidden: Sequence[str]) -> tuple[str, ...]:
+def _implicit_output(operands: Sequence[tuple[str, ...]], hidden: Sequence[str]) -> tuple[str, ...]:
     """NumPy's implicit output: the ellipsis, then the labels that occur once, sorted."""
     flat = [label for names in operands for label in names]
     return (*hidden, *sorted(n for n in set(flat) if len(n) == 1 and flat.count(n) == 1))

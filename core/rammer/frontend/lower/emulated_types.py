@@ -16,9 +16,9 @@ import onnx
 
 from rammer.errors import BadInput
 from rammer.frontend.read import node_protos as nd
-from rammer.ir.formats import FORMATS, FloatFormat, IntegerFormat, carried, carrier
+from rammer.ir.formats import FORMATS, FloatFormat, IntegerFormat, carrier_dtype, to_carrier
 from rammer.ir.graph import Graph, Node, Value
-from rammer.ir.names import identifier
+from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
 
 #: The domain of Decode and Encode, which ``lowerings.stored`` lowers; no model can name it.
@@ -50,7 +50,7 @@ _CODES: Final[Mapping[int, str]] = {
 _Rule: TypeAlias = "Callable[[_Carrying, Node], None]"
 
 
-def carry(graph: Graph) -> Graph:
+def emulate_formats(graph: Graph) -> Graph:
     """``graph`` without values of ``FORMATS``: itself, where it has none. BadInput for an operator that cannot take them."""
     if not any(t.dtype in FORMATS for t in graph.types.values()):
         return graph
@@ -60,8 +60,8 @@ def carry(graph: Graph) -> Graph:
 class _Carrying:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.types = {n: TensorType(carrier(t.dtype), t.shape) for n, t in graph.types.items()}
-        self.constants = {n: carried(a) for n, a in graph.constants.items()}
+        self.types = {n: TensorType(carrier_dtype(t.dtype), t.shape) for n, t in graph.types.items()}
+        self.constants = {n: to_carrier(a) for n, a in graph.constants.items()}
         self.taken = {*graph.types, *graph.constants}
         #: Value of a format -> its numbers.
         self.numbers: dict[str, str] = {}
@@ -73,14 +73,14 @@ class _Carrying:
             self._step(node)
         return replace(
             self.graph,
-            inputs=tuple(map(self._port, self.graph.inputs)),
-            outputs=tuple(map(self._port, self.graph.outputs)),
+            inputs=tuple(map(self._carry_port, self.graph.inputs)),
+            outputs=tuple(map(self._carry_port, self.graph.outputs)),
             nodes=tuple(self.nodes),
             types=self.types,
             constants=self.constants,
         )
 
-    def _port(self, value: Value) -> Value:
+    def _carry_port(self, value: Value) -> Value:
         kind = value.type.dtype
         return replace(value, type=self.types[value.name], outside=kind) if kind in FORMATS else value
 
@@ -94,7 +94,7 @@ class _Carrying:
         if not any(map(self.format, values)):
             self.nodes.append(node)
             return
-        if nd.bodies(node):
+        if nd.body_graphs(node):
             formats = tuple(map(self.format, node.inputs))
             bodies = {k: replace(v, formats=formats) if isinstance(v, nd.SubGraph) else v for k, v in node.attributes.items()}
             self.nodes.append(replace(node, attributes=bodies))
@@ -114,7 +114,7 @@ class _Carrying:
     def add(self, op: str, inputs: Iterable[str], kind: TensorType, attributes: Mapping[str, Any], like: Node, **to: Any) -> str:
         """A new node with one result, which is called ``to["output"]`` or after that of ``like``; its name."""
         inputs = tuple(inputs)
-        result = str(to.get("output") or identifier(f"{next(o for o in like.outputs if o)}_{op.lower()}", self.taken))
+        result = str(to.get("output") or make_identifier(f"{next(o for o in like.outputs if o)}_{op.lower()}", self.taken))
         self.types[result] = kind
         domain, version = (DOMAIN, 1) if op in ("Decode", "Encode") else ("", int(to.get("version", 13)))
         self.nodes.append(Node(op, inputs, (result,), attributes, like.name, domain, version))
@@ -122,7 +122,7 @@ class _Carrying:
 
     def constant(self, value: np.ndarray, hint: str) -> str:
         """A new constant; its name."""
-        name = identifier(hint, self.taken)
+        name = make_identifier(hint, self.taken)
         self.constants[name], self.types[name] = value, TensorType(str(value.dtype), value.shape)
         return name
 
@@ -133,7 +133,7 @@ class _Carrying:
             return name
         if name not in self.numbers:
             wide = TensorType(FORMATS[kind].wide, self.types[name].shape)
-            result = identifier(f"{name}_{wide.dtype}", self.taken)
+            result = make_identifier(f"{name}_{wide.dtype}", self.taken)
             self.numbers[name] = self.add("Decode", (name,), wide, {"format": kind}, node, output=result)
         return self.numbers[name]
 
@@ -148,7 +148,7 @@ class _Carrying:
         """Numbers in, numbers out, and codes of those."""
         inputs = tuple(self.number(n, node) for n in node.inputs)
         made = {o: self._numbers_of(o) for o in node.outputs if self.format(o)}
-        attributes = {k: _widened(k, v) for k, v in node.attributes.items()}
+        attributes = {k: _widen_attribute(k, v) for k, v in node.attributes.items()}
         outputs = tuple(made.get(o, o) for o in node.outputs)
         self.nodes.append(replace(node, inputs=inputs, outputs=outputs, attributes=attributes))
         for result, value in made.items():
@@ -157,13 +157,13 @@ class _Carrying:
     def _numbers_of(self, result: str) -> str:
         """A name for the numbers of a result before they are rounded."""
         wide = FORMATS[self.format(result)].wide
-        name = identifier(f"{result}_{wide}", self.taken)
+        name = make_identifier(f"{result}_{wide}", self.taken)
         self.types[name] = TensorType(wide, self.types[result].shape)
         return name
 
     def move(self, node: Node) -> None:
         """Codes as any other elements."""
-        attributes = {k: carried(v) if isinstance(v, np.ndarray) else v for k, v in node.attributes.items()}
+        attributes = {k: to_carrier(v) if isinstance(v, np.ndarray) else v for k, v in node.attributes.items()}
         self.nodes.append(replace(node, attributes=attributes))
 
     def cast(self, node: Node) -> None:
@@ -192,9 +192,9 @@ class _Carrying:
         elif isinstance(kind, IntegerFormat):
             self._quantize_integer(node, (x, scale, self.number(zero, node)), kind)
         else:
-            quotient = self._scaled("Div", x, scale, node)
+            quotient = self._apply_scale("Div", x, scale, node)
             if zero and not self._is_zero(zero):
-                spread = self._spread(self.number(zero, node), quotient, node)
+                spread = self._broadcast_scales(self.number(zero, node), quotient, node)
                 quotient = self.add("Add", (quotient, spread), self.types[quotient], {}, node, version=14)
             self.encode(quotient, result, node, saturate=node.attributes.get("saturate", 1))
 
@@ -202,7 +202,7 @@ class _Carrying:
         """'saturate' to 8 bits and then to fewer is the same as to fewer at once."""
         wide = np.dtype(kind.wide)
         attributes = {**node.attributes, "output_dtype": nd.element_code(wide)}
-        attributes = {k: _widened(k, v) for k, v in attributes.items()}
+        attributes = {k: _widen_attribute(k, v) for k, v in attributes.items()}
         made = self._numbers_of(node.outputs[0])
         inputs = operands if operands[2] else operands[:2]
         self.nodes.append(replace(node, inputs=inputs, outputs=(made,), attributes=attributes))
@@ -219,9 +219,9 @@ class _Carrying:
             return
         moved, scale = self.number(x, node), self.number(node.inputs[1], node)
         if zero and not self._is_zero(zero):
-            spread = self._spread(self.number(zero, node), moved, node)
+            spread = self._broadcast_scales(self.number(zero, node), moved, node)
             moved = self.add("Sub", (moved, spread), self.types[moved], {}, node, version=14)
-        product = self._scaled("Mul", moved, scale, node)
+        product = self._apply_scale("Mul", moved, scale, node)
         if self.format(result):
             self.encode(product, result, node)
         else:
@@ -232,42 +232,42 @@ class _Carrying:
         value = self.graph.constants.get(name)
         return value is not None and not np.any(value.astype(np.float32))
 
-    def _scaled(self, op: str, x: str, scale: str, node: Node) -> str:
+    def _apply_scale(self, op: str, x: str, scale: str, node: Node) -> str:
         """``op(x, scale)`` in float32, the scale of every element being its block's."""
         wide = TensorType("float32", self.types[x].shape)
-        spread = self._spread(scale, x, node)
-        operands = [n if self.types[n].dtype == "float32" else self._single(n, node) for n in (x, spread)]
+        spread = self._broadcast_scales(scale, x, node)
+        operands = [n if self.types[n].dtype == "float32" else self._cast_to_float32(n, node) for n in (x, spread)]
         return self.add(op, operands, wide, {}, node, version=14)
 
-    def _single(self, name: str, node: Node) -> str:
+    def _cast_to_float32(self, name: str, node: Node) -> str:
         return self.add("Cast", (name,), TensorType("float32", self.types[name].shape), {"to": onnx.TensorProto.FLOAT}, node)
 
-    def _spread(self, values: str, x: str, node: Node) -> str:
+    def _broadcast_scales(self, values: str, x: str, node: Node) -> str:
         """Scales or zero points of a tensor, of the indices along an axis, or of blocks of them, as they meet ``x``."""
         have, shape = self.types[values].shape, self.types[x].shape
         if not have or (have == (1,) and not node.attributes.get("block_size")):
-            return self._shaped("Reshape", values, (), node)
+            return self._add_shape_op("Reshape", values, (), node)
         axis, block = int(node.attributes.get("axis", 1)) % len(shape), int(node.attributes.get("block_size", 0))
         if not block:
             if have != (shape[axis],):
-                raise self._misfit(have, shape, node)
-            return self._shaped("Reshape", values, tuple(n if d == axis else 1 for d, n in enumerate(shape)), node)
+                raise self._make_shape_error(have, shape, node)
+            return self._add_shape_op("Reshape", values, tuple(n if d == axis else 1 for d, n in enumerate(shape)), node)
         blocks = -(-shape[axis] // block)
         if have != (*shape[:axis], blocks, *shape[axis + 1 :]):
-            raise self._misfit(have, shape, node)
-        apart = self._shaped("Reshape", values, (*have[: axis + 1], 1, *have[axis + 1 :]), node)
-        repeated = self._shaped("Expand", apart, (*have[: axis + 1], block, *have[axis + 1 :]), node)
-        whole = self._shaped("Reshape", repeated, (*have[:axis], blocks * block, *have[axis + 1 :]), node)
+            raise self._make_shape_error(have, shape, node)
+        apart = self._add_shape_op("Reshape", values, (*have[: axis + 1], 1, *have[axis + 1 :]), node)
+        repeated = self._add_shape_op("Expand", apart, (*have[: axis + 1], block, *have[axis + 1 :]), node)
+        whole = self._add_shape_op("Reshape", repeated, (*have[:axis], blocks * block, *have[axis + 1 :]), node)
         if blocks * block == shape[axis]:
             return whole
         ends = [self.constant(np.array([n], np.int64), f"{whole}_end") for n in (0, shape[axis], axis)]
         return self.add("Slice", (whole, *ends), TensorType(self.types[whole].dtype, shape), {}, node)
 
-    def _shaped(self, op: str, name: str, shape: tuple[int, ...], node: Node) -> str:
+    def _add_shape_op(self, op: str, name: str, shape: tuple[int, ...], node: Node) -> str:
         target = self.constant(np.array(shape, np.int64), f"{name}_shape")
         return self.add(op, (name, target), TensorType(self.types[name].dtype, shape), {}, node)
 
-    def _misfit(self, have: tuple[int, ...], shape: tuple[int, ...], node: Node) -> BadInput:
+    def _make_shape_error(self, have: tuple[int, ...], shape: tuple[int, ...], node: Node) -> BadInput:
         return BadInput(
             f"{node.op} of a tensor of {list(shape)} has scales or zero points of {list(have)}",
             f"node {node.name} ({node.op})",
@@ -275,7 +275,7 @@ class _Carrying:
         )
 
 
-def _widened(name: str, value: Any) -> Any:
+def _widen_attribute(name: str, value: Any) -> Any:
     """An attribute that names a format, as that of the type that it computes in."""
     if name not in _NAMING or value not in _CODES:
         return value

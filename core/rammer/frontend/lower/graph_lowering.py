@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 import rammer.frontend.lower.operators  # noqa: F401  (importing it fills the registry)
-from rammer.errors import blamed
+from rammer.errors import attribute_errors
 from rammer.frontend.lower.lowering_registry import REGISTRY, CannotLower, Lowering, LoweringFn
 from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.graph import Graph, Node
@@ -31,7 +31,7 @@ def lower_node(graph: Graph, node: Node, taken: set[str], lowerings: Lowerings =
     if function is None:
         raise CannotLower(f"{f'{node.domain}.' if node.domain else ''}{node.bare} has no lowering")
     context = Lowering(graph, node, taken=taken)
-    with blamed(function):
+    with attribute_errors(function):
         function(context)
         for output in node.outputs:
             if output and context.types.get(output) != graph.types[output]:

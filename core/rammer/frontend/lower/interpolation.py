@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rammer.frontend.lower.lowering_registry import Lowering
-from rammer.frontend.lower.operands import apply, literal
+from rammer.frontend.lower.operands import make_literal, make_op
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr, Number
 
@@ -23,11 +23,11 @@ class Real:
 
     def number(self, value: Number) -> Expr:
         """A literal."""
-        return literal(value, self.dtype)
+        return make_literal(value, self.dtype)
 
     def of(self, fn: str, *args: Expr | Number) -> Expr:
         """``fn`` of expressions and literals."""
-        return apply(fn, *[self.number(a) if isinstance(a, int | float) else a for a in args])
+        return make_op(fn, *[self.number(a) if isinstance(a, int | float) else a for a in args])
 
     def clamped(self, x: Expr, low: Number, high: Number) -> Expr:
         """``x`` within bounds."""
@@ -42,7 +42,7 @@ class Real:
         return self.of("add", self.of("where", self.of("le", beyond, span), beyond, self.of("sub", 2 * span, beyond)), low)
 
 
-def index(x: Expr) -> Expr:
+def to_index(x: Expr) -> Expr:
     """A whole number held in a floating-point type as an index; in 32 bits, which vectors convert."""
     return Cast("int32", x)
 
@@ -60,16 +60,16 @@ class Neighbours:
         """Of places ``at``, which are finite and near the tensor."""
         place = ctx.load(ctx.emit(axes, at, dtype=real.dtype, into=f"at{name}"), *[a.name for a in axes])
         floor = real.of("floor", place)
-        below = ctx.emit(axes, index(floor), dtype="int32", into=f"below{name}")
+        below = ctx.emit(axes, to_index(floor), dtype="int32", into=f"below{name}")
         return Neighbours(below, ctx.emit(axes, real.of("sub", place, floor), dtype=real.dtype, into=f"share{name}"))
 
 
-def linear(ctx: Lowering, real: Real, element: Element, places: Sequence[Neighbours], point: Sequence[Expr]) -> Expr:
+def interpolate_linear(ctx: Lowering, real: Real, element: Element, places: Sequence[Neighbours], point: Sequence[Expr]) -> Expr:
     """Between the two neighbours along each dimension; ``point`` indexes their tensors."""
-    return _between(ctx, real, element, places, point, ())
+    return _interpolate_dimension(ctx, real, element, places, point, ())
 
 
-def _between(
+def _interpolate_dimension(
     ctx: Lowering,
     real: Real,
     element: Element,
@@ -80,8 +80,10 @@ def _between(
     if not places:
         return element(chosen)
     share, below = ctx.load(places[0].share, *point), ctx.load(places[0].below, *point)
-    near = _between(ctx, real, element, places[1:], point, (*chosen, below))
-    far = _between(ctx, real, element, places[1:], point, (*chosen, apply("add", below, literal(1, "int32"))))
+    near = _interpolate_dimension(ctx, real, element, places[1:], point, (*chosen, below))
+    far = _interpolate_dimension(
+        ctx, real, element, places[1:], point, (*chosen, make_op("add", below, make_literal(1, "int32")))
+    )
     return real.of("add", real.of("mul", near, real.of("sub", 1, share)), real.of("mul", far, share))
 
 

@@ -19,7 +19,7 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Combiner, Compute
 from rammer.ir.expr import Expr, Load
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import Names, identifier, quoted
+from rammer.ir.names import Names, make_identifier, quote_text
 from rammer.ir.types import TensorType
 
 __all__ = ["CannotLower", "Lowering", "LoweringFn", "axes_of_shape"]
@@ -79,7 +79,7 @@ class Lowering:
 
     def constant(self, value: np.ndarray, hint: str = "k") -> str:
         """Register a new constant tensor; returns its name."""
-        name = self._fresh(hint)
+        name = self._fresh_name(hint)
         self.constants[name] = value
         self.types[name] = TensorType(str(value.dtype), value.shape)
         return name
@@ -96,15 +96,15 @@ class Lowering:
         """Emit a Compute and return its name: ``into`` an output of the node by its index, or an intermediate that is named after
         the node's first output and this hint."""
         known = {n: self.type(n).dtype for n in {ld.tensor for ld in ex.loads(body)}}
-        kind = dtype or self._kind(ex.dtype_of(body, known), combiner)
+        kind = dtype or self._result_dtype(ex.dtype_of(body, known), combiner)
         check_taps(math.prod(a.extent for a in reduce), self.node.name or self.node.op)
-        name = self._fresh(into) if isinstance(into, str) else self.node.outputs[into]
+        name = self._fresh_name(into) if isinstance(into, str) else self.node.outputs[into]
         compute = Compute(name, kind, tuple(axes), body, tuple(reduce), combiner, self.node.name or self.node.op)
         self.computes.append(compute)
         self.types[name] = compute.type
         return name
 
-    def _kind(self, dtype: str, combiner: Combiner | None) -> str:
+    def _result_dtype(self, dtype: str, combiner: Combiner | None) -> str:
         """Element type of a result: sums of float16 products are float32 where the operator's results are."""
         if combiner != "sum" or dtype != "float16":
             return dtype
@@ -130,12 +130,12 @@ class Lowering:
         """What to raise where attributes and operands of the node contradict each other."""
         return BadInput(
             f"{self.node.op}: {why}",
-            f"node {quoted(self.node.name)} ({self.node.op})",
+            f"node {quote_text(self.node.name)} ({self.node.op})",
             "check the model with onnx.checker, and the shapes given with --shape",
         )
 
-    def _fresh(self, hint: str) -> str:
-        return identifier(f"{next(o for o in self.node.outputs if o)}_{hint}", self.taken)
+    def _fresh_name(self, hint: str) -> str:
+        return make_identifier(f"{next(o for o in self.node.outputs if o)}_{hint}", self.taken)
 
 
 def axes_of_shape(shape: Sequence[int], prefix: str = "i") -> tuple[Axis, ...]:

@@ -16,17 +16,17 @@ def out_axes(ctx: Lowering, index: int = 0) -> tuple[Axis, ...]:
     return axes_of_shape(ctx.out(index).shape)
 
 
-def literal(value: Number, like: str) -> Const:
+def make_literal(value: Number, like: str) -> Const:
     """A literal of element type ``like``."""
     return Const(value, like)
 
 
-def apply(fn: str, *args: Expr) -> Op:
+def make_op(fn: str, *args: Expr) -> Op:
     """``fn(args)``."""
     return Op(fn, args)
 
 
-def operand(ctx: Lowering, index: int, axes: Sequence[Axis]) -> Expr:
+def load_operand(ctx: Lowering, index: int, axes: Sequence[Axis]) -> Expr:
     """Input ``index`` broadcast over ``axes``; a one-element constant becomes a literal."""
     name = ctx.input(index)
     value = ctx.graph.constant(name)
@@ -38,7 +38,7 @@ def operand(ctx: Lowering, index: int, axes: Sequence[Axis]) -> Expr:
     return ctx.broadcast(name, axes)
 
 
-def identity(ctx: Lowering, tensor: str, output: int = 0) -> None:
+def emit_copy(ctx: Lowering, tensor: str, output: int = 0) -> None:
     """Emit output ``output`` as a plain copy of ``tensor``, which has its shape."""
     axes = out_axes(ctx, output)
     ctx.emit(axes, ctx.load(tensor, *[a.name for a in axes]), into=output)
@@ -65,7 +65,7 @@ def whole_load(ctx: Lowering, tensor: str, axes: Sequence[Axis]) -> Load:
     return ctx.load(tensor, *[a.name for a in axes])
 
 
-def widened(ctx: Lowering, x: Load) -> Expr:
+def widen_float16(ctx: Lowering, x: Load) -> Expr:
     """``x`` in float32 where it is float16: what is kept between a sum and the step after it has that precision."""
     return Cast("float32", x) if ctx.type(x.tensor).dtype == "float16" else x
 

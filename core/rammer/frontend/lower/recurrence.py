@@ -13,7 +13,7 @@ from rammer.frontend.lower.operators.activation import sigmoid_of, softplus_of
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Table
-from rammer.ir.piecewise import piecewise
+from rammer.ir.piecewise import make_piecewise
 
 Activation = Callable[[Expr], Expr]
 
@@ -102,10 +102,10 @@ class Recurrence:
             name, hidden = self.ctx.input(index), self.hidden.extent
             directions, packed, *rest = self.ctx.shape(name)
             split = (2, packed // hidden // 2, hidden) if index == 3 else (packed // hidden, hidden)
-            self.gated[index] = self._reshaped(name, (directions, *split, *rest), len(split))
+            self.gated[index] = self._split_axis(name, (directions, *split, *rest), len(split))
         return self.gated[index]
 
-    def _reshaped(self, name: str, shape: tuple[int, ...], parts: int) -> str:
+    def _split_axis(self, name: str, shape: tuple[int, ...], parts: int) -> str:
         """``name`` with its axis 1 split into ``parts`` axes: another constant, or a Compute that copies nothing."""
         value = self.ctx.graph.constant(name)
         if value is not None:
@@ -113,7 +113,7 @@ class Recurrence:
         axes = tuple(Axis(f"i{d}", n) for d, n in enumerate(shape))
         row: Expr = ex.integer(0)
         for axis in axes[1 : 1 + parts]:
-            row = ex.add(ex.mul(row, axis.extent), axis.name)
+            row = ex.make_add(ex.make_mul(row, axis.extent), axis.name)
         rest = [a.name for a in axes[1 + parts :]]
         return self.ctx.emit(axes, self.ctx.load(name, "i0", row, *rest), into=f"{name}_gates")
 
@@ -171,7 +171,7 @@ class Recurrence:
 
     def recur(self, state: str, direction: int, first: int, count: int, hint: str) -> str:
         """``state @ R`` for ``count`` gates from ``first`` on: ``[b, g, h]``."""
-        weights = self.ctx.load(self.by_gate(2), direction, ex.add("g", first), "h", "k")
+        weights = self.ctx.load(self.by_gate(2), direction, ex.make_add("g", first), "h", "k")
         body = Op("mul", (self.ctx.load(state, "b", "k"), weights))
         axes = (self.batch, Axis("g", count), self.hidden)
         return self.ctx.emit(axes, body, (Axis("k", self.hidden.extent),), "sum", into=hint)
@@ -192,12 +192,12 @@ class Recurrence:
             return None
         lengths = self.ctx.graph.constant(self.ctx.input(4))
         if lengths is None:
-            return self.ctx.load(self._going(step), "b")
+            return self.ctx.load(self._active_mask(step), "b")
         if all(int(n) > step for n in lengths):
             return None
         return Table(tuple(int(n) > step for n in lengths), ex.as_index("b"), "bool")
 
-    def _going(self, step: int) -> str:
+    def _active_mask(self, step: int) -> str:
         """Which sequences of the batch have ``step``, ``[b]``: a part of what is computed once for all steps, so that the
         kernels of all steps are one."""
         ctx = self.ctx
@@ -230,10 +230,10 @@ class Recurrence:
         count = len(defaults)
         if len(names) != count * len(self.directions):
             raise self.ctx.refused(f"{len(names)} activations are given, where {count} a direction are needed")
-        built = [self._activation(str(n), alphas, betas, clipped=i % count < 2) for i, n in enumerate(names)]
+        built = [self._make_activation(str(n), alphas, betas, clipped=i % count < 2) for i, n in enumerate(names)]
         return built[direction * count : (direction + 1) * count]
 
-    def _activation(self, name: str, alphas: Iterator[float], betas: Iterator[float], clipped: bool) -> Activation:
+    def _make_activation(self, name: str, alphas: Iterator[float], betas: Iterator[float], clipped: bool) -> Activation:
         key = name.lower()
         alpha, beta = PARAMETERS.get(key, (None, None))
         a = 0.0 if alpha is None else float(next(alphas, alpha))
@@ -253,9 +253,9 @@ class Recurrence:
         """Output 0 from the tensors ``shown[direction][time]``, if it is wanted."""
         if not self.ctx.wants(0):
             return
-        trees = [piecewise("t", [1] * self.steps, [self.state(s) for s in row]) for row in shown if self.steps]
+        trees = [make_piecewise("t", [1] * self.steps, [self.state(s) for s in row]) for row in shown if self.steps]
         time, many = Axis("t", self.steps), Axis("d", len(shown))
-        body = piecewise("d", [1] * len(trees), trees) if self.steps else self.literal(0.0)
+        body = make_piecewise("d", [1] * len(trees), trees) if self.steps else self.literal(0.0)
         axes = (self.batch, time, many, self.hidden) if self.batch_first else (time, many, self.batch, self.hidden)
         self.ctx.emit(axes, body, into=0)
 
@@ -265,7 +265,7 @@ class Recurrence:
             return
         many = Axis("d", len(states))
         axes = (self.batch, many, self.hidden) if self.batch_first else (many, self.batch, self.hidden)
-        body = piecewise("d", [1] * len(states), [self.state(s) for s in states])
+        body = make_piecewise("d", [1] * len(states), [self.state(s) for s in states])
         self.ctx.emit(axes, body, into=index)
 
 
@@ -273,20 +273,20 @@ _Literal = Callable[[float], Const]
 _Formula = Callable[[Expr, _Literal, float, float], Expr]
 
 
-def _linear(x: Expr, k: _Literal, a: float, b: float) -> Expr:
+def _linear_expr(x: Expr, k: _Literal, a: float, b: float) -> Expr:
     return Op("add", (Op("mul", (x, k(a))), k(b)))
 
 
-def _below(x: Expr, k: _Literal, negative: Expr) -> Expr:
+def _select_negative(x: Expr, k: _Literal, negative: Expr) -> Expr:
     return Op("where", (Op("lt", (x, k(0.0))), negative, x))
 
 
-def _elu(x: Expr, k: _Literal, a: float, _: float) -> Expr:
-    return _below(x, k, Op("mul", (Op("expm1", (x,)), k(a))))
+def _elu_expr(x: Expr, k: _Literal, a: float, _: float) -> Expr:
+    return _select_negative(x, k, Op("mul", (Op("expm1", (x,)), k(a))))
 
 
 def _hard_sigmoid(x: Expr, k: _Literal, a: float, b: float) -> Expr:
-    return Op("max", (Op("min", (_linear(x, k, a, b), k(1.0))), k(0.0)))
+    return Op("max", (Op("min", (_linear_expr(x, k, a, b), k(1.0))), k(0.0)))
 
 
 #: Activation -> (default alpha, default beta); None where it has no such parameter.
@@ -302,12 +302,12 @@ _FORMULAS: dict[str, _Formula] = {
     "relu": lambda x, k, a, b: Op("max", (x, k(0.0))),
     "tanh": lambda x, k, a, b: Op("tanh", (x,)),
     "sigmoid": lambda x, k, a, b: sigmoid_of(x, k),
-    "affine": _linear,
-    "leakyrelu": lambda x, k, a, b: _below(x, k, Op("mul", (x, k(a)))),
+    "affine": _linear_expr,
+    "leakyrelu": lambda x, k, a, b: _select_negative(x, k, Op("mul", (x, k(a)))),
     "thresholdedrelu": lambda x, k, a, b: Op("where", (Op("lt", (x, k(a))), k(0.0), x)),
     "scaledtanh": lambda x, k, a, b: Op("mul", (Op("tanh", (Op("mul", (x, k(b))),)), k(a))),
     "hardsigmoid": _hard_sigmoid,
-    "elu": _elu,
+    "elu": _elu_expr,
     "softsign": lambda x, k, a, b: Op("div", (x, Op("add", (Op("abs", (x,)), k(1.0))))),
     "softplus": lambda x, k, a, b: softplus_of(x, k),
 }

@@ -43,7 +43,7 @@ class Resampling:
         if mode == "asymmetric":
             return self._over_scale(y, nearest)
         if mode == "tf_crop_and_resize":
-            return self._cropped(y)
+            return self._crop_coordinates(y)
         if mode == "tf_half_pixel_for_nn":
             return self._over_scale(y + 0.5, nearest)
         if mode == "pytorch_half_pixel" and self.out == 1:
@@ -59,7 +59,7 @@ class Resampling:
         quotient = y / self.scale
         return quotient.astype(np.float32).astype(np.float64) if single else quotient
 
-    def _cropped(self, y: Array) -> Array:
+    def _crop_coordinates(self, y: Array) -> Array:
         start, end = self.roi
         span = (end - start) * (self.source - 1)
         middle = y * 0 + span / 2 if self.out == 1 else y * span / (self.out - 1)

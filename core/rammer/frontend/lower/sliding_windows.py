@@ -58,7 +58,7 @@ class SlidingWindow:
     def indices(self) -> tuple[Expr, ...]:
         """Source index of each tap: ``out * stride + tap * dilation - begin``."""
         return tuple(
-            ex.add(ex.add(ex.mul(name, s), ex.mul(tap, d)), -p)
+            ex.make_add(ex.make_add(ex.make_mul(name, s), ex.make_mul(tap, d)), -p)
             for name, s, tap, d, p in zip(self.names, self.strides, self.tap_indices, self.dilations, self.begin, strict=True)
         )
 

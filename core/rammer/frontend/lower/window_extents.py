@@ -39,16 +39,16 @@ def geometry_of(op: str, attributes: Mapping[str, Any], source: Sequence[int], k
     for d in range(rank):
         n, s, span = int(source[d]), int(strides[d]), (int(kernel[d]) - 1) * int(dilations[d]) + 1
         if mode.startswith("SAME"):
-            out, begin, end = _same(n, s, span, mode == "SAME_UPPER", crops="Conv" not in op)
+            out, begin, end = _same_padding(n, s, span, mode == "SAME_UPPER", crops="Conv" not in op)
         else:
             begin, end = int(pads[d]), int(pads[rank + d])
             # With VALID the formula for ceil_mode, ceil((input - span + 1) / stride), is the one without it.
-            out = _positions(n, s, span, begin, end, ceil and mode == "NOTSET")
+            out = _count_positions(n, s, span, begin, end, ceil and mode == "NOTSET")
         dims.append(Extent(out, begin, end, s, int(dilations[d])))
     return mode, dims
 
 
-def _positions(n: int, stride: int, span: int, begin: int, end: int, ceil: bool) -> int:
+def _count_positions(n: int, stride: int, span: int, begin: int, end: int, ceil: bool) -> int:
     """``floor((input + pads - span) / stride) + 1``, or ``ceil``: then "sliding windows that would start in the right
     padded region are ignored"."""
     room = n + begin + end - span
@@ -58,7 +58,7 @@ def _positions(n: int, stride: int, span: int, begin: int, end: int, ceil: bool)
     return out - 1 if (out - 1) * stride >= n + begin else out
 
 
-def _same(n: int, stride: int, span: int, upper: bool, crops: bool) -> tuple[int, int, int]:
+def _same_padding(n: int, stride: int, span: int, upper: bool, crops: bool) -> tuple[int, int, int]:
     """``ceil(input / stride)`` positions; ``pad_shape = (output - 1) * stride + span - input`` is split between both
     sides, the odd element "at the end for SAME_UPPER and at the beginning for SAME_LOWER".
 

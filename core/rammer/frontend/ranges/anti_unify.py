@@ -22,8 +22,8 @@ from rammer.frontend.ranges.range_padding import SkipMarker
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.expr import Cast, Const, Expr, Load, Number, Op, Ref, Table
-from rammer.ir.extent import AffineExtent, Dim, NoRange, Point, Ranged, spelled
-from rammer.ir.names import Names, identifier
+from rammer.ir.extent import AffineExtent, Dim, NoRange, Point, Ranged, format_point
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.types import TensorType, is_float
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -41,7 +41,7 @@ class Generalised(NamedTuple):
     ended: Ended
 
 
-def generalised(
+def generalise_programs(
     points: Sequence[Point],
     graphs: Sequence[ComputeGraph],
     promised: Collection[str] | None = None,
@@ -52,7 +52,7 @@ def generalised(
     those ``promised`` hold zeros beyond the lengths; None: all. ``lengths`` are names for the scalar inputs that no graph has."""
     taken = Names(n for g in graphs for n in g.types)
     if lengths is None:
-        lengths = {name: identifier(f"length_{name}", taken) for name in points[0]}
+        lengths = {name: make_identifier(f"length_{name}", taken) for name in points[0]}
     promised = graphs[0].inputs if promised is None else promised
     return _Generalisation(points, graphs, lengths, taken, promised).result()
 
@@ -68,13 +68,13 @@ def affine_through(points: Sequence[Point], values: Sequence[int], where: str) -
             continue
         factor, left = divmod(values[other] - values[0], points[other][name] - start[name])
         if left:
-            raise _refusal(points, values, where)
+            raise _make_affine_error(points, values, where)
         if factor:
             terms.append((name, factor))
             offset -= factor * start[name]
     found = AffineExtent(tuple(terms), offset)
     if any(found.at(p) != v for p, v in zip(points, values, strict=True)):
-        raise _refusal(points, values, where)
+        raise _make_affine_error(points, values, where)
     return found
 
 
@@ -84,11 +84,11 @@ def begins_alike(values: Sequence[Array | None]) -> bool:
     if whole is None:
         return all(p is None for p in values)
     nan = is_float(str(whole.dtype))
-    return all(p is whole or (p is not None and np.array_equal(_beginning(whole, p), p, equal_nan=nan)) for p in values)
+    return all(p is whole or (p is not None and np.array_equal(_take_prefix(whole, p), p, equal_nan=nan)) for p in values)
 
 
-def _refusal(points: Sequence[Point], values: Sequence[object], where: str) -> NoRange:
-    at = "; ".join(f"{spelled(p)}: {v}" for p, v in list(zip(points, values, strict=True))[:4])
+def _make_affine_error(points: Sequence[Point], values: Sequence[object], where: str) -> NoRange:
+    at = "; ".join(f"{format_point(p)}: {v}" for p, v in list(zip(points, values, strict=True))[:4])
     return NoRange(f"{where} is no affine function of {', '.join(points[0])} ({at})", hint="each shape is compiled on its own")
 
 
@@ -106,17 +106,17 @@ class _Generalisation:
     def result(self) -> Generalised:
         """The program."""
         first = self.graphs[0]
-        self._same("operators of its program", [tuple(c.name for c in g.computes) for g in self.graphs])
-        self._same("inputs", [(g.inputs, g.outputs) for g in self.graphs])
+        self._require_equal("operators of its program", [tuple(c.name for c in g.computes) for g in self.graphs])
+        self._require_equal("inputs", [(g.inputs, g.outputs) for g in self.graphs])
         self.shapes = {n: self._shape(n) for n in (*first.inputs, *first.constants, *(c.name for c in first.computes))}
-        counted = [self._counted(n) for n in first.constants if not self._prefix(n)]
-        found = counted + [self._compute(c.name, number) for number, c in enumerate(first.computes)]
-        found = placed_rows(found, self._types(found), (*first.constants, *self.named.values()), first.outputs)
+        counted = [self._make_growing_constant(n) for n in first.constants if not self._is_prefix_constant(n)]
+        found = counted + [self._generalise_compute(c.name, number) for number, c in enumerate(first.computes)]
+        found = placed_rows(found, self._tensor_types(found), (*first.constants, *self.named.values()), first.outputs)
         names = self.taken
         constants = {self.named.get(n, n): a for n, a in first.constants.items()}
-        ends = SkipMarker(found, self.shapes, self.deep, self.value, self._dtypes, self.promised, constants, names)
+        ends = SkipMarker(found, self.shapes, self.deep, self.value, self._tensor_dtypes, self.promised, constants, names)
         computes = tuple(ends.result())
-        types = self._types(computes)
+        types = self._tensor_types(computes)
         graph = replace(
             first, computes=computes, inputs=(*first.inputs, *self.lengths.values()), types=types, constants=constants
         )
@@ -131,10 +131,10 @@ class _Generalisation:
         """The affine function through ``values``, one for each point."""
         return affine_through(self.points, values, where)
 
-    def _same(self, what: str, values: Sequence[object]) -> None:
+    def _require_equal(self, what: str, values: Sequence[object]) -> None:
         other = next((p for p, v in zip(self.points, values, strict=True) if v != values[0]), None)
         if other is not None:
-            what = f"{what} are others at {spelled(other)} than at {spelled(self.points[0])}"
+            what = f"{what} are others at {format_point(other)} than at {format_point(self.points[0])}"
             raise NoRange(what, hint="each shape is compiled on its own")
 
     def value(self, dim: Dim) -> Expr:
@@ -143,56 +143,56 @@ class _Generalisation:
             return ex.integer(dim)
         total: Expr = ex.integer(dim.offset)
         for name, factor in dim.terms:
-            total = ex.add(ex.mul(Load(self.lengths[name], ()), factor), total)
+            total = ex.make_add(ex.make_mul(Load(self.lengths[name], ()), factor), total)
         return total
 
     # --- tensors ------------------------------------------------------------------------------
 
     def _shape(self, name: str) -> tuple[Dim, ...]:
         shapes = [g.types[name].shape for g in self.graphs if name in g.types]
-        self._same(f"dimensions of {name}", [len(g.types[name].shape) if name in g.types else -1 for g in self.graphs])
+        self._require_equal(f"dimensions of {name}", [len(g.types[name].shape) if name in g.types else -1 for g in self.graphs])
         return tuple(self.dim(extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
 
-    def _prefix(self, name: str) -> bool:
+    def _is_prefix_constant(self, name: str) -> bool:
         """Whether a constant of every shorter program is the beginning of that of the longest."""
         return begins_alike([g.constants.get(name) for g in self.graphs])
 
-    def _counted(self, name: str) -> Compute:
+    def _make_growing_constant(self, name: str) -> Compute:
         """Integers that all grow alike with the lengths, such as positions behind a past, as a tensor expression."""
         whole, growth = self.graphs[0].constants[name], 0
         if not np.issubdtype(whole.dtype, np.integer):
-            raise self._unlike(name, self.points[-1])
+            raise self._make_prefix_error(name, self.points[-1])
         first = [g.constants[name].flat[0] - whole.flat[0] if name in g.constants and whole.size else 0 for g in self.graphs]
         grown = self.dim([int(n) for n in first], f"constant {name}")
         for point, graph in zip(self.points, self.graphs, strict=True):
             part, growth = graph.constants.get(name), grown if isinstance(grown, int) else grown.at(point)
-            if part is None or not np.array_equal(_beginning(whole, part) + growth, part):
-                raise self._unlike(name, point)
-        kept = identifier(f"{name}_longest", self.taken)
+            if part is None or not np.array_equal(_take_prefix(whole, part) + growth, part):
+                raise self._make_prefix_error(name, point)
+        kept = make_identifier(f"{name}_longest", self.taken)
         self.named[name] = kept
         self.shapes[kept] = self.shapes[name]
         axes = tuple(Axis(f"i{d}", n) for d, n in enumerate(whole.shape))
         at = Load(kept, tuple(Ref(a.name) for a in axes))
-        return Compute(name, str(whole.dtype), axes, Op("add", (at, _cast(str(whole.dtype), self.value(grown)))))
+        return Compute(name, str(whole.dtype), axes, Op("add", (at, _cast_from_index(str(whole.dtype), self.value(grown)))))
 
-    def _unlike(self, name: str, point: Point) -> NoRange:
-        what = f"constant {name} at {spelled(point)} is not the beginning of what it is at {spelled(self.points[0])}"
+    def _make_prefix_error(self, name: str, point: Point) -> NoRange:
+        what = f"constant {name} at {format_point(point)} is not the beginning of what it is at {format_point(self.points[0])}"
         return NoRange(what, hint="each shape is compiled on its own")
 
     # --- expressions --------------------------------------------------------------------------
 
-    def _compute(self, name: str, number: int) -> Compute:
+    def _generalise_compute(self, name: str, number: int) -> Compute:
         same = [g.computes[number] for g in self.graphs]
         first, where = same[0], f"{same[0].origin or name}"
-        self._same(
+        self._require_equal(
             f"axes of {where}",
             [(c.dtype, c.combiner, tuple(a.name for a in c.axes), tuple(a.name for a in c.reduce)) for c in same],
         )
         self.deep[name] = {r.name: self.dim([c.reduce[i].extent for c in same], where) for i, r in enumerate(first.reduce)}
         self.extents = {**dict(zip((a.name for a in first.axes), self.shapes[name], strict=True)), **self.deep[name]}
-        return replace(first, body=self._expr([c.body for c in same], where))
+        return replace(first, body=self._generalise_expr([c.body for c in same], where))
 
-    def _types(self, computes: Iterable[Compute]) -> dict[str, TensorType]:
+    def _tensor_types(self, computes: Iterable[Compute]) -> dict[str, TensorType]:
         """Those of all tensors at the greatest lengths, where the program has these ``computes``."""
         first = self.graphs[0].types
         return {
@@ -203,37 +203,37 @@ class _Generalisation:
         }
 
     @property
-    def _dtypes(self) -> dict[str, str]:
+    def _tensor_dtypes(self) -> dict[str, str]:
         kinds = {n: t.dtype for n, t in self.graphs[0].types.items()}
         kinds |= {kept: kinds[n] for n, kept in self.named.items()}
         return {**kinds, **dict.fromkeys(self.lengths.values(), "int64")}
 
-    def _expr(self, same: Sequence[Expr], where: str) -> Expr:
+    def _generalise_expr(self, same: Sequence[Expr], where: str) -> Expr:
         """What the expressions have in common."""
         first = same[0]
         if isinstance(first, Const) and not all(e == first for e in same):
-            return self._literal([e for e in same if isinstance(e, Const) and e.dtype == first.dtype], where)
+            return self._generalise_literal([e for e in same if isinstance(e, Const) and e.dtype == first.dtype], where)
         if isinstance(first, Table) and not all(isinstance(e, Table) and e.values == first.values for e in same):
-            return self._edges(first, same, where)
-        self._same(f"forms of {where}", [_head(e) for e in same])
-        parts = tuple(self._expr(kids, where) for kids in zip(*(ex.children(e) for e in same), strict=True))
-        made = ex.rebuild(first, parts) if parts else first
+            return self._generalise_edge_table(first, same, where)
+        self._require_equal(f"forms of {where}", [_expr_head(e) for e in same])
+        parts = tuple(self._generalise_expr(kids, where) for kids in zip(*(ex.children(e) for e in same), strict=True))
+        made = ex.rebuild_expr(first, parts) if parts else first
         return self._padded(made, where) if isinstance(made, Load) and made.fill is not None else made
 
-    def _literal(self, same: Sequence[Const], where: str) -> Expr:
+    def _generalise_literal(self, same: Sequence[Const], where: str) -> Expr:
         """Numbers that differ: integers, and floats that count elements or are one over such a number."""
         if len(same) != len(self.graphs):
             raise NoRange(f"forms of {where} are others at other lengths", hint="each shape is compiled on its own")
         dtype, values = same[0].dtype, [c.value for c in same]
         if all(float(v).is_integer() for v in values):
-            return _cast(dtype, self.value(self.dim([int(v) for v in values], where)))
+            return _cast_from_index(dtype, self.value(self.dim([int(v) for v in values], where)))
         counts = [round(1 / v) if v else 0 for v in values]
         kind = np.dtype(dtype).type
         if any(not n or kind(1) / kind(n) != kind(v) for n, v in zip(counts, values, strict=True)):
-            raise _refusal(self.points, values, f"a number of {where}")
-        return Op("div", (Const(1.0, dtype), _cast(dtype, self.value(self.dim(counts, where)))))
+            raise _make_affine_error(self.points, values, f"a number of {where}")
+        return Op("div", (Const(1.0, dtype), _cast_from_index(dtype, self.value(self.dim(counts, where)))))
 
-    def _edges(self, first: Table, same: Sequence[Expr], where: str) -> Expr:
+    def _generalise_edge_table(self, first: Table, same: Sequence[Expr], where: str) -> Expr:
         """A table of as many places as a length says that holds one number, less what the first few and the last few places miss:
         how many elements count in the windows of a pooling with padding. At some lengths it may be a number."""
         index, size = first.index, self.extents.get(first.index.axis) if isinstance(first.index, Ref) else None
@@ -242,7 +242,7 @@ class _Generalisation:
             raise NoRange(f"forms of {where} are others at other lengths", hint="each shape is compiled on its own")
         sizes = map(size.at, self.points)
         tables = [
-            np.array(e.values) if isinstance(e, Table) else np.full(n, _number(e)) for e, n in zip(same, sizes, strict=True)
+            np.array(e.values) if isinstance(e, Table) else np.full(n, _const_value(e)) for e, n in zip(same, sizes, strict=True)
         ]
         long = tables[0]
         number = long[len(long) // 2]
@@ -253,14 +253,14 @@ class _Generalisation:
             made[: len(ahead)] -= ahead[: len(table)]
             made[::-1][: len(behind)] -= behind[: len(table)]
             if not np.array_equal(made, table) or not all(float(n).is_integer() for n in (number, *ahead, *behind)):
-                raise _refusal(self.points, [str(e)[:80] for e in same], f"a table of {where}")
+                raise _make_affine_error(self.points, [str(e)[:80] for e in same], f"a table of {where}")
         kind = first.dtype
         last: Expr = Const(0.0, kind)
         missed = last
         for k in range(len(ahead) - 1, -1, -1):
             missed = Op("where", (Op("lt", (index, ex.integer(k + 1))), Const(float(ahead[k]), kind), missed))
         for k in range(len(behind) - 1, -1, -1):  # the place that is last but k
-            last = Op("where", (Op("lt", (index, self.value(_less(size, k + 1)))), last, Const(float(behind[k]), kind)))
+            last = Op("where", (Op("lt", (index, self.value(_subtract_count(size, k + 1)))), last, Const(float(behind[k]), kind)))
         return Op("sub", (Op("sub", (Const(float(number), kind), missed)), last))
 
     def _padded(self, load: Load, where: str) -> Expr:
@@ -268,20 +268,20 @@ class _Generalisation:
         ends = [
             (i, d) for i, d in zip(load.indices, self.shapes.get(load.tensor, ()), strict=False) if isinstance(d, AffineExtent)
         ]
-        tests = [Op("lt", (i, self.value(d))) for i, d in ends if not _within(i, self.extents, d)]
+        tests = [Op("lt", (i, self.value(d))) for i, d in ends if not _is_within(i, self.extents, d)]
         if not tests:
             return load
         inside: Expr = tests[0]
         for test in tests[1:]:
             inside = Op("and_", (inside, test))
         fill: Number = load.fill if load.fill is not None else 0
-        return Op("where", (inside, load, Const(fill, self._dtypes[load.tensor])))
+        return Op("where", (inside, load, Const(fill, self._tensor_dtypes[load.tensor])))
 
 
-def _within(index: Expr, extents: Mapping[str, Dim], end: AffineExtent) -> bool:
+def _is_within(index: Expr, extents: Mapping[str, Dim], end: AffineExtent) -> bool:
     """Whether ``index`` is below ``end`` at every length while the axes are below their ``extents``; False where that does not
     follow from one sum of axes."""
-    known = ex.affine(index)
+    known = ex.affine_form(index)
     if known is None or not known[0].keys() <= extents.keys():
         return False
     left, room = dict(end.terms), end.offset - known[1] - 1  # end - 1 less the greatest index
@@ -295,25 +295,25 @@ def _within(index: Expr, extents: Mapping[str, Dim], end: AffineExtent) -> bool:
     return room >= 0 and all(times >= 0 for times in left.values())
 
 
-def _number(e: Expr) -> Number:
+def _const_value(e: Expr) -> Number:
     assert isinstance(e, Const)
     return e.value
 
 
-def _less(dim: AffineExtent, count: int) -> Dim:
+def _subtract_count(dim: AffineExtent, count: int) -> Dim:
     return replace(dim, offset=dim.offset - count)
 
 
-def _cast(dtype: str, value: Expr) -> Expr:
+def _cast_from_index(dtype: str, value: Expr) -> Expr:
     return value if dtype == "int64" else Cast(dtype, value)
 
 
-def _beginning(whole: Array, part: Array) -> Array:
+def _take_prefix(whole: Array, part: Array) -> Array:
     """As much of ``whole`` as ``part`` has."""
     return whole[tuple(map(slice, part.shape))]
 
 
-def _head(e: Expr) -> object:
+def _expr_head(e: Expr) -> object:
     """An expression without its parts."""
     if isinstance(e, Load):
         return "load", e.tensor, len(e.indices), e.fill

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rammer.frontend.read.reader import Model
 
 
-def probes(spans: Mapping[str, tuple[int, int]]) -> list[Point]:
+def probe_points(spans: Mapping[str, tuple[int, int]]) -> list[Point]:
     """Lengths to bind a model at: the greatest, and for each dimension in turn others at both ends and within; then the least
     of all
     together.
@@ -37,15 +37,15 @@ def bound_at(model: Model, shapes: Sequence[Mapping[str, tuple[int, ...]]], lowe
     """``model`` at each of these shapes; Loops and Scans of other steps at others stay operators. NoRange where values of a run
     decide shapes."""
     met = [MetLoops() for _ in shapes]
-    found = [_bound(model, at, lowerings, loops) for at, loops in zip(shapes, met, strict=True)]
+    found = [_bind_static(model, at, lowerings, loops) for at, loops in zip(shapes, met, strict=True)]
     if len({len(loops.steps) for loops in met}) > 1:
         return found
     each = enumerate(zip(*(loops.steps for loops in met), strict=True))
     stay = frozenset(number for number, steps in each if len({*steps}) > 1 and None not in steps)
-    return [_bound(model, at, lowerings, MetLoops(stay)) for at in shapes] if stay else found
+    return [_bind_static(model, at, lowerings, MetLoops(stay)) for at in shapes] if stay else found
 
 
-def _bound(model: Model, shapes: Mapping[str, tuple[int, ...]], lowerings: Lowerings, loops: MetLoops) -> Graph:
+def _bind_static(model: Model, shapes: Mapping[str, tuple[int, ...]], lowerings: Lowerings, loops: MetLoops) -> Graph:
     graph, rest = bind_until(model, shapes, lowerings, loops)
     if rest is not None:
         raise NoRange(rest.why.what, rest.why.where, "each shape is compiled on its own")
@@ -58,8 +58,8 @@ def shapes_at(
     """Input name -> shape where the open dimensions are those of ``point``, or follow from
     it as ``derived`` says, and the others are those of ``shapes``."""
     point = {**point, **{name: extent.at(point) for name, extent in derived.items()}}
-    return {port.name: _at(port, shapes[port.name], point) for port in model.inputs if port.name in shapes}
+    return {port.name: _shape_at(port, shapes[port.name], point) for port in model.inputs if port.name in shapes}
 
 
-def _at(port: InputPort, shape: tuple[int, ...], point: Point) -> tuple[int, ...]:
+def _shape_at(port: InputPort, shape: tuple[int, ...], point: Point) -> tuple[int, ...]:
     return tuple(point.get(d, n) if isinstance(d, str) else n for d, n in zip(port.dims(len(shape)), shape, strict=True))

@@ -17,7 +17,7 @@ from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.expr import Const, Expr, Load, Op, Ref
 from rammer.ir.extent import AffineExtent, Dim, Ranged
 from rammer.ir.types import TensorType
-from rammer.verify.in_place_state import continues, extent_of, written_rows
+from rammer.verify.in_place_state import extent_of, is_continuation, written_rows
 
 #: An integer expression as factors of places and lengths, and a number.
 Linear = tuple[dict[Expr, int], int]
@@ -32,7 +32,7 @@ class Appended:
     ended: Mapping[str, EndedTensor] = field(default_factory=dict)
 
 
-def appended(graph: ComputeGraph, wanted: Mapping[str, str], ranged: Ranged | None = None) -> Appended:
+def append_in_place(graph: ComputeGraph, wanted: Mapping[str, str], ranged: Ranged | None = None) -> Appended:
     """``graph`` with those of ``wanted`` (output: input) over their inputs that can be; of others nothing changes."""
     found = Appended(graph)
     for output, past in wanted.items():
@@ -44,18 +44,18 @@ def appended(graph: ComputeGraph, wanted: Mapping[str, str], ranged: Ranged | No
 
 def _without_copies(graph: ComputeGraph, past: str) -> ComputeGraph:
     """``graph`` where nobody reads a copy of ``past``: exporters concatenate it with nothing."""
-    copies = {c.name: past for c in graph.computes if c.name not in graph.outputs and _copies(c, past)}
+    copies = {c.name: past for c in graph.computes if c.name not in graph.outputs and _is_copy(c, past)}
     if not copies:
         return graph
     kept = (c for c in graph.computes if c.name not in copies)
     return replace(graph, computes=tuple(replace(c, body=ex.rename_tensors(c.body, copies)) for c in kept))
 
 
-def _copies(compute: Compute, past: str) -> bool:
+def _is_copy(compute: Compute, past: str) -> bool:
     return compute.combiner is None and compute.body == Load(past, tuple(Ref(a.name) for a in compute.axes))
 
 
-def merged(ended: Ended | None, more: Mapping[str, EndedTensor]) -> Ended | None:
+def merge_ended(ended: Ended | None, more: Mapping[str, EndedTensor]) -> Ended | None:
     """``ended``, and outputs over their inputs in addition: zeros beyond the length are there already."""
     if not more:
         return ended
@@ -84,11 +84,11 @@ class _Append:
             return None
         if len(types[past].shape) != len(types[output].shape) or compute.combiner is not None:
             return None
-        widened = replace(compute, body=self._unguarded(compute))
-        places = [(d, at) for d in range(len(compute.axes)) for at in self._positions(widened, d)]
-        made = next((m for d, at in places if (m := self._canonical(widened, d, at)) is not None), None)
-        if made is None and types[past] == types[output] and continues(widened, past):
-            made = widened, self._beside(widened)
+        widened = replace(compute, body=self._drop_past_guards(compute))
+        places = [(d, at) for d in range(len(compute.axes)) for at in self._append_positions(widened, d)]
+        made = next((m for d, at in places if (m := self._canonicalise_append(widened, d, at)) is not None), None)
+        if made is None and types[past] == types[output] and is_continuation(widened, past):
+            made = widened, self._find_row_window(widened)
         if made is None:
             return None
         compute, ended = made
@@ -96,14 +96,14 @@ class _Append:
         kinds = {**types, past: TensorType(types[past].dtype, types[output].shape)}
         return Appended(replace(graph, computes=computes, types=kinds), {output: past}, {} if ended is None else {output: ended})
 
-    def _beside(self, compute: Compute) -> EndedTensor | None:
+    def _find_row_window(self, compute: Compute) -> EndedTensor | None:
         """Where the output is written, if each place along another axis has rows of its own."""
         rows, nothing = written_rows(compute, self.past), (None,) * len(compute.axes)
         at = rows[1].terms[0][0] if rows is not None else ""
         known = at in self.graph.inputs and self.graph.types[at].dtype == "int64"
         return EndedTensor(compute.shape, nothing, nothing, (), rows) if known else None
 
-    def _unguarded(self, compute: Compute) -> Expr:
+    def _drop_past_guards(self, compute: Compute) -> Expr:
         """The body, whose reads of the past at the same place lie within it, since it has the extent of the output."""
         own = tuple(Ref(a.name) for a in compute.axes)
 
@@ -112,34 +112,34 @@ class _Append:
 
         return ex.transform(compute.body, rule)
 
-    def _positions(self, compute: Compute, d: int) -> list[Expr]:
+    def _append_positions(self, compute: Compute, d: int) -> list[Expr]:
         """Where along an axis new elements may begin: the past's length, or an index that is an input of the model."""
         shapes = self.ranged.shapes if self.ranged is not None else {}
         old, new = (shapes.get(n, self.graph.types[n].shape)[d] for n in (self.past, self.output))
         if old != new:
-            return [self._length(old)] if self.ranged is not None else []
+            return [self._length_expr(old)] if self.ranged is not None else []
         inputs = [n for n in self.graph.inputs if self.graph.types[n] in (TensorType("int64", ()), TensorType("int64", (1,)))]
         read = {load.tensor for load in ex.loads(compute.body)}
         return [Load(n, (ex.integer(0),) * len(self.graph.types[n].shape)) for n in inputs if n in read]
 
-    def _length(self, dim: Dim) -> Expr:
+    def _length_expr(self, dim: Dim) -> Expr:
         if isinstance(dim, int):
             return ex.integer(dim)
         assert self.ranged is not None
         total: Expr = ex.integer(dim.offset)
         for name, factor in dim.terms:
-            total = ex.add(ex.mul(Load(self.ranged.lengths[name], ()), factor), total)
+            total = ex.make_add(ex.make_mul(Load(self.ranged.lengths[name], ()), factor), total)
         return total
 
-    def _canonical(self, compute: Compute, d: int, at: Expr) -> tuple[Compute, EndedTensor | None] | None:
+    def _canonicalise_append(self, compute: Compute, d: int, at: Expr) -> tuple[Compute, EndedTensor | None] | None:
         """The compute that asks first whether a place lies before ``at`` along axis ``d``, if that is what tells old from new."""
         axis, own = Ref(compute.axes[d].name), tuple(Ref(a.name) for a in compute.axes)
-        body = _plain(compute)
-        old, new = Load(self.past, own), _under(body, axis, at, below=False)
-        if _under(body, axis, at, below=True) != old:
+        body = _fold_unit_axes(compute)
+        old, new = Load(self.past, own), _assume_side(body, axis, at, below=False)
+        if _assume_side(body, axis, at, below=True) != old:
             return None
         made = replace(compute, body=Op("where", (Op("lt", (axis, at)), old, new)))
-        if not continues(made, self.past):
+        if not is_continuation(made, self.past):
             return None
         begin, end = extent_of(at), self._end(new, axis, at, d)
         if begin is None:
@@ -153,19 +153,19 @@ class _Append:
         """Where new elements end: there the output's length ends, or old ones follow."""
         dim = self.ranged.shapes[self.output][d] if self.ranged is not None else 0
         if isinstance(dim, AffineExtent):
-            return extent_of(self._length(dim))
+            return extent_of(self._length_expr(dim))
         for e in (n for n in ex.walk(new) if isinstance(n, Op) and n.fn == "lt"):
-            found = _difference(e.args[1], e.args[0], axis, at)
+            found = _subtract_linear(e.args[1], e.args[0], axis, at)
             if found is None or found[0] != -1:
                 continue
-            end = ex.add(at, found[1])
-            rest = _under(new, axis, end, below=False)
+            end = ex.make_add(at, found[1])
+            rest = _assume_side(new, axis, end, below=False)
             if isinstance(rest, Load) and rest.tensor == self.past:
                 return extent_of(end)
         return None
 
 
-def _plain(compute: Compute) -> Expr:
+def _fold_unit_axes(compute: Compute) -> Expr:
     """The body, with the axes of one element at their only place where a tensor of one element is read."""
     single = {a.name: ex.integer(0) for a in compute.axes if a.extent == 1}
 
@@ -177,26 +177,26 @@ def _plain(compute: Compute) -> Expr:
     return ex.transform(compute.body, rule)
 
 
-def _under(e: Expr, axis: Ref, at: Expr, below: bool) -> Expr:
+def _assume_side(e: Expr, axis: Ref, at: Expr, below: bool) -> Expr:
     """``e`` where ``axis`` lies below ``at``, or else not below it: questions that this answers are left out."""
 
     def rule(n: Expr) -> Expr | None:
         if not isinstance(n, Op) or n.fn != "where":
             return None
-        known = _truth(n.args[0], axis, at, below)
-        return None if known is None else _under(n.args[1 if known else 2], axis, at, below)
+        known = _decide_condition(n.args[0], axis, at, below)
+        return None if known is None else _assume_side(n.args[1 if known else 2], axis, at, below)
 
     return ex.transform(e, rule)
 
 
-def _truth(e: Expr, axis: Ref, at: Expr, below: bool) -> bool | None:
+def _decide_condition(e: Expr, axis: Ref, at: Expr, below: bool) -> bool | None:
     """Whether a condition holds wherever ``axis`` is on its side of ``at``."""
     if isinstance(e, Op) and e.fn == "and_":
-        parts = [_truth(a, axis, at, below) for a in e.args]
+        parts = [_decide_condition(a, axis, at, below) for a in e.args]
         return False if False in parts else True if None not in parts else None
     if not isinstance(e, Op) or e.fn not in ("lt", "le"):
         return None
-    found = _difference(e.args[1], e.args[0], axis, at)
+    found = _subtract_linear(e.args[1], e.args[0], axis, at)
     if found is None:
         return None
     factor, rest = found[0], found[1] - (e.fn == "lt")  # the condition: factor * (axis - at) + rest >= 0
@@ -207,9 +207,9 @@ def _truth(e: Expr, axis: Ref, at: Expr, below: bool) -> bool | None:
     return False if grows <= 0 and rest + least < 0 else None
 
 
-def _difference(a: Expr, b: Expr, axis: Ref, at: Expr) -> tuple[int, int] | None:
+def _subtract_linear(a: Expr, b: Expr, axis: Ref, at: Expr) -> tuple[int, int] | None:
     """``a - b`` as a factor of ``axis - at`` and a number; None where it is more than that."""
-    form, position = _linear(Op("sub", (a, b))), _linear(at)
+    form, position = _linear_form(Op("sub", (a, b))), _linear_form(at)
     if form is None or position is None:
         return None
     terms, number = form
@@ -218,7 +218,7 @@ def _difference(a: Expr, b: Expr, axis: Ref, at: Expr) -> tuple[int, int] | None
     return None if any(left.values()) else (factor, number + factor * position[1])
 
 
-def _linear(e: Expr) -> Linear | None:
+def _linear_form(e: Expr) -> Linear | None:
     """Sums of places and of tensors of one element."""
     if isinstance(e, Const):
         return ({}, e.value) if isinstance(e.value, int) else None
@@ -226,7 +226,7 @@ def _linear(e: Expr) -> Linear | None:
         return {e: 1}, 0
     if not isinstance(e, Op) or e.fn not in ("add", "sub", "mul"):
         return None
-    known = [_linear(a) for a in e.args]
+    known = [_linear_form(a) for a in e.args]
     if known[0] is None or known[1] is None:
         return None
     (a, m), (b, n) = known[0], known[1]

@@ -44,43 +44,43 @@ def ended_at(graph: ComputeGraph, shapes: Mapping[str, tuple[Dim, ...]], ends: S
     """What of ``graph`` ends, of whose tensors the ``shapes`` are known; ``ends`` says what was put beyond. ``lengths`` are the
     scalar inputs by dimension."""
     reduced = {(c.name, r.name): r for c in graph.computes for r in c.reduce}
-    stops = ((ReduceBound(*place, _renamed(extent, lengths)), reduced[place]) for place, extent in ends.stops.items())
-    return Ended(_tensors(graph, shapes, ends.held, lengths), tuple(stops))
+    stops = ((ReduceBound(*place, _rename_lengths(extent, lengths)), reduced[place]) for place, extent in ends.stops.items())
+    return Ended(_find_ended_tensors(graph, shapes, ends.held, lengths), tuple(stops))
 
 
-def _tensors(
+def _find_ended_tensors(
     graph: ComputeGraph, shapes: Mapping[str, tuple[Dim, ...]], held: Mapping[tuple[str, int], Number], lengths: Mapping[str, str]
 ) -> dict[str, EndedTensor]:
-    found, everywhere = dict[str, EndedTensor](), _deciding(graph)
+    found, everywhere = dict[str, EndedTensor](), _index_dependencies(graph)
     for c in graph.computes:
         dims = shapes.get(c.name, ())
         if c.name in everywhere or not any(isinstance(d, AffineExtent) for d in dims):
             continue
-        fills = tuple(_number(held.get((c.name, d))) for d in range(len(dims)))
+        fills = tuple(_to_float(held.get((c.name, d))) for d in range(len(dims)))
         if is_float(c.dtype) or fills == (None,) * len(dims):
-            extents = tuple(None if isinstance(d, int) else _renamed(d, lengths) for d in dims)
+            extents = tuple(None if isinstance(d, int) else _rename_lengths(d, lengths) for d in dims)
             found[c.name] = EndedTensor(c.shape, extents, fills)
     return found
 
 
-def _number(held: Number | None) -> float | None:
+def _to_float(held: Number | None) -> float | None:
     return None if held is None else float(held)
 
 
-def _renamed(extent: AffineExtent, lengths: Mapping[str, str]) -> AffineExtent:
+def _rename_lengths(extent: AffineExtent, lengths: Mapping[str, str]) -> AffineExtent:
     return replace(extent, terms=tuple((lengths[name], f) for name, f in extent.terms))
 
 
-def _deciding(graph: ComputeGraph) -> set[str]:
+def _index_dependencies(graph: ComputeGraph) -> set[str]:
     """The tensors on which it depends where something is read, or by what integers are divided."""
-    found = {n for c in graph.computes for n in _places(c.body, graph, within=False)}
+    found = {n for c in graph.computes for n in _index_tensors(c.body, graph, within=False)}
     for c in reversed(graph.computes):
         if c.name in found:
             found.update(c.reads)
     return found
 
 
-def _places(e: Expr, graph: ComputeGraph, within: bool) -> Iterator[str]:
+def _index_tensors(e: Expr, graph: ComputeGraph, within: bool) -> Iterator[str]:
     """Tensors that are read ``within`` an index or a divisor."""
     if isinstance(e, Load):
         if within:
@@ -90,7 +90,7 @@ def _places(e: Expr, graph: ComputeGraph, within: bool) -> Iterator[str]:
         dtypes = {n: t.dtype for n, t in graph.types.items()} if not within else {}
         within = within or not is_float(ex.dtype_of(e, dtypes))
     for part in ex.children(e):
-        yield from _places(part, graph, within)
+        yield from _index_tensors(part, graph, within)
 
 
 def with_batches(ended: Ended, graph: ComputeGraph) -> Ended:
@@ -102,7 +102,8 @@ def with_batches(ended: Ended, graph: ComputeGraph) -> Ended:
         if isinstance(c.body, Load) and c.body.tensor in graph.producers and c.body.tensor not in ended.tensors:
             slices.setdefault(c.body.tensor, []).append((c.body, ended.tensors.get(c.name), c))
     return replace(
-        ended, tensors={**ended.tensors, **{n: t for n, found in slices.items() if (t := _whole(found, graph.types[n].shape))}}
+        ended,
+        tensors={**ended.tensors, **{n: t for n, found in slices.items() if (t := _join_slices(found, graph.types[n].shape))}},
     )
 
 
@@ -119,7 +120,7 @@ def _before_biases(ended: Ended, graph: ComputeGraph) -> dict[str, EndedTensor]:
     return found
 
 
-def _whole(slices: Sequence[tuple[Load, EndedTensor | None, Compute]], shape: tuple[int, ...]) -> EndedTensor | None:
+def _join_slices(slices: Sequence[tuple[Load, EndedTensor | None, Compute]], shape: tuple[int, ...]) -> EndedTensor | None:
     """The tensor of this ``shape`` of which these are slices, as far as all of them end alike."""
     parts = list[list[tuple[AffineExtent | None, float | None]]]()
     for load, known, c in slices:
@@ -135,16 +136,16 @@ def _whole(slices: Sequence[tuple[Load, EndedTensor | None, Compute]], shape: tu
 def ended_operators(operators: Sequence[ROperator], ended: Ended) -> tuple[ROperator, ...]:
     """``operators`` with what is known of their ends."""
     stops = {(s.compute, axis): s for s, axis in ended.stops}
-    return tuple(replace(o, endings=_endings(o, ended.tensors), stops=_stops(o, stops)) for o in operators)
+    return tuple(replace(o, endings=_skip_ranges(o, ended.tensors), stops=_reduce_bounds(o, stops)) for o in operators)
 
 
-def _stops(operator: ROperator, known: Mapping[tuple[str, Axis], ReduceBound]) -> tuple[ReduceBound, ...]:
+def _reduce_bounds(operator: ROperator, known: Mapping[tuple[str, Axis], ReduceBound]) -> tuple[ReduceBound, ...]:
     """Where the operator's reductions stop; one that was cut in two since has other axes, and none."""
     found = (known.get((c.name, r)) for c in operator.computes for r in c.reduce)
     return tuple(s for s in found if s is not None)
 
 
-def interleaved(program: RProgram) -> RProgram:
+def interleave_tasks(program: RProgram) -> RProgram:
     """``program`` with the tasks of every operator that ends dealt to the rows in turns: of rows that had a part of it each, the
     last ones would idle at a shorter length. A task takes another one's place and its waits, so the order stays legal."""
     rows = [list(row) for row in program.rows]
@@ -162,7 +163,7 @@ def interleaved(program: RProgram) -> RProgram:
     return replace(program, rows=tuple(map(tuple, rows)))
 
 
-def _endings(operator: ROperator, tensors: Mapping[str, EndedTensor]) -> tuple[SkipTasks, ...]:
+def _skip_ranges(operator: ROperator, tensors: Mapping[str, EndedTensor]) -> tuple[SkipTasks, ...]:
     """Where the tasks of an operator end: along each axis where all of its outputs end alike."""
     known = [tensors.get(name) for name in operator.outputs]
     outputs = [k for k in known if k is not None and k.shape == operator.anchor.shape]

@@ -17,7 +17,7 @@ from rammer.errors import BadInput
 from rammer.frontend.read.limits import MAX_RANK
 from rammer.frontend.read.node_protos import node_title
 from rammer.frontend.read.schemas import MICROSOFT
-from rammer.ir.names import shortened
+from rammer.ir.names import shorten_name
 from rammer.ir.types import TensorType
 
 Words: TypeAlias = tuple[str, ...]
@@ -134,12 +134,12 @@ def _text_problems(op: str, attribute: AttributeProto) -> Iterator[str]:
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            yield f"attribute {attribute.name} of {op} is {shortened(repr(data))}, which is no text in UTF-8"
+            yield f"attribute {attribute.name} of {op} is {shorten_name(repr(data))}, which is no text in UTF-8"
             continue
         if attribute.name == "equation" and op == "Einsum" and not _is_equation(text):
-            yield f"attribute equation of Einsum is {shortened(repr(text))}, which are no terms of letters"
+            yield f"attribute equation of Einsum is {shorten_name(repr(text))}, which are no terms of letters"
         if words is not None and text not in words:
-            yield f"attribute {attribute.name} of {op} is {shortened(repr(text))}, where ONNX knows {', '.join(words)}"
+            yield f"attribute {attribute.name} of {op} is {shorten_name(repr(text))}, where ONNX knows {', '.join(words)}"
 
 
 def _is_equation(text: str) -> bool:
@@ -267,13 +267,13 @@ def check_operands(node: NodeProto, types: Sequence[TensorType | None]) -> None:
             continue
         rank, wanted = len(kind.shape), ranks[place] if place < len(ranks) else None
         if wanted is not None and (rank < -wanted if wanted < 0 else rank != wanted):
-            raise _refused(node, place, kind, f"{f'at least {-wanted}' if wanted < 0 else wanted} axes")
+            raise _make_shape_error(node, place, kind, f"{f'at least {-wanted}' if wanted < 0 else wanted} axes")
         if place in _ALIKE.get(op, ()) and types[0] is not None and rank != len(types[0].shape):
-            raise _refused(node, place, kind, f"the {len(types[0].shape)} axes of input 0")
+            raise _make_shape_error(node, place, kind, f"the {len(types[0].shape)} axes of input 0")
         if place in _SINGLE.get(op, ()) and kind.size != 1:
-            raise _refused(node, place, kind, "one element")
-        if place in _CHANNELS.get(op, ()) and types[0] is not None and kind.size != _channels(types[0]):
-            raise _refused(node, place, kind, f"{_channels(types[0])} elements, one for each channel")
+            raise _make_shape_error(node, place, kind, "one element")
+        if place in _CHANNELS.get(op, ()) and types[0] is not None and kind.size != _channel_count(types[0]):
+            raise _make_shape_error(node, place, kind, f"{_channel_count(types[0])} elements, one for each channel")
         _check_grain(node, place, kind, types)
     for attribute in node.attribute:
         if attribute.name == "batch_dims" and any(k is not None and len(k.shape) <= attribute.i for k in types):
@@ -317,14 +317,14 @@ def _check_grain(node: NodeProto, place: int, kind: TensorType, types: Sequence[
     result = max(len(k.shape) for k in (of, types[3] if place > 5 and len(types) > 3 else None) if k is not None)
     spread = axis < 0 and 2 <= len(kind.shape) <= result and kind.shape[axis] == count and kind.shape[-3 - axis] == 1
     if not (kind.size and (kind.shape == (count,) or spread)):
-        raise _refused(node, place, kind, f"one element, or {count} for input {whose} of {list(of.shape)}")
+        raise _make_shape_error(node, place, kind, f"one element, or {count} for input {whose} of {list(of.shape)}")
 
 
-def _channels(kind: TensorType) -> int:
+def _channel_count(kind: TensorType) -> int:
     return kind.shape[1] if len(kind.shape) > 1 else 1
 
 
-def _refused(node: NodeProto, place: int, kind: TensorType, wanted: str) -> BadInput:
+def _make_shape_error(node: NodeProto, place: int, kind: TensorType, wanted: str) -> BadInput:
     return BadInput(
         f"input {place} of {node.op_type} has the shape {list(kind.shape)}, where it needs {wanted}",
         node_title(node),

@@ -9,10 +9,10 @@ from onnx import ModelProto, TensorProto, external_data_helper
 
 from rammer.errors import BadInput
 from rammer.frontend.read import wire_format
-from rammer.frontend.read.mmap_weights import Apart, mappable
+from rammer.frontend.read.mmap_weights import Apart, is_mappable
 from rammer.frontend.read.model_checks import all_graphs, bodies_of, graphs_below
 from rammer.frontend.read.proto_checks import check_stored_bytes
-from rammer.ir.names import shortened
+from rammer.ir.names import shorten_name
 from rammer.ir.untrusted_json import place_in
 
 
@@ -32,7 +32,7 @@ def load_external_data(model: ModelProto, folder: Path, apart: Apart) -> None:
     """Every tensor's values that ``check_external_data`` has found in files of ``folder``: those of large initialisers of the
     model's own graph go ``apart``, and others are read."""
     for tensor in model.graph.initializer:
-        if external_data_helper.uses_external_data(tensor) and mappable(tensor):
+        if external_data_helper.uses_external_data(tensor) and is_mappable(tensor):
             raw = _bytes_of(tensor, folder, apart)
             if len(raw) >= wire_format.LEAST:
                 apart.put(tensor, raw, folder / str(external_data_helper.ExternalDataInfo(tensor).location))
@@ -66,7 +66,7 @@ def check_external_data(model: ModelProto, folder: Path | None, where: str) -> t
 
 
 def _checked_location(tensor: TensorProto, folder: Path | None, where: str) -> str:
-    place = f"tensor {shortened(tensor.name)} of {where}"
+    place = f"tensor {shorten_name(tensor.name)} of {where}"
     try:
         info = external_data_helper.ExternalDataInfo(tensor)
         _check_external_place(tensor, info, folder, place)

@@ -10,7 +10,7 @@ from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TypeProto
 
 from rammer.frontend.read import schemas
 from rammer.frontend.read.model_checks import opset_versions
-from rammer.ir.names import shortened
+from rammer.ir.names import shorten_name
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,21 @@ class Expansion:
 
     def titles(self, node: NodeProto, given: Mapping[str, str]) -> dict[str, str]:
         """How the results of the body are called: what ``node`` calls them, who calls some otherwise (``given``), or after it."""
-        title = shortened(node.name) or node.op_type
+        title = shorten_name(node.name) or node.op_type
         titles = {name: f"{title}_{name}" for inner in self.nodes for name in inner.output}
         titles |= {name: f"{title}_{name}" for name in self.constants}
         return titles | {formal: given.get(n, n) for formal, n in zip(self.outputs, node.output, strict=False) if n}
 
     def local(self, node: NodeProto) -> list[NodeProto]:
         """The body's nodes under names of their own; optional inputs that ``node`` leaves out are ``""``."""
-        title = shortened(node.name) or node.op_type
+        title = shorten_name(node.name) or node.op_type
         absent = set(self.inputs) - {f for f, n in zip(self.inputs, node.input, strict=False) if n}
-        return [_local(inner, f"{title}/{inner.name or inner.op_type}_{i}", absent) for i, inner in enumerate(self.nodes)]
+        return [
+            _make_local_node(inner, f"{title}/{inner.name or inner.op_type}_{i}", absent) for i, inner in enumerate(self.nodes)
+        ]
 
 
-def _local(node: NodeProto, title: str, absent: set[str]) -> NodeProto:
+def _make_local_node(node: NodeProto, title: str, absent: set[str]) -> NodeProto:
     result = NodeProto()
     result.CopyFrom(node)
     result.name = title
@@ -81,7 +83,7 @@ def expand_function(node: NodeProto, types: Mapping[str, TypeProto], opset: int)
     for name, declared in schema.attributes.items():
         if name not in given and declared.default_value.type != AttributeProto.UNDEFINED:
             given[name] = declared.default_value
-    nodes = tuple(_filled(n, given) for n in body.node)
+    nodes = tuple(_fill_attributes(n, given) for n in body.node)
     opsets = {node.domain: opset, **opset_versions(body.opset_import)}
     return Expansion(nodes, tuple(body.input), tuple(body.output), opsets)
 
@@ -103,7 +105,7 @@ def _context_body(schema: defs.OpSchema, node: NodeProto, types: Mapping[str, Ty
     return FunctionProto.FromString(data) if data else None
 
 
-def _filled(node: NodeProto, given: Mapping[str, AttributeProto]) -> NodeProto:
+def _fill_attributes(node: NodeProto, given: Mapping[str, AttributeProto]) -> NodeProto:
     """``node`` with references to the function's attributes replaced by what the caller gave, sub-graphs included."""
     result = NodeProto()
     result.CopyFrom(node)
@@ -117,7 +119,7 @@ def _filled(node: NodeProto, given: Mapping[str, AttributeProto]) -> NodeProto:
             continue
         result.attribute.append(attribute)
         for graph in (result.attribute[-1].g, *result.attribute[-1].graphs):
-            inner = [_filled(n, given) for n in graph.node]
+            inner = [_fill_attributes(n, given) for n in graph.node]
             if inner:
                 del graph.node[:]
                 graph.node.extend(inner)

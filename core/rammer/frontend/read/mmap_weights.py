@@ -52,7 +52,7 @@ class Apart:
         proto = parse_model(short, where, data)
         for place, raw in cut.items():
             tensor = proto.graph.initializer[place]
-            if mappable(tensor):
+            if is_mappable(tensor):
                 self.put(tensor, raw, source if isinstance(source, Path) else None)
             else:
                 tensor.raw_data = bytes(raw)
@@ -91,14 +91,14 @@ class Apart:
         return result
 
 
-def mappable(tensor: TensorProto) -> bool:
+def is_mappable(tensor: TensorProto) -> bool:
     """Whether a tensor's bytes are its elements as they are in memory: none of a part of a byte, no strings."""
     kind = tensor.data_type
     known = kind in TensorProto.DataType.values() and kind not in (TensorProto.UNDEFINED, TensorProto.STRING)
     return known and kind not in BITS and bool(tensor.name)
 
 
-def whole(model: ModelProto, weights: Mapping[str, Array]) -> ModelProto:
+def embed_weights(model: ModelProto, weights: Mapping[str, Array]) -> ModelProto:
     """``model`` with the values of its weights in it: itself, if it has them."""
     if not weights:
         return model

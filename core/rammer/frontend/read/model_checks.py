@@ -16,7 +16,7 @@ from rammer.errors import BadInput
 from rammer.frontend.read import limits, plugin_operators, schemas
 from rammer.frontend.read.node_protos import element_type, node_title
 from rammer.frontend.read.proto_checks import check_node, check_strings
-from rammer.frontend.read.wire_format import Bytes, varint
+from rammer.frontend.read.wire_format import Bytes, read_varint
 from rammer.ir.port import ON_HOST
 from rammer.ir.types import KNOWN
 
@@ -47,7 +47,7 @@ def parse_model(data: Bytes, where: str, whole: Bytes | None = None) -> ModelPro
     """The model in ``data``, or ``whole`` before something was cut out; BadInput if it is empty, truncated or not ONNX."""
     if not data:
         raise BadInput("the model file is empty", where, "download or export the model again")
-    truncated = _truncation(data if whole is None else whole)
+    truncated = _find_truncation(data if whole is None else whole)
     if truncated is not None:
         raise BadInput(f"the model file is truncated: {truncated}", where, "download or copy the file again")
     try:
@@ -66,15 +66,15 @@ def _not_onnx(where: str) -> BadInput:
     return BadInput("not an ONNX model", where, "give a .onnx file (an ONNX ModelProto in protobuf's binary format)")
 
 
-def _truncation(data: Bytes) -> str | None:
+def _find_truncation(data: Bytes) -> str | None:
     """What is cut off, if ``data`` is the beginning of a ModelProto; None if it is whole or something else."""
     position = 0
     while position < len(data):
-        tag, start = varint(data, position)
+        tag, start = read_varint(data, position)
         field = None if tag is None else _MODEL_FIELDS.get(tag >> 3)
         if tag is None or field is None or field[1] != tag & 7:
             return None
-        value, position = varint(data, start)
+        value, position = read_varint(data, start)
         if value is None:
             return f"{field[0]} has no value"
         if field[1] == 2:
@@ -183,18 +183,18 @@ def check_operators(model: ModelProto, plugins: CustomOperators = plugin_operato
             domain = "" if node.domain == "ai.onnx" else node.domain
             if (node.domain, node.op_type) in functions:
                 continue
-            if (operator := plugin_operators.declared(node, plugins)) is not None:
+            if (operator := plugin_operators.find_custom_operator(node, plugins)) is not None:
                 plugin_operators.check_use(node, operator, opsets.get(domain, 0), inside)
                 continue
-            if not _known(node.op_type, domain, opsets.get(domain, 0)):
+            if not _is_known_operator(node.op_type, domain, opsets.get(domain, 0)):
                 raise _unknown_operator(node, domain, opsets.get(domain, 0), plugins)
             check_node(node, domain, opsets[domain], inside)
 
 
 @lru_cache(maxsize=4096)
-def _known(op: str, domain: str, version: int) -> bool:
+def _is_known_operator(op: str, domain: str, version: int) -> bool:
     # Asking for a schema at version v finds the newest one up to v.
-    if version < 1 or not schemas.has(op, version, domain):
+    if version < 1 or not schemas.has_schema(op, version, domain):
         return False
     schema = schemas.get_schema(op, version, domain)
     # GroupNormalization 18 is deprecated but exported, and its body still says what it means.
@@ -205,8 +205,8 @@ def _unknown_operator(node: NodeProto, domain: str, version: int, plugins: Custo
     opset = f"opset {version}" if version else "which the model does not import"
     what = f"unknown operator {node.op_type} in domain {domain or 'ai.onnx'}, {opset}"
     history = defs.get_all_schemas_with_history()
-    everything = {(s.name, s.domain, s.since_version) for s in history} | {(name, d, 1) for d, name in schemas.own()}
-    names = sorted({n for n, d, _ in everything if d == domain and _known(n, domain, version)})
+    everything = {(s.name, s.domain, s.since_version) for s in history} | {(name, d, 1) for d, name in schemas.own_operators()}
+    names = sorted({n for n, d, _ in everything if d == domain and _is_known_operator(n, domain, version)})
     close = difflib.get_close_matches(node.op_type, names, 1)
     if not any(d == domain for _, d, _ in everything):
         hint = plugin_operators.unknown_domain(node, plugins)
@@ -241,7 +241,7 @@ def sorted_nodes(graph: GraphProto, outer: Container[str] = ()) -> list[NodeProt
     given = {i.name for i in graph.input} | {t.name for t in graph.initializer}
     given |= {t.values.name for t in graph.sparse_initializer}
     available = ScopeNames(given, outer)
-    producer = _producers(graph, {name for name in given if name not in outer})
+    producer = _map_producers(graph, {name for name in given if name not in outer})
     reads = [node_reads(node) for node in graph.node]
     for node, names in zip(graph.node, reads, strict=True):
         for name in names:
@@ -251,7 +251,7 @@ def sorted_nodes(graph: GraphProto, outer: Container[str] = ()) -> list[NodeProt
     order: list[NodeProto] = []
     done = [False] * len(graph.node)
     for first in range(len(graph.node)):
-        _visit(graph, first, reads, producer, done, order)
+        _visit_dependencies(graph, first, reads, producer, done, order)
     for value in graph.output:
         if value.name not in producer and value.name not in available:
             raise BadInput(f"output {value.name!r} is never computed", f"graph {graph.name}", "export the model again")
@@ -279,7 +279,7 @@ def checked_order(graph: GraphProto, outer: Container[str] = ()) -> list[NodePro
     return order
 
 
-def _producers(graph: GraphProto, given: set[str]) -> dict[str, int]:
+def _map_producers(graph: GraphProto, given: set[str]) -> dict[str, int]:
     producer: dict[str, int] = {}
     for number, node in enumerate(graph.node):
         for name in filter(None, node.output):
@@ -289,7 +289,7 @@ def _producers(graph: GraphProto, given: set[str]) -> dict[str, int]:
     return producer
 
 
-def _visit(
+def _visit_dependencies(
     graph: GraphProto,
     first: int,
     reads: Sequence[Sequence[str]],

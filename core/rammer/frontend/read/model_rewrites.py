@@ -70,7 +70,7 @@ def placed(model: ModelProto) -> ModelProto:
     """``model`` with these operators in ONNX Runtime's domain: itself, if it has none."""
     opset = model_checks.opset_versions(model.opset_import).get("", 0)
     known = (*EVERYWHERE, *(WITHDRAWN if opset <= _LAST_OPSET else ()))
-    lacking = {op for op in known if not schemas.has(op, max(opset, 1), "")}
+    lacking = {op for op in known if not schemas.has_schema(op, max(opset, 1), "")}
     if not any(n.op_type in lacking and not n.domain for g in model_checks.all_graphs(model) for n in g.node):
         return model
     result = ModelProto.FromString(model.SerializeToString())
@@ -91,7 +91,7 @@ _CLASSIFIERS: Final = {
 def counted(model: ModelProto) -> ModelProto:
     """``model`` whose classifiers with labels of words give places among them, which a LabelEncoder makes words of: itself, if it
     has none. So scores, and all that follows from them, are computed on the device."""
-    if not any(_words(n) for n in model.graph.node):
+    if not any(_word_labels(n) for n in model.graph.node):
         return model
     result = ModelProto.FromString(model.SerializeToString())
     version = model_checks.opset_versions(result.opset_import).get(DOMAIN, 1)
@@ -100,7 +100,7 @@ def counted(model: ModelProto) -> ModelProto:
     nodes = list[NodeProto]()
     for node in result.graph.node:
         nodes.append(node)
-        words = _words(node)
+        words = _word_labels(node)
         if not words:
             continue
         kept = [a for a in node.attribute if a.name != "classlabels_strings"]
@@ -121,7 +121,7 @@ def counted(model: ModelProto) -> ModelProto:
     return result
 
 
-def _words(node: NodeProto) -> list[bytes]:
+def _word_labels(node: NodeProto) -> list[bytes]:
     """The labels of a classifier where they are words."""
     if node.domain != DOMAIN or node.op_type not in _CLASSIFIERS or not node.output:
         return []

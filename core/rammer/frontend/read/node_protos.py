@@ -14,7 +14,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TypeProto, helper, numpy
 
 from rammer.errors import BadInput
 from rammer.ir.graph import Node
-from rammer.ir.names import quoted, shortened
+from rammer.ir.names import quote_text, shorten_name
 from rammer.ir.types import KNOWN, TensorType
 
 #: Two runs of these give different results, so equal ones are not the same and none is a constant.
@@ -54,9 +54,9 @@ def attribute_value(attribute: AttributeProto) -> Any:
     if kind == AttributeProto.GRAPH:
         return SubGraph(attribute.g.SerializeToString())
     if kind == AttributeProto.STRING:
-        return _text(attribute.s)
+        return _decode_text(attribute.s)
     if kind == AttributeProto.STRINGS:
-        return tuple(_text(s) for s in attribute.strings)
+        return tuple(_decode_text(s) for s in attribute.strings)
     if kind == AttributeProto.TENSORS:
         return tuple(numpy_helper.to_array(t) for t in attribute.tensors)
     if kind in (AttributeProto.FLOAT, AttributeProto.INT):
@@ -66,7 +66,7 @@ def attribute_value(attribute: AttributeProto) -> Any:
     raise ValueError(f"attribute {attribute.name} has the unsupported kind {AttributeProto.AttributeType.Name(kind)}")
 
 
-def _text(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     # Byte strings need not be UTF-8 in ONNX; surrogates keep them reversible.
     return data.decode("utf-8", "surrogateescape")
 
@@ -106,7 +106,7 @@ def attribute_proto(name: str, value: Any) -> AttributeProto:
 
 def node_proto(node: Node) -> NodeProto:
     """``node`` as a protobuf whose formal inputs and outputs have the names of the Graph."""
-    formal = len(node.inputs) - len(captures(node))
+    formal = len(node.inputs) - len(captured_names(node))
     proto = NodeProto(op_type=node.bare, domain=node.domain, name=node.name)
     proto.input.extend(node.inputs[:formal])
     proto.output.extend(node.outputs)
@@ -114,24 +114,28 @@ def node_proto(node: Node) -> NodeProto:
     return proto
 
 
-def captures(node: Node) -> tuple[str, ...]:
+def captured_names(node: Node) -> tuple[str, ...]:
     """The outer names that the bodies of ``node`` read; () for an operator without bodies."""
-    return next((body.captures for body in bodies(node)), ())
+    return next((body.captures for body in body_graphs(node)), ())
 
 
-def formats(node: Node) -> tuple[str, ...]:
+def carried_dtypes(node: Node) -> tuple[str, ...]:
     """The element types that the bodies of ``node`` know its carried inputs by; () where nothing is carried."""
-    return next((body.formats for body in bodies(node)), ())
+    return next((body.formats for body in body_graphs(node)), ())
 
 
-def bodies(node: Node) -> list[SubGraph]:
+def body_graphs(node: Node) -> list[SubGraph]:
     """The sub-graphs of ``node``."""
     return [v for v in node.attributes.values() if isinstance(v, SubGraph)]
 
 
 def node_title(proto: NodeProto) -> str:
     """How messages name a node: its name, or else what it computes."""
-    name = quoted(shortened(proto.name)) if proto.name else f"computing {', '.join(o for o in proto.output if o) or 'nothing'}"
+    name = (
+        quote_text(shorten_name(proto.name))
+        if proto.name
+        else f"computing {', '.join(o for o in proto.output if o) or 'nothing'}"
+    )
     return f"node {name} ({proto.op_type})"
 
 

@@ -32,31 +32,31 @@ _SHORT: Final = 1024
 
 def open_extents(model: ModelProto) -> ModelProto:
     """The model where negative extents of declared shapes are unknown: itself, if there are none."""
-    if not any(d.dim_value < 0 for graph in model_checks.all_graphs(model) for d in _extents(graph)):
+    if not any(d.dim_value < 0 for graph in model_checks.all_graphs(model) for d in _iter_extents(graph)):
         return model
     result = ModelProto()
     result.CopyFrom(model)
     for graph in model_checks.all_graphs(result):
-        for extent in _extents(graph):
+        for extent in _iter_extents(graph):
             if extent.dim_value < 0:
                 extent.Clear()
     return result
 
 
-def _extents(graph: GraphProto) -> Iterator[Any]:
+def _iter_extents(graph: GraphProto) -> Iterator[Any]:
     for value in (*graph.input, *graph.output, *graph.value_info):
-        yield from _inside(value.type)
+        yield from _extents_in_type(value.type)
 
 
-def _inside(kind: TypeProto) -> Iterator[Any]:
+def _extents_in_type(kind: TypeProto) -> Iterator[Any]:
     which = kind.WhichOneof("value")
     if which in ("tensor_type", "sparse_tensor_type"):
         yield from getattr(kind, which).shape.dim
     elif which in ("sequence_type", "optional_type"):
-        yield from _inside(getattr(kind, which).elem_type)
+        yield from _extents_in_type(getattr(kind, which).elem_type)
 
 
-def declare(graphs: Iterable[GraphProto]) -> None:
+def declare_types(graphs: Iterable[GraphProto]) -> None:
     """Give every value of ``graphs`` a type, where it has none that of a tensor of unknown elements and shape, which inference
     completes: nothing then reads a type that is not there."""
     for graph in graphs:
@@ -69,7 +69,7 @@ def declare(graphs: Iterable[GraphProto]) -> None:
             graph.value_info.add(name=name).type.tensor_type.SetInParent()
 
 
-def undeclare(graphs: Iterable[GraphProto]) -> None:
+def undeclare_types(graphs: Iterable[GraphProto]) -> None:
     """Undo ``declare`` where inference has not completed the types."""
     for graph in graphs:
         for value in (*graph.input, *graph.output):
@@ -78,26 +78,26 @@ def undeclare(graphs: Iterable[GraphProto]) -> None:
         del graph.value_info[:]  # nobody reads them
 
 
-def declared(node: NodeProto) -> NodeProto:
+def with_declared_types(node: NodeProto) -> NodeProto:
     """The operator with types for all values in its bodies: itself, if it has none."""
     if not any(True for _ in model_checks.graphs_inside(node)):
         return node
     result = NodeProto.FromString(node.SerializeToString())
-    declare(model_checks.graphs_inside(result))
+    declare_types(model_checks.graphs_inside(result))
     return result
 
 
-def veil(model: ModelProto) -> dict[str, str]:
+def hide_indices(model: ModelProto) -> dict[str, str]:
     """Make the starts of every Slice since opset 10 inputs of ``model``, so that nobody infers its bounds, and the indices of
     every GatherND that are no constant; a copy is meant. Returns what ``unveil`` needs: the new names, each with the one that
     it stands for."""
     graphs = list(model_checks.all_graphs(model))
     constant = {t.name for g in graphs for t in g.initializer}
     constant |= {o for g in graphs for n in g.node if n.op_type == "Constant" and n.domain in ("", "ai.onnx") for o in n.output}
-    found = [n for n in _veilable(graphs) if n.input[1] and (n.op_type != "GatherND" or n.input[1] not in constant)]
+    found = [n for n in _find_hideable_nodes(graphs) if n.input[1] and (n.op_type != "GatherND" or n.input[1] not in constant)]
     if not found:
         return {}
-    prefix, taken = _VEIL, {name for g in graphs for name in _names(g)}
+    prefix, taken = _VEIL, {name for g in graphs for name in _defined_names(g)}
     while any(name.startswith(prefix) for name in taken):
         prefix += "_"
     result = dict[str, str]()
@@ -108,18 +108,18 @@ def veil(model: ModelProto) -> dict[str, str]:
     return result
 
 
-def unveil(model: ModelProto, names: dict[str, str]) -> None:
+def restore_indices(model: ModelProto, names: dict[str, str]) -> None:
     """Undo ``veil`` in what a tool made of the model."""
     if not names:
         return
     kept = [v for v in model.graph.input if v.name not in names]
     del model.graph.input[:]
     model.graph.input.extend(kept)
-    for node in _veilable(model_checks.all_graphs(model)):
+    for node in _find_hideable_nodes(model_checks.all_graphs(model)):
         node.input[1] = names.get(node.input[1], node.input[1])
 
 
-def _veilable(graphs: Iterable[GraphProto]) -> Iterator[NodeProto]:
+def _find_hideable_nodes(graphs: Iterable[GraphProto]) -> Iterator[NodeProto]:
     """The operators with an input to veil: a Slice since opset 10 has three inputs or more, a GatherND two."""
     for node in (n for g in graphs for n in g.node if n.op_type in _VEILED and n.domain in ("", "ai.onnx")):
         if len(node.input) > (2 if node.op_type == "Slice" else 1):
@@ -131,7 +131,7 @@ def check_bodies(node: NodeProto, types: Mapping[str, TypeProto], opsets: Mappin
     as a whole. ``types`` has those of the values that the node reads, those that its bodies capture included."""
     for attribute in node.attribute:
         for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            inner = {**types, **_formals(node, body, types)}
+            inner = {**types, **_body_input_types(node, body, types)}
             known = {t.name: t for t in body.initializer if math.prod(t.dims) <= _SHORT}
             inner |= {t.name: helper.make_tensor_type_proto(t.data_type, t.dims) for t in body.initializer}
             for step in body.node:
@@ -184,7 +184,7 @@ def _check_step(step: NodeProto, types: dict[str, TypeProto], known: dict[str, T
             known[step.output[0]] = value
 
 
-def _formals(node: NodeProto, body: GraphProto, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
+def _body_input_types(node: NodeProto, body: GraphProto, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
     """The types that ONNX's inference gives the inputs of a body: a Loop's state may change its shape, a Scan's may not."""
     result = {v.name: v.type for v in body.input if v.type.WhichOneof("value")}
     scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
@@ -203,7 +203,7 @@ def _formals(node: NodeProto, body: GraphProto, types: Mapping[str, TypeProto]) 
     return result
 
 
-def _names(graph: GraphProto) -> Iterable[str]:
+def _defined_names(graph: GraphProto) -> Iterable[str]:
     yield from (v.name for v in (*graph.input, *graph.initializer))
     for node in graph.node:
         yield from node.output

@@ -11,8 +11,8 @@ from onnx import ModelProto, NodeProto, TensorProto, defs, helper, numpy_helper,
 from rammer.errors import BadInput
 from rammer.frontend.read import model_checks, scan_opset8
 from rammer.frontend.read.node_protos import first_line, node_title
-from rammer.frontend.read.onnx_inference_guards import declare, undeclare, unveil, veil
-from rammer.frontend.read.strip_weights import attach, outlined
+from rammer.frontend.read.onnx_inference_guards import declare_types, hide_indices, restore_indices, undeclare_types
+from rammer.frontend.read.strip_weights import attach_tensors, detach_tensors
 
 #: The opset that lowerings are written for; older models are upgraded to it.
 TARGET_OPSET: Final = 21
@@ -26,48 +26,48 @@ _FREE_INITIALIZERS: Final = 4
 FALLBACK_OPSETS: Final = (20, 18, 17, 13)
 
 
-def upgraded(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
+def upgrade_opset(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
     """The model at the highest opset that ONNX's version converter reaches, and why it is not the target."""
     opset = model_checks.opset_versions(model.opset_import).get("", TARGET_OPSET)
     if opset >= TARGET_OPSET:
         return model, ()
     # The converter copies its model several times over; weights would take seconds and gigabytes.
-    outline, weights = outlined(model)
+    outline, weights = detach_tensors(model)
     if _means_the_same(outline, opset):
         _declare_opset(outline, TARGET_OPSET)
-        attach(outline, weights)
+        attach_tensors(outline, weights)
         return outline, ()
     # It infers the types of all values first, but no upgrade asks for more than ranks behind a Slice of opset 10.
-    hidden = veil(outline)
-    batched = scan_opset8.hide(outline, opset)
+    hidden = hide_indices(outline)
+    batched = scan_opset8.hide_scans(outline, opset)
     reason = ""
     for target in (TARGET_OPSET, *FALLBACK_OPSETS):
         if opset >= target:
             break
         try:
-            converted = _restored(_converted(_prepared(outline, opset), target), outline, target)
+            converted = _restore_metadata(_convert_model(_prepare_model(outline, opset), target), outline, target)
         except BadInput:
             raise
         except Exception as error:  # the converter raises whatever C++ threw; any of it means "not to this opset"
             # Its assertions begin with a source file and a condition, which say nothing to a reader.
             reason = reason or first_line(error).rpartition("failed: ")[2]
             continue
-        unveil(converted, hidden)
+        restore_indices(converted, hidden)
         if batched:
-            scan_opset8.reveal(converted)
-        attach(converted, weights)
-        return converted, (_stuck(opset, target, reason),) if reason else ()
-    return model, (_stuck(opset, opset, reason),) if reason else ()
+            scan_opset8.reveal_scans(converted)
+        attach_tensors(converted, weights)
+        return converted, (_upgrade_failure(opset, target, reason),) if reason else ()
+    return model, (_upgrade_failure(opset, opset, reason),) if reason else ()
 
 
 def _means_the_same(model: ModelProto, opset: int) -> bool:
     """Whether no operator of ``model`` has changed since ``opset``: the converter, which takes 10 ms to begin, does nothing."""
     operators = {(n.op_type, n.domain) for graph in model_checks.all_graphs(model) for n in graph.node}
-    return all(_unchanged(op, opset) for op, domain in operators if domain in ("", "ai.onnx"))
+    return all(_is_unchanged(op, opset) for op, domain in operators if domain in ("", "ai.onnx"))
 
 
 @lru_cache(maxsize=4096)
-def _unchanged(op: str, opset: int) -> bool:
+def _is_unchanged(op: str, opset: int) -> bool:
     newest = defs.get_schema(op, TARGET_OPSET) if defs.has(op, TARGET_OPSET, "") else None
     return newest is not None and not newest.deprecated and newest.since_version <= opset
 
@@ -78,23 +78,23 @@ def _declare_opset(model: ModelProto, opset: int) -> None:
             known.version = opset
 
 
-def _converted(model: ModelProto, opset: int) -> ModelProto:
+def _convert_model(model: ModelProto, opset: int) -> ModelProto:
     """What ONNX's converter makes of ``model``, whose values get types. Raises whatever C++ threw."""
     typed = ModelProto()
     typed.CopyFrom(model)
     # Before that initializers had to be inputs. Exporters left them out nevertheless, which the converter refuses.
     typed.ir_version = max(typed.ir_version, _FREE_INITIALIZERS)
-    declare(model_checks.all_graphs(typed))
+    declare_types(model_checks.all_graphs(typed))
     result = version_converter.convert_version(typed, opset)
-    undeclare(model_checks.all_graphs(result))
+    undeclare_types(model_checks.all_graphs(result))
     return result
 
 
-def _stuck(opset: int, reached: int, reason: str) -> str:
+def _upgrade_failure(opset: int, reached: int, reason: str) -> str:
     return f"opset {opset} could not be upgraded to {TARGET_OPSET}, only to {reached}: {reason}"
 
 
-def _restored(converted: ModelProto, original: ModelProto, opset: int) -> ModelProto:
+def _restore_metadata(converted: ModelProto, original: ModelProto, opset: int) -> ModelProto:
     """``converted`` with what the converter drops: the declared ports and the metadata of ``original``; and with extents of 0
     in the shapes that it restores behind a Softmax."""
     if opset >= _ALLOWZERO:
@@ -135,7 +135,7 @@ def _check_flattened(converted: ModelProto, original: ModelProto) -> None:
             )
 
 
-def _prepared(model: ModelProto, opset: int) -> ModelProto:
+def _prepare_model(model: ModelProto, opset: int) -> ModelProto:
     """A copy in which operators whose meaning the converter would change say what they mean; else ``model`` itself.
 
     Resize up to opset 10, and Upsample, take the source of pixel i at i / scale; since opset 11 the
@@ -153,13 +153,13 @@ def _prepared(model: ModelProto, opset: int) -> ModelProto:
     result = ModelProto()
     larger = {o for graph in model_checks.all_graphs(model) for n in graph.node if n.op_type == "Upsample" for o in n.output}
     # The converter drops the attributes of Upsample, but at opset 10 it is a Resize.
-    result.CopyFrom(_converted(model, 10) if "Upsample" in names and opset < 10 else model)
+    result.CopyFrom(_convert_model(model, 10) if "Upsample" in names and opset < 10 else model)
     for graph in model_checks.all_graphs(result):
         constants = [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" and not n.domain for a in n.attribute]
         known = {**{t.name: t for t in graph.initializer}, **dict(constants)}
         nodes = list[NodeProto]()
         for node in graph.node:
-            nodes += _said(node, known, larger) if node.op_type in stale and not node.domain else [node]
+            nodes += _replace_changed_node(node, known, larger) if node.op_type in stale and not node.domain else [node]
         copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
         graph.node.extend(copies)
@@ -170,7 +170,7 @@ def _prepared(model: ModelProto, opset: int) -> ModelProto:
 _CHANGED_AFTER: Final = {"Resize": 10, "Hardmax": 12, "GroupNormalization": 20, "Clip": 10, "Pad": 10, "PRelu": 6}
 
 
-def _said(node: NodeProto, known: Mapping[str, TensorProto], larger: Set[str]) -> list[NodeProto]:
+def _replace_changed_node(node: NodeProto, known: Mapping[str, TensorProto], larger: Set[str]) -> list[NodeProto]:
     """What replaces a node that is in _CHANGED_AFTER; ``larger`` are results of what was an Upsample."""
     if node.op_type == "Resize":
         return [_asymmetric_resize(node, known, larger)]

@@ -26,7 +26,7 @@ def domain_of(proto: NodeProto) -> str:
     return "" if proto.domain == "ai.onnx" else str(proto.domain)
 
 
-def declared(proto: NodeProto, custom: CustomOperators) -> CustomOperator | None:
+def find_custom_operator(proto: NodeProto, custom: CustomOperators) -> CustomOperator | None:
     """What a plugin says of the operator."""
     return custom.get((domain_of(proto), proto.op_type)) if custom else None
 
@@ -73,7 +73,7 @@ def check_body(proto: NodeProto, inner: Iterable[NodeProto], custom: CustomOpera
     """BadInput for a plugin's operator among ``inner``, the operators in the bodies of ``proto``: those run on the host, by
     ONNX's reference, which does not know it."""
     for node in inner:
-        if (operator := declared(node, custom)) is not None:
+        if (operator := find_custom_operator(node, custom)) is not None:
             raise BadInput(
                 f"{operator.title} stands in a body of {proto.op_type}, which is run on the host by ONNX's reference",
                 nd.node_title(node),
@@ -86,7 +86,7 @@ def unknown_domain(proto: NodeProto, custom: CustomOperators) -> str:
     domain = domain_of(proto)
     known = {op: operator for (d, op), operator in custom.items() if d == domain}
     if known:
-        plugins = _listed({o.plugin for o in known.values()})
+        plugins = _join_names({o.plugin for o in known.values()})
         close = get_close_matches(proto.op_type, known, 1) or sorted(known)
         return f"plugin {plugins} declares other operators of domain {domain}, such as {close[0]}: is there a newer version?"
     return (
@@ -95,11 +95,11 @@ def unknown_domain(proto: NodeProto, custom: CustomOperators) -> str:
     )
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return " and ".join(sorted(names))
 
 
-def used(protos: Iterable[NodeProto], custom: CustomOperators) -> Mapping[tuple[str, str], CustomOperator]:
+def used_custom_operators(protos: Iterable[NodeProto], custom: CustomOperators) -> Mapping[tuple[str, str], CustomOperator]:
     """The plugins' operators that a model uses."""
     keys = {(domain_of(p), p.op_type) for p in protos} if custom else set()
     return {key: custom[key] for key in sorted(keys & custom.keys())}

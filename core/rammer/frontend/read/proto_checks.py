@@ -34,7 +34,7 @@ _PATTERNS = frozenset({"RegexFullMatch"})
 
 def check_strings(message: Any, where: str) -> None:
     """BadInput unless every string is UTF-8: protobuf hands out others as bytes, which nobody expects."""
-    strings, lists, messages = _fields(message.DESCRIPTOR)
+    strings, lists, messages = _message_fields(message.DESCRIPTOR)
     for name in strings:
         _check_text(getattr(message, name), name, where)
     for name in lists:
@@ -51,17 +51,17 @@ def _check_text(text: str | bytes, field: str, where: str) -> None:
 
 
 @cache
-def _fields(kind: Any) -> tuple[list[str], list[str], list[tuple[str, bool]]]:
+def _message_fields(kind: Any) -> tuple[list[str], list[str], list[tuple[str, bool]]]:
     """Of a kind of message: its strings, its lists of strings, and its messages with whether they are lists."""
     texts = [f for f in kind.fields if f.cpp_type == f.CPPTYPE_STRING and f.type == f.TYPE_STRING]
     return (
-        [f.name for f in texts if not _repeated(f)],
-        [f.name for f in texts if _repeated(f)],
-        [(f.name, _repeated(f)) for f in kind.fields if f.cpp_type == f.CPPTYPE_MESSAGE],
+        [f.name for f in texts if not _is_repeated(f)],
+        [f.name for f in texts if _is_repeated(f)],
+        [(f.name, _is_repeated(f)) for f in kind.fields if f.cpp_type == f.CPPTYPE_MESSAGE],
     )
 
 
-def _repeated(field: Any) -> bool:
+def _is_repeated(field: Any) -> bool:
     # Protobuf 6.31 brought the property, and later versions drop the label.
     return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
 
@@ -175,14 +175,14 @@ def _check_names(graph: GraphProto) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _schema(op: str, version: int, domain: str) -> defs.OpSchema:
+def _find_schema(op: str, version: int, domain: str) -> defs.OpSchema:
     return schemas.get_schema(op, version, domain)
 
 
 def check_node(node: NodeProto, domain: str, version: int, inside: bool = False) -> None:
     """BadInput unless the operator has as many inputs, outputs and attributes, and of such kinds and values, as ONNX defines.
     ``inside`` a function's body attributes may refer to the function's."""
-    schema = _schema(node.op_type, version, domain)
+    schema = _find_schema(node.op_type, version, domain)
     if node.op_type in _PATTERNS and not domain:
         raise BadInput(
             f"{node.op_type} is not supported: a pattern may take forever", node_title(node), "compute it before the model runs"
@@ -210,8 +210,8 @@ def _attribute_problems(node: NodeProto, schema: defs.OpSchema) -> Iterator[str]
             yield f"{op} of opset {schema.since_version} has no attribute {attribute.name!r}"
         elif attribute.type != int(declared.type.value):
             yield (
-                f"attribute {attribute.name} of {op} is {_kind(attribute.type)}, where ONNX wants "
-                f"{_kind(int(declared.type.value))}"
+                f"attribute {attribute.name} of {op} is {_attribute_kind(attribute.type)}, where ONNX wants "
+                f"{_attribute_kind(int(declared.type.value))}"
             )
         elif given[attribute.name] > 1:
             yield f"{op} has the attribute {attribute.name} {given[attribute.name]} times"
@@ -220,6 +220,6 @@ def _attribute_problems(node: NodeProto, schema: defs.OpSchema) -> Iterator[str]
             yield f"{op} lacks the attribute {name}"
 
 
-def _kind(code: int) -> str:
+def _attribute_kind(code: int) -> str:
     known = code in AttributeProto.AttributeType.values()
     return AttributeProto.AttributeType.Name(code) if known else f"of an unknown kind ({code})"

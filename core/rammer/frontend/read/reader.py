@@ -18,12 +18,12 @@ from rammer.errors import BadInput
 from rammer.frontend.read import external_data as external_files
 from rammer.frontend.read import limits, model_checks, proto_checks
 from rammer.frontend.read.function_bodies import with_defaults
-from rammer.frontend.read.mmap_weights import Apart, check_files, whole
+from rammer.frontend.read.mmap_weights import Apart, check_files, embed_weights
 from rammer.frontend.read.model_rewrites import counted, dense_model, placed
 from rammer.frontend.read.node_protos import first_line
 from rammer.frontend.read.onnx_inference_guards import open_extents
-from rammer.frontend.read.opset_upgrade import TARGET_OPSET, upgraded
-from rammer.frontend.read.plugin_operators import NONE, used
+from rammer.frontend.read.opset_upgrade import TARGET_OPSET, upgrade_opset
+from rammer.frontend.read.plugin_operators import NONE, used_custom_operators
 from rammer.frontend.read.type_constraints import check_kinds
 from rammer.ir.constants.mapped_files import Mapped
 from rammer.ir.port import MAP, OPTIONAL, SEQUENCE, InputPort
@@ -57,7 +57,7 @@ class Model:
     @property
     def whole(self) -> ModelProto:
         """The protobuf with all values in it, for tools that know nothing else: it takes their memory."""
-        return whole(self.proto, self.weights)
+        return embed_weights(self.proto, self.weights)
 
     def check_files(self) -> None:
         """BadInput where a file that ``weights`` are in was written to since it was read."""
@@ -78,7 +78,7 @@ def read_model(
     path = Path(source) if isinstance(source, (str, Path)) else None
     where = str(path) if path is not None else "the model in memory"
     apart = Apart(files=dict(files), noted=noted)
-    proto = source if isinstance(source, ModelProto) else _parsed(source, where, apart)
+    proto = source if isinstance(source, ModelProto) else _parse_source(source, where, apart)
     model_checks.check_version(proto, where)
     proto = placed(proto)
     graphs = list(model_checks.all_graphs(proto))
@@ -101,18 +101,18 @@ def read_model(
         limits.check_nesting(proto.graph.node, where)
         model_checks.check_operators(proto, plugins)
     for function in proto.functions:
-        raise BadInput(_left(function, proto), where, "export the model without functions")
-    proto = dense_model(_ordered(proto))
-    _ports(proto)  # ONNX's converter does not survive an input without a type
+        raise BadInput(_inlining_failure(function, proto), where, "export the model without functions")
+    proto = dense_model(_sort_nodes(proto))
+    _input_ports(proto)  # ONNX's converter does not survive an input without a type
     proto = counted(proto)
-    mine = used((n for g in model_checks.all_graphs(proto) for n in g.node), plugins)
+    mine = used_custom_operators((n for g in model_checks.all_graphs(proto) for n in g.node), plugins)
     check_kinds(proto, mine)
     proto = open_extents(proto)
-    proto, notes = upgraded(proto)
-    return replace(_model(proto, path, notes, external, mine), weights=weights, files=apart.sources)
+    proto, notes = upgrade_opset(proto)
+    return replace(_build_model(proto, path, notes, external, mine), weights=weights, files=apart.sources)
 
 
-def _left(function: FunctionProto, model: ModelProto) -> str:
+def _inlining_failure(function: FunctionProto, model: ModelProto) -> str:
     """Why ONNX's inliner has left a function."""
     known = model_checks.opset_versions(model.opset_import)
     for domain, version in model_checks.opset_versions(function.opset_import).items():
@@ -122,7 +122,7 @@ def _left(function: FunctionProto, model: ModelProto) -> str:
     return f"function {function.name} calls itself"
 
 
-def _parsed(source: str | Path | bytes, where: str, apart: Apart) -> ModelProto:
+def _parse_source(source: str | Path | bytes, where: str, apart: Apart) -> ModelProto:
     if isinstance(source, bytes):
         return apart.parsed(source, where)
     path = Path(source)
@@ -139,7 +139,7 @@ def _parsed(source: str | Path | bytes, where: str, apart: Apart) -> ModelProto:
         raise BadInput(what, str(path), "check its permissions") from error
 
 
-def _ordered(model: ModelProto) -> ModelProto:
+def _sort_nodes(model: ModelProto) -> ModelProto:
     """The model with its nodes in topological order: itself, if they are."""
     order = model_checks.checked_order(model.graph)
     if all(a is b for a, b in zip(order, model.graph.node, strict=True)):
@@ -151,11 +151,11 @@ def _ordered(model: ModelProto) -> ModelProto:
     return result
 
 
-def _model(
+def _build_model(
     proto: ModelProto, path: Path | None, notes: tuple[str, ...], external: tuple[str, ...], custom: CustomOperators
 ) -> Model:
     graph = proto.graph
-    inputs = _ports(proto)
+    inputs = _input_ports(proto)
     for value in graph.output:
         # Exporters may leave an output's type to be inferred.
         if value.type.WhichOneof("value") is not None:
@@ -166,14 +166,14 @@ def _model(
     return Model(proto, path, name, inputs, outputs, opset, notes, external, custom)
 
 
-def _ports(proto: ModelProto) -> tuple[InputPort, ...]:
+def _input_ports(proto: ModelProto) -> tuple[InputPort, ...]:
     """The inputs. Up to IR version 3 every initialiser is listed as one too; it is a constant all the same."""
     graph = proto.graph
     constants = {t.name for t in graph.initializer}
-    return tuple(_port(v) for v in graph.input if v.name not in constants)
+    return tuple(_to_input_port(v) for v in graph.input if v.name not in constants)
 
 
-def _port(value: ValueInfoProto) -> InputPort:
+def _to_input_port(value: ValueInfoProto) -> InputPort:
     dtype = model_checks.check_port_type("input", value.name, value.type)
     if dtype in (SEQUENCE, OPTIONAL, MAP):
         return InputPort(value.name, dtype, ())
@@ -181,10 +181,10 @@ def _port(value: ValueInfoProto) -> InputPort:
     if not tensor.HasField("shape"):
         return InputPort(value.name, dtype, (), ranked=False)
     limits.check_shape((max(0, d.dim_value) for d in tensor.shape.dim), f"input {value.name}")
-    return InputPort(value.name, dtype, tuple(_extent(d) for d in tensor.shape.dim))
+    return InputPort(value.name, dtype, tuple(_parse_extent(d) for d in tensor.shape.dim))
 
 
-def _extent(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+def _parse_extent(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if dim.WhichOneof("value") == "dim_value":
         # Old exporters write -1 for "any extent". An extent of 0 is one, as for ONNX Runtime.
         return dim.dim_value if dim.dim_value >= 0 else None

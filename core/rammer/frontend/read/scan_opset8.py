@@ -18,7 +18,7 @@ BATCHED: Final = 8
 _HIDDEN: Final = "rammer.batched"
 
 
-def hide(model: ModelProto, opset: int) -> bool:
+def hide_scans(model: ModelProto, opset: int) -> bool:
     """Put the Scans of a model of opset 8 into a domain that the converter leaves alone; whether there is one. BadInput for
     lengths of their own for the sequences of a batch."""
     found = (
@@ -37,19 +37,19 @@ def hide(model: ModelProto, opset: int) -> bool:
     return bool(found)
 
 
-def reveal(model: ModelProto) -> None:
+def reveal_scans(model: ModelProto) -> None:
     """Put what they mean in the place of hidden Scans."""
     # Scans inside the bodies of others last: what is made of an outer one copies its body.
     for graph in [*model_checks.all_graphs(model)][::-1]:
         for node in graph.node:
             if node.domain == _HIDDEN:
-                node.CopyFrom(_nested(node))
+                node.CopyFrom(_nest_scan(node))
     kept = [o for o in model.opset_import if o.domain != _HIDDEN]
     del model.opset_import[:]
     model.opset_import.extend(kept)
 
 
-def _nested(node: NodeProto) -> NodeProto:
+def _nest_scan(node: NodeProto) -> NodeProto:
     """The Scan over the batch."""
     attributes = {a.name: a for a in node.attribute}
     body, prefix = attributes["body"].g, next(filter(None, node.output), node.name)
@@ -61,12 +61,12 @@ def _nested(node: NodeProto) -> NodeProto:
     if ways:
         inner.attribute.append(helper.make_attribute("scan_input_directions", ways))
     outer = GraphProto(name=f"{body.name}/batch", node=[inner])
-    outer.input.extend(_ports(given, body.input))
-    outer.output.extend(_ports(made, body.output))
+    outer.input.extend(_make_value_infos(given, body.input))
+    outer.output.extend(_make_value_infos(made, body.output))
     return helper.make_node("Scan", node.input[1:], node.output, node.name, num_scan_inputs=len(given), body=outer)
 
 
-def _ports(names: list[str], like: list[ValueInfoProto]) -> list[ValueInfoProto]:
+def _make_value_infos(names: list[str], like: list[ValueInfoProto]) -> list[ValueInfoProto]:
     """Values of the element types of others, of any shape."""
     result = [ValueInfoProto(name=n) for n in names]
     for port, known in zip(result, like, strict=True):

@@ -48,7 +48,7 @@ _OPTIONAL: Final[Mapping[Any, int]] = {
 _OWN: Final = dict[tuple[str, str], OpSchema]()
 
 
-def has(op: str, version: int, domain: str) -> bool:
+def has_schema(op: str, version: int, domain: str) -> bool:
     """Whether the domain has the operator at this version."""
     return (domain, op) in _OWN or (version < 1 << 31 and bool(defs.has(op, version, domain)))
 
@@ -63,7 +63,7 @@ def is_own(op: str, domain: str) -> bool:
     return (domain, op) in _OWN
 
 
-def own() -> Iterator[tuple[str, str]]:
+def own_operators() -> Iterator[tuple[str, str]]:
     """Domains and names of the operators that are defined here."""
     yield from _OWN
 
@@ -72,22 +72,22 @@ def add_schema(domain: str, op: str, signature: str, attributes: Mapping[str, An
     """Define an operator. ``signature`` is as ``"A: T, B?: T, more*: X -> Y: T, Z?: T"``: ``?`` for what may be left out, ``*``
     for any number. ``attributes`` have their default, or their type (int, float, str) where they must be given, or a list's type
     (``list[int]``) or ``int | None`` where they may be left out."""
-    inputs, outputs = ([_formal(part) for part in side.split(",") if part.strip()] for side in signature.split("->"))
+    inputs, outputs = ([_parse_formal(part) for part in side.split(",") if part.strip()] for side in signature.split("->"))
     letters = sorted({p.type_str for p in (*inputs, *outputs)})
     constraints = [(v, [f"tensor({k})" for k in _SETS[v[0]]], "") for v in letters]
-    declared = [_attribute(name, value) for name, value in attributes.items()]
+    declared = [_make_attribute(name, value) for name, value in attributes.items()]
     ports = {"inputs": inputs, "outputs": outputs, "type_constraints": constraints}
     _OWN[domain, op] = OpSchema(op, domain, 1, **ports, attributes=declared)
 
 
-def _formal(text: str) -> OpSchema.FormalParameter:
+def _parse_formal(text: str) -> OpSchema.FormalParameter:
     name, _, kind = (part.strip() for part in text.partition(":"))
     options = OpSchema.FormalParameterOption
     option = options.Optional if name.endswith("?") else options.Variadic if name.endswith("*") else options.Single
     return OpSchema.FormalParameter(name.rstrip("?*"), kind, param_option=option, is_homogeneous=option != options.Variadic)
 
 
-def _attribute(name: str, value: Any) -> OpSchema.Attribute:
+def _make_attribute(name: str, value: Any) -> OpSchema.Attribute:
     if isinstance(value, str | int | float) and not isinstance(value, type):
         return OpSchema.Attribute(name, helper.make_attribute(name, value))
     required = value in _REQUIRED

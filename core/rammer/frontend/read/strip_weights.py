@@ -17,7 +17,7 @@ LARGEST: Final = 1024
 _ATTRIBUTE: Final = "rammer.detached."
 
 
-def outlined(model: ModelProto) -> tuple[ModelProto, dict[str, TensorProto]]:
+def detach_tensors(model: ModelProto) -> tuple[ModelProto, dict[str, TensorProto]]:
     """(outline, detached): ``model`` with every tensor of more than ``LARGEST`` elements reduced to name, type and
     shape, and those tensors by their name in the outline. ``model`` is not changed, and large tensors are not copied.
 
@@ -26,14 +26,14 @@ def outlined(model: ModelProto) -> tuple[ModelProto, dict[str, TensorProto]]:
     names = Counter(t.name for graph in model_checks.all_graphs(model) for t in graph.initializer)
     outline = _Outline({name for name, count in names.items() if count == 1})
     result = ModelProto()
-    _merge(result, model, but="graph")
+    _merge_fields(result, model, but="graph")
     outline.graph(result.graph, model.graph)
     return result, outline.detached
 
 
-def attach(model: ModelProto, detached: Mapping[str, TensorProto]) -> None:
+def attach_tensors(model: ModelProto, detached: Mapping[str, TensorProto]) -> None:
     """Give the tensors of an outline, or of what a tool made of it, their values back."""
-    for tensor in _tensors(model):
+    for tensor in _iter_tensors(model):
         if tensor.name in detached:
             tensor.CopyFrom(detached[tensor.name])
 
@@ -44,17 +44,17 @@ class _Outline:
         self.detached: dict[str, TensorProto] = {}
 
     def graph(self, target: GraphProto, source: GraphProto) -> None:
-        _merge(target, source, but=("node", "initializer"))
+        _merge_fields(target, source, but=("node", "initializer"))
         for tensor in source.initializer:
             self.tensor(target.initializer.add(), tensor, tensor.name if tensor.name in self.unique else "")
         for node in source.node:
             self.node(target.node.add(), node)
 
     def node(self, target: NodeProto, source: NodeProto) -> None:
-        _merge(target, source, but="attribute")
+        _merge_fields(target, source, but="attribute")
         for attribute in source.attribute:
             copy = target.attribute.add()
-            _merge(copy, attribute, but=("t", "tensors", "g", "graphs"))
+            _merge_fields(copy, attribute, but=("t", "tensors", "g", "graphs"))
             if attribute.type == AttributeProto.TENSOR:
                 self.tensor(copy.t, attribute.t, f"{_ATTRIBUTE}{len(self.detached)}")
             if attribute.type == AttributeProto.GRAPH:
@@ -77,7 +77,7 @@ class _Outline:
         self.detached[name] = source
 
 
-def _merge(target: Any, source: Any, but: str | tuple[str, ...]) -> None:
+def _merge_fields(target: Any, source: Any, but: str | tuple[str, ...]) -> None:
     """Copy the fields of one protobuf message, all but the named ones."""
     left_out = (but,) if isinstance(but, str) else but
     for field, value in source.ListFields():
@@ -89,7 +89,7 @@ def _merge(target: Any, source: Any, but: str | tuple[str, ...]) -> None:
             getattr(target, field.name).MergeFrom(value)
 
 
-def _tensors(model: ModelProto) -> Iterator[TensorProto]:
+def _iter_tensors(model: ModelProto) -> Iterator[TensorProto]:
     for graph in model_checks.all_graphs(model):
         yield from graph.initializer
         for attribute in (a for node in graph.node for a in node.attribute):

@@ -28,7 +28,7 @@ from rammer.device.custom_operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.frontend.read import model_checks, schemas
 from rammer.frontend.read.node_protos import node_title
-from rammer.frontend.read.plugin_operators import NONE, declared
+from rammer.frontend.read.plugin_operators import NONE, find_custom_operator
 from rammer.ir.types import KNOWN
 
 #: ONNX's spelling of an element type in schemas; "" stands for what is not known, or no tensor.
@@ -51,45 +51,51 @@ def check_kinds(model: ModelProto, plugins: CustomOperators = NONE) -> None:
     """BadInput for the first node with an operand of an element type that its operator does not take, or of another one than
     an operand that must be of the same. Nodes are in topological order; functions are inlined. What comes out of a plugin's
     operator is not known before shapes are: what reads it is checked then, by ``check_types``."""
-    _walk(model.graph, {}, model_checks.opset_versions(model.opset_import), plugins)
+    _infer_graph_types(model.graph, {}, model_checks.opset_versions(model.opset_import), plugins)
 
 
 def check_types(node: NodeProto, opset: int, types: Mapping[str, TypeProto]) -> None:
     """The same of one node, whose operands have ``types``."""
     domain = "" if node.domain == "ai.onnx" else node.domain
-    _bound(node, _formals(node.op_type, opset, domain, False), {n: _kind(t) for n, t in types.items()})
+    _bind_type_variables(
+        node, _formal_operands(node.op_type, opset, domain, False), {n: _element_type(t) for n, t in types.items()}
+    )
 
 
-def _walk(graph: GraphProto, outer: Mapping[str, str], opsets: Mapping[str, int], plugins: CustomOperators) -> dict[str, str]:
+def _infer_graph_types(
+    graph: GraphProto, outer: Mapping[str, str], opsets: Mapping[str, int], plugins: CustomOperators
+) -> dict[str, str]:
     kinds = dict(outer)
-    kinds |= {v.name: _kind(v.type) for v in graph.input}
+    kinds |= {v.name: _element_type(v.type) for v in graph.input}
     kinds |= {t.name: _SPELLED.get(t.data_type, "") for t in graph.initializer}
     for node in graph.node:
-        if declared(node, plugins) is not None:
+        if find_custom_operator(node, plugins) is not None:
             kinds.update(dict.fromkeys(node.output, ""))
             continue
         domain = "" if node.domain == "ai.onnx" else node.domain
-        bound = _bound(node, _formals(node.op_type, opsets[domain], domain, False), kinds)
-        bodies = [_ends(a.g, kinds, opsets, plugins) for a in node.attribute if a.type == AttributeProto.GRAPH]
-        made = _made(node, _formals(node.op_type, opsets[domain], domain, True), bound, bodies)
+        bound = _bind_type_variables(node, _formal_operands(node.op_type, opsets[domain], domain, False), kinds)
+        bodies = [_body_output_types(a.g, kinds, opsets, plugins) for a in node.attribute if a.type == AttributeProto.GRAPH]
+        made = _output_types(node, _formal_operands(node.op_type, opsets[domain], domain, True), bound, bodies)
         if "" in made:
-            made = [new or old for new, old in zip(_inferred(node, kinds, opsets), made, strict=True)]
+            made = [new or old for new, old in zip(_infer_output_types(node, kinds, opsets), made, strict=True)]
         kinds.update(zip(node.output, made, strict=True))
     return kinds
 
 
-def _ends(body: GraphProto, outer: Mapping[str, str], opsets: Mapping[str, int], plugins: CustomOperators) -> list[str]:
+def _body_output_types(
+    body: GraphProto, outer: Mapping[str, str], opsets: Mapping[str, int], plugins: CustomOperators
+) -> list[str]:
     """Element types of a body's outputs."""
-    inner = _walk(body, outer, opsets, plugins)
+    inner = _infer_graph_types(body, outer, opsets, plugins)
     return [inner.get(v.name, "") for v in body.output]
 
 
-def _kind(proto: TypeProto) -> str:
+def _element_type(proto: TypeProto) -> str:
     return _SPELLED.get(proto.tensor_type.elem_type, "") if proto.WhichOneof("value") == "tensor_type" else ""
 
 
 @lru_cache(4096)
-def _formals(op: str, version: int, domain: str, outputs: bool) -> tuple[tuple[_Formal, ...], bool]:
+def _formal_operands(op: str, version: int, domain: str, outputs: bool) -> tuple[tuple[_Formal, ...], bool]:
     """The operator's inputs or outputs, and whether the last one stands for any number of operands."""
     schema = schemas.get_schema(op, version, domain)
     allowed = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
@@ -103,41 +109,41 @@ def _formals(op: str, version: int, domain: str, outputs: bool) -> tuple[tuple[_
     return tuple(formals), variadic
 
 
-def _each(formals: tuple[tuple[_Formal, ...], bool], names: Sequence[str]) -> Iterator[tuple[_Formal, str]]:
+def _pair_operands(formals: tuple[tuple[_Formal, ...], bool], names: Sequence[str]) -> Iterator[tuple[_Formal, str]]:
     known, variadic = formals
     for i, name in enumerate(names):
         if i < len(known) or variadic:
             yield known[min(i, len(known) - 1)], name
 
 
-def _bound(node: NodeProto, formals: tuple[tuple[_Formal, ...], bool], kinds: Mapping[str, str]) -> dict[str, str]:
+def _bind_type_variables(node: NodeProto, formals: tuple[tuple[_Formal, ...], bool], kinds: Mapping[str, str]) -> dict[str, str]:
     """Type variable -> element type. BadInput where an operand's is not allowed."""
     bound = dict[str, str]()
-    for formal, name in _each(formals, node.input):
+    for formal, name in _pair_operands(formals, node.input):
         kind = kinds.get(name, "") if name else ""
         if not kind:
             continue
         if kind not in formal.allowed:
             known = sorted(_CODE[k] for k in formal.allowed if k in _CODE)
             raise BadInput(
-                f"{node.op_type} does not take {_plain(kind)} as its input {formal.name!r}",
+                f"{node.op_type} does not take {_spell_dtype(kind)} as its input {formal.name!r}",
                 node_title(node),
-                f"ONNX allows {', '.join(_plain(_SPELLED[c]) for c in known)}: put a Cast before it",
+                f"ONNX allows {', '.join(_spell_dtype(_SPELLED[c]) for c in known)}: put a Cast before it",
             )
         if formal.variable and bound.setdefault(formal.variable, kind) != kind:
             what = (
-                f"{node.op_type} has inputs of {_plain(bound[formal.variable])} and, as its {formal.name!r}, "
-                f"{_plain(kind)}, which must be of one element type"
+                f"{node.op_type} has inputs of {_spell_dtype(bound[formal.variable])} and, as its {formal.name!r}, "
+                f"{_spell_dtype(kind)}, which must be of one element type"
             )
             raise BadInput(what, node_title(node), "put a Cast before one of them")
     return bound
 
 
-def _plain(kind: str) -> str:
+def _spell_dtype(kind: str) -> str:
     return {"float": "float32", "double": "float64"}.get(kind[7:-1], kind[7:-1])
 
 
-def _made(
+def _output_types(
     node: NodeProto, formals: tuple[tuple[_Formal, ...], bool], bound: Mapping[str, str], bodies: Sequence[Sequence[str]]
 ) -> list[str]:
     """Element types of the outputs; "" for those that attributes decide."""
@@ -146,13 +152,13 @@ def _made(
         made = bodies[0][1:] if node.op_type == "Loop" else bodies[0]
         return [made[i] if i < len(made) else "" for i in range(len(node.output))]
     result = [""] * len(node.output)
-    for i, (formal, _) in enumerate(_each(formals, node.output)):
+    for i, (formal, _) in enumerate(_pair_operands(formals, node.output)):
         alone = next(iter(formal.allowed)) if len(formal.allowed) == 1 else ""
         result[i] = bound.get(formal.variable, alone if alone in _CODE else "")
     return result
 
 
-def _inferred(node: NodeProto, kinds: Mapping[str, str], opsets: Mapping[str, int]) -> list[str]:
+def _infer_output_types(node: NodeProto, kinds: Mapping[str, str], opsets: Mapping[str, int]) -> list[str]:
     """Element types by ONNX's inference, which reads attributes; "" where it does not say, or would read bodies."""
     known = {n: kinds.get(n, "") for n in node.input if n}
     nothing = [""] * len(node.output)
@@ -166,7 +172,7 @@ def _inferred(node: NodeProto, kinds: Mapping[str, str], opsets: Mapping[str, in
         found = shape_inference.infer_node_outputs(schema, node, types, opset_imports=imports)
     except Exception:  # whatever is wrong is found with shapes, and said there
         return nothing
-    return [_kind(found[o]) if o in found else "" for o in node.output]
+    return [_element_type(found[o]) if o in found else "" for o in node.output]
 
 
 def check_constant(name: str, array: np.ndarray, where: str) -> None:

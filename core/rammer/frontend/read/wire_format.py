@@ -35,7 +35,7 @@ class Field:
     end: int
 
 
-def varint(data: Bytes, position: int) -> tuple[int | None, int]:
+def read_varint(data: Bytes, position: int) -> tuple[int | None, int]:
     """The number at ``position`` and where it ends; None if the data ends within it."""
     value = 0
     for shift in range(0, 70, 7):
@@ -49,16 +49,16 @@ def varint(data: Bytes, position: int) -> tuple[int | None, int]:
     return None, position
 
 
-def fields(data: Bytes, begin: int, end: int) -> Iterator[Field]:
+def iter_fields(data: Bytes, begin: int, end: int) -> Iterator[Field]:
     """The fields of the message from ``begin`` to ``end``. Malformed where they are none."""
     position = begin
     while position < end:
-        tag, at = varint(data, position)
+        tag, at = read_varint(data, position)
         if tag is None:
             raise Malformed
         kind, length = tag & 7, {LONG: 8, SHORT: 4}.get(tag & 7, 0)
         if kind in (VARINT, BYTES):
-            value, after = varint(data, at)
+            value, after = read_varint(data, at)
             if value is None:
                 raise Malformed
             at, length = (after, value) if kind == BYTES else (at, after - at)
@@ -74,38 +74,38 @@ def without_weights(data: memoryview) -> tuple[bytes | memoryview, dict[int, mem
     """A model's bytes without the raw data of large initialisers of its graph, and these by the initialiser's place. What is no
     model, or is written in an unusual way, stays whole: the parser says what is wrong with it."""
     try:
-        graphs = [f for f in fields(data, 0, len(data)) if f.number == _GRAPH]
+        graphs = [f for f in iter_fields(data, 0, len(data)) if f.number == _GRAPH]
         if len(graphs) != 1 or graphs[0].kind != BYTES:
             return data, {}
-        return _without(data, graphs[0])
+        return _cut_initializers(data, graphs[0])
     except Malformed:
         return data, {}
 
 
-def _without(data: memoryview, graph: Field) -> tuple[bytes | memoryview, dict[int, memoryview]]:
+def _cut_initializers(data: memoryview, graph: Field) -> tuple[bytes | memoryview, dict[int, memoryview]]:
     parts, cut = list[Bytes](), dict[int, memoryview]()
     done, place = graph.begin, 0
-    for found in fields(data, graph.begin, graph.end):
+    for found in iter_fields(data, graph.begin, graph.end):
         if found.number != _INITIALIZER:
             continue
         if found.kind != BYTES:
             raise Malformed
         if found.end - found.begin >= LEAST and (raw := _raw_data(data, found)):
             kept = found.end - found.begin - (raw.end - raw.start)
-            parts += [data[done : found.start], _tag(_INITIALIZER), _number(kept)]
+            parts += [data[done : found.start], _encode_tag(_INITIALIZER), _encode_varint(kept)]
             parts += [data[found.begin : raw.start], data[raw.end : found.end]]
             cut[place], done = data[raw.begin : raw.end], found.end
         place += 1
     if not cut:
         return data, {}
     parts.append(data[done : graph.end])
-    inner = _number(sum(map(len, parts)))
-    return b"".join([data[: graph.start], _tag(_GRAPH), inner, *parts, data[graph.end :]]), cut
+    inner = _encode_varint(sum(map(len, parts)))
+    return b"".join([data[: graph.start], _encode_tag(_GRAPH), inner, *parts, data[graph.end :]]), cut
 
 
 def _raw_data(data: memoryview, tensor: Field) -> Field | None:
     """The raw data of a tensor, if they are many, are there once, and nothing says that others are meant."""
-    inside = [f for f in fields(data, tensor.begin, tensor.end) if f.number in (_RAW_DATA, _DATA_LOCATION)]
+    inside = [f for f in iter_fields(data, tensor.begin, tensor.end) if f.number in (_RAW_DATA, _DATA_LOCATION)]
     if (
         len(inside) == 1
         and inside[0].number == _RAW_DATA
@@ -116,11 +116,11 @@ def _raw_data(data: memoryview, tensor: Field) -> Field | None:
     return None
 
 
-def _tag(number: int) -> bytes:
-    return _number(number << 3 | BYTES)
+def _encode_tag(number: int) -> bytes:
+    return _encode_varint(number << 3 | BYTES)
 
 
-def _number(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     result = bytearray()
     while value > 127:
         result.append(value & 127 | 128)

@@ -20,7 +20,7 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
     Decision(
         ("RNN", "GRU", "LSTM"),
         "clip or input_forget",
-        operator_questions.given("clip", "input_forget"),
+        operator_questions.has_attribute("clip", "input_forget"),
         ("reference",),
         "clip: 'Clipping bounds the elements of a tensor in the range of [-threshold, +threshold] and is applied to the "
         "input of activations'; input_forget: 'Couple the input and forget gates if 1'. The reference reads neither.",
@@ -110,7 +110,7 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
     Decision(
         ("GroupNormalization",),
         "all",
-        operator_questions.always,
+        operator_questions.is_any_use,
         ("reference",),
         "'y = scale * (x - mean) / sqrt(variance + epsilon) + bias'. The reference takes a variance that cancels.",
     ),
@@ -124,7 +124,7 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
     Decision(
         ("MeanVarianceNormalization",),
         "all",
-        operator_questions.always,
+        operator_questions.is_any_use,
         ("reference",),
         "'(X-EX)/sqrt(E(X-EX)^2)' over the given axes. The reference takes E(X^2)-(EX)^2, which cancels.",
     ),
@@ -161,7 +161,7 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
     Decision(
         ("RNN", "GRU", "LSTM"),
         "sequences without steps, and an initial state",
-        operator_questions.stepless,
+        operator_questions.has_empty_sequence,
         ("onnxruntime",),
         "sequence_lens: 'specifying lengths of the sequences in a batch'; initial_h: 'Optional initial value of the hidden'; "
         "Y_h: 'The last output value of the hidden', before the first step the initial one. ONNX Runtime gives 0.",
@@ -197,7 +197,7 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
     Decision(
         ("Slice",),
         "negative steps from before the front",
-        operator_questions.backwards,
+        operator_questions.is_backward_slice,
         ("reference",),
         "'starts[axes[i]] is clamped to the range [0, dims[axes[i]]] for positive stepping, or [0, dims[axes[i]]-1] for negative "
         "stepping': a start before the front is the first element. The reference slices as Python does, which gives nothing.",
@@ -226,7 +226,7 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
     Decision(
         ("DynamicQuantizeLinear",),
         "nothing but zeros",
-        operator_questions.zeros,
+        operator_questions.is_zero_input,
         ("onnxruntime", "reference"),
         "'y_scale = (maximum(0, max(x)) - minimum(0, min(x))) / (qmax - qmin)', which the operator's body in ONNX computes by "
         "Sub and Div without a condition: 0. ONNX Runtime says 1 and the reference 1 / 255.",
@@ -234,7 +234,7 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
     Decision(
         ("QuantizeLinear", "QLinearConv", "QLinearMatMul"),
         "a scale of 0",
-        operator_questions.unscaled,
+        operator_questions.has_zero_scale,
         ("onnxruntime", "reference"),
         "'y = saturate((x / y_scale) + y_zero_point)', of a quotient by 0 nothing. Ours takes 0 / 0 for 0; others turn NaN into "
         "an integer, which is whatever the processor makes of it.",
@@ -242,21 +242,21 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
     Decision(
         ("QuantizeLinear",),
         "quotients that 32 bits do not hold",
-        operator_questions.beyond,
+        operator_questions.has_int32_overflow,
         ("reference",),
         "'y = saturate((x / y_scale) + y_zero_point)'. The reference goes through int32, where a large number becomes the least.",
     ),
     Decision(
         ("QuantizeLinear",),
         "quotients that 32 bits do not hold, by blocks",
-        lambda use: bool(use.attr("block_size")) and operator_questions.beyond(use),
+        lambda use: bool(use.attr("block_size")) and operator_questions.has_int32_overflow(use),
         ("onnxruntime",),
         "As above: so does ONNX Runtime where a scale belongs to a block.",
     ),
     Decision(
         ("QLinearConv", "QLinearMatMul"),
         "an odd zero point of the result",
-        operator_questions.turned,
+        operator_questions.has_odd_zero_point,
         ("reference",),
         "'For (x / y_scale), it is rounding to nearest ties to even', and then it is moved. The reference adds first.",
     ),
@@ -271,7 +271,7 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
     Decision(
         ("LogSoftmax",),
         "elements far below the largest",
-        operator_questions.always,
+        operator_questions.is_any_use,
         ("reference",),
         "'LogSoftmax(input, axis) = Log(Softmax(input, axis=axis))', which is x - max - log(sum(exp(x - max))) also where the "
         "softmax is too small for its type. The reference takes the logarithm of what it rounded to 0.",

@@ -28,22 +28,22 @@ REDUCTIONS: Final = (
 )
 
 
-def always(use: Use) -> bool:
+def is_any_use(use: Use) -> bool:
     """Every use."""
     return True
 
 
-def given(*names: str) -> Callable[[Use], bool]:
+def has_attribute(*names: str) -> Callable[[Use], bool]:
     """Whether a use has one of these attributes, with a value that says something."""
     return lambda use: any(use.attr(n) not in (None, (), "", 0) for n in names)
 
 
-def automatic(use: Use) -> bool:
+def has_auto_padding(use: Use) -> bool:
     """Whether the operator works out its padding itself."""
     return use.attr("auto_pad", "NOTSET") not in ("NOTSET", "")
 
 
-def leaping(use: Use) -> bool:
+def has_irregular_windows(use: Use) -> bool:
     """Whether nothing fits, or VALID or SAME mean something else than windows side by side."""
     kernel, source = tuple(use.attr("kernel_shape") or ()), use.shape()[2:]
     mode, dims = geometry_of(use.op, use.attributes, source, kernel)
@@ -70,25 +70,25 @@ def unusual_cell(use: Use) -> bool:
     return use.attr("direction", "forward") != "forward" or bool(use.attr("activations")) or use.has(4)
 
 
-def stepless(use: Use) -> bool:
+def has_empty_sequence(use: Use) -> bool:
     """Whether a sequence of a recurrent layer may have no steps but a state."""
     lengths = use.value(4)
     return use.has(4) and (use.has(5) or use.has(6)) and (lengths is None or bool((lengths == 0).any()))
 
 
-def zeros(use: Use) -> bool:
+def is_zero_input(use: Use) -> bool:
     """Whether the first input is known and 0 everywhere."""
     known = use.value(0)
     return known is not None and not np.any(known)
 
 
-def unscaled(use: Use) -> bool:
+def has_zero_scale(use: Use) -> bool:
     """Whether a scale that divides is known to be 0."""
     divisor = use.value(1 if use.op == "QuantizeLinear" else 6)
     return divisor is not None and not np.all(divisor)
 
 
-def beyond(use: Use) -> bool:
+def has_int32_overflow(use: Use) -> bool:
     """Whether a quotient that is quantised is known to leave 32 bits."""
     x, scale = use.value(0), use.value(1)
     if x is None or scale is None or not x.size or not scale.size:
@@ -96,7 +96,7 @@ def beyond(use: Use) -> bool:
     return float(np.abs(x).max()) >= 2.0**31 * float(np.abs(scale).min())
 
 
-def turned(use: Use) -> bool:
+def has_odd_zero_point(use: Use) -> bool:
     """Whether the zero point of a quantised product is known to be odd."""
     zero = use.value(7)
     return zero is not None and bool((zero % 2).any())
@@ -122,7 +122,7 @@ def beside_pixels(use: Use) -> bool:
     return False
 
 
-def cancelling(use: Use) -> bool:
+def has_cancelling_terms(use: Use) -> bool:
     """Whether the terms of a symmetric coordinate cancel to where the nearest element changes."""
     if (use.attr("coordinate_transformation_mode"), use.attr("mode", "nearest")) != ("half_pixel_symmetric", "nearest"):
         return False
@@ -164,7 +164,7 @@ def infinite_root(use: Use) -> bool:
     return half and (base is None or (base.dtype.kind == "f" and bool(np.isneginf(base).any())))
 
 
-def backwards(use: Use) -> bool:
+def is_backward_slice(use: Use) -> bool:
     """Whether a Slice may go backwards from before the front."""
     starts, steps = use.value(1), use.value(4)
     if not use.has(4) or (steps is not None and bool((steps > 0).all())):

@@ -16,7 +16,7 @@ from rammer.frontend.spec_rulings.operator_questions import Use
 from rammer.frontend.spec_rulings.ruling import Decision, Voice
 from rammer.frontend.spec_rulings.window_rulings import WINDOWS
 
-__all__ = ["BY_OPERATOR", "DECISIONS", "Decision", "Voice", "distrusted"]
+__all__ = ["BY_OPERATOR", "DECISIONS", "Decision", "Voice", "find_decision"]
 
 DECISIONS: Final = (*ELEMENTS, *WINDOWS)
 
@@ -26,7 +26,7 @@ BY_OPERATOR: Final[Mapping[str, tuple[Decision, ...]]] = {
 }
 
 
-def distrusted(voice: Voice, use: Use) -> Decision | None:
+def find_decision(voice: Voice, use: Use) -> Decision | None:
     """The decision against ``voice`` at this use, if there is one."""
     found = (d for d in BY_OPERATOR.get(use.op, ()) if voice in d.wrong and d.holds(use))
     return next(found, None)

@@ -11,7 +11,7 @@ WINDOWS: Final[tuple[Decision, ...]] = (
     Decision(
         ("MaxPool",),
         "the Indices output, auto_pad, or ceil_mode",
-        lambda use: any(use.wanted[1:]) or operator_questions.automatic(use) or bool(use.attr("ceil_mode", 0)),
+        lambda use: any(use.wanted[1:]) or operator_questions.has_auto_padding(use) or bool(use.attr("ceil_mode", 0)),
         ("reference",),
         "'pad_shape[i] = (output_spatial_shape[i] - 1) * strides_spatial_shape[i] + ((kernel_spatial_shape[i] - 1) * "
         "dilations[i] + 1) - input_spatial_shape[i]'; 'Sliding windows that would start in the right padded region are ignored'.",
@@ -20,7 +20,7 @@ WINDOWS: Final[tuple[Decision, ...]] = (
         ("AveragePool", "LpPool"),
         "auto_pad, ceil_mode or dilations",
         lambda use: (
-            operator_questions.automatic(use)
+            operator_questions.has_auto_padding(use)
             or bool(use.attr("ceil_mode", 0))
             or any(d != 1 for d in use.attr("dilations") or ())
         ),
@@ -37,7 +37,7 @@ WINDOWS: Final[tuple[Decision, ...]] = (
     Decision(
         ("MaxPool", "AveragePool", "LpPool"),
         "nothing fits, VALID with ceil_mode, SAME with dilations or with strides that leap",
-        operator_questions.leaping,
+        operator_questions.has_irregular_windows,
         ("onnxruntime",),
         "'floor((input_spatial_shape[i] + pad_shape[i] - dilation[i] * (kernel_shape[i] - 1) - 1) / strides_spatial_shape[i] + "
         "1)', 'VALID: ceil((input_spatial_shape[i] - ((kernel_spatial_shape[i] - 1) * dilations[i] + 1) + 1) / "
@@ -66,7 +66,7 @@ WINDOWS: Final[tuple[Decision, ...]] = (
     Decision(
         ("ConvTranspose",),
         "groups, output_shape, or SAME",
-        lambda use: use.attr("group", 1) > 1 or bool(use.attr("output_shape")) or operator_questions.automatic(use),
+        lambda use: use.attr("group", 1) > 1 or bool(use.attr("output_shape")) or operator_questions.has_auto_padding(use),
         ("reference",),
         "'output_shape[i] = input_shape[i] * strides[i]' and 'pads[start_i] = total_padding[i]/2'; the reference pads in front "
         "where the result is larger than the scattered input, and mixes up groups of one feature.",
@@ -74,7 +74,7 @@ WINDOWS: Final[tuple[Decision, ...]] = (
     Decision(
         ("ConvTranspose",),
         "a result larger than the scattered input",
-        operator_questions.automatic,
+        operator_questions.has_auto_padding,
         ("onnxruntime",),
         "'pad the input so that output_shape[i] = input_shape[i] * strides[i]'. ONNX Runtime gives less where a stride leaps "
         "over more than the kernel covers.",
@@ -82,7 +82,7 @@ WINDOWS: Final[tuple[Decision, ...]] = (
     Decision(
         ("Conv",),
         "group, SAME, or a stride that leaps",
-        operator_questions.automatic,
+        operator_questions.has_auto_padding,
         ("reference",),
         "'pad the input so that output_shape[i] = ceil(input_shape[i] / strides[i])'.",
     ),
@@ -97,7 +97,7 @@ WINDOWS: Final[tuple[Decision, ...]] = (
     Decision(
         ("LRN",),
         "all",
-        operator_questions.always,
+        operator_questions.is_any_use,
         ("reference",),
         "'max(0, c - floor((size - 1) / 2)) <= i <= min(C - 1, c + ceil((size - 1) / 2))'. The reference leaves out the last "
         "channel of the window.",
@@ -113,7 +113,7 @@ WINDOWS: Final[tuple[Decision, ...]] = (
     Decision(
         ("Resize",),
         "symmetric coordinates whose terms cancel to where the nearest element changes",
-        operator_questions.cancelling,
+        operator_questions.has_cancelling_terms,
         ("reference",),
         "'x_ori = offset + (x_resized + 0.5) / scale - 0.5': by 1/6 + 1/3 - 1/2 that is 0, and ceil 0, as ONNX Runtime has it. "
         "The reference is left with 1e-17, and takes element 1.",

@@ -8,7 +8,7 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 
-from rammer.ir.constants.mapped_files import check_file, released
+from rammer.ir.constants.mapped_files import check_file, release_pages
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -20,7 +20,7 @@ SMALL: Final = 1 << 16
 _KNOWN: Final[dict[int, tuple[ReferenceType[Array], str]]] = {}
 
 
-def digest(array: Array) -> str:
+def digest_array(array: Array) -> str:
     """Equal for arrays of one element type and shape with the same bytes. That of a read-only array is found once."""
     array = np.asarray(array)  # NumPy's results without axes are scalars, which nothing can refer to weakly
     known = _KNOWN.get(id(array))
@@ -35,8 +35,8 @@ def digest(array: Array) -> str:
         for at in range(0, flat.size, PIECE):
             piece = flat[at : at + PIECE]
             found.update(piece.data)
-            released(piece)
-        released(array)  # a copy was hashed of one whose axes lie in another order
+            release_pages(piece)
+        release_pages(array)  # a copy was hashed of one whose axes lie in another order
     made = found.hexdigest()
     if not array.flags.writeable:
         key = id(array)
@@ -44,7 +44,7 @@ def digest(array: Array) -> str:
     return made
 
 
-def remembered(array: Array, made: str) -> None:
+def record_digest(array: Array, made: str) -> None:
     """Say the digest of a read-only array, which was found before."""
     key = id(array)
     _KNOWN[key] = ref(array, lambda _: _KNOWN.pop(key, None)), made

@@ -74,7 +74,7 @@ class Mapped:
         found, content = state_of(os.fstat(self.file.fileno())), self.content
         if found == self.state and (content is None or content.settled or not thoroughly):
             return
-        same = found[2:4] == self.state[2:4] if content is None else found[2] == self.state[2] and self._has(content)
+        same = found[2:4] == self.state[2:4] if content is None else found[2] == self.state[2] and self._has_content(content)
         if not same:
             raise BadInput(
                 "the model file was written to after it was opened", str(self.path), "open the model again, or replace the file"
@@ -87,7 +87,7 @@ class Mapped:
             self.file.close()
         self.file, self.data = None, b""
 
-    def _has(self, content: Content) -> bool:
+    def _has_content(self, content: Content) -> bool:
         """Hash the file again and return True if it holds what it held."""
         try:
             now = content.again(self)
@@ -126,7 +126,7 @@ def in_memory(array: Array) -> Array:
         return array
     result = np.array(array)
     result.flags.writeable = False
-    released(array)
+    release_pages(array)
     return result
 
 
@@ -147,19 +147,25 @@ def place_of(array: Array, file: Mapped) -> int | None:
     """Where the values of an array begin in a file, in bytes; None where they are none of it, or some lie before the first."""
     if _file_of(array) is not file.data or any(s < 0 for s in array.strides):
         return None
-    return _address(array) - _address(np.frombuffer(file.data, np.uint8))
+    return _data_address(array) - _data_address(np.frombuffer(file.data, np.uint8))
 
 
-def follows(run: Sequence[Array], piece: Array, axis: int, new: bool) -> bool:
+def is_continuation(run: Sequence[Array], piece: Array, axis: int, new: bool) -> bool:
     """Whether ``piece`` lies behind those of ``run`` in one memory as it would along dimension ``axis`` of one array, which is a
     new dimension if ``new``: as far behind the last as that behind the one before it."""
     last = run[-1]
     rest = [(a.shape if new else (*a.shape[:axis], *a.shape[axis + 1 :]), a.strides, a.dtype) for a in (last, piece)]
-    if rest[0] != rest[1] or piece.dtype.hasobject or not piece.size or not last.size or _owner(last) is not _owner(piece):
+    if (
+        rest[0] != rest[1]
+        or piece.dtype.hasobject
+        or not piece.size
+        or not last.size
+        or _memory_owner(last) is not _memory_owner(piece)
+    ):
         return False
-    step = _address(piece) - _address(last)
+    step = _data_address(piece) - _data_address(last)
     if new:
-        return step > 0 if len(run) == 1 else step == _address(last) - _address(run[-2])
+        return step > 0 if len(run) == 1 else step == _data_address(last) - _data_address(run[-2])
     return bool(step == last.strides[axis] * last.shape[axis])
 
 
@@ -169,20 +175,20 @@ def as_one(run: Sequence[Array], axis: int, new: bool) -> Array | None:
     shape, strides = list(first.shape), list(first.strides)
     if new:
         shape.insert(axis, len(run))
-        strides.insert(axis, _address(run[1]) - _address(first))
+        strides.insert(axis, _data_address(run[1]) - _data_address(first))
     else:
         shape[axis] = sum(a.shape[axis] for a in run)
     made: Array = np.lib.stride_tricks.as_strided(first, shape, strides, writeable=False)
     return made if dense_order(made) is not None else None
 
 
-def released(array: Array) -> None:
+def release_pages(array: Array) -> None:
     """Give back the memory that a mapped array's values took: who reads it again reads the file. Others stay as they are."""
     base = _file_of(array)
     if base is None or not hasattr(base, "madvise") or not array.size:  # Windows has none
         return
     steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
-    start = _address(array) - _address(np.frombuffer(base, np.uint8)) + sum(s for s in steps if s < 0)
+    start = _data_address(array) - _data_address(np.frombuffer(base, np.uint8)) + sum(s for s in steps if s < 0)
     stop = start + sum(map(abs, steps)) + array.itemsize
     first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
     if end > first:
@@ -190,11 +196,11 @@ def released(array: Array) -> None:
 
 
 def _file_of(array: Array) -> mmap.mmap | None:
-    base = _owner(array)
+    base = _memory_owner(array)
     return base if isinstance(base, mmap.mmap) else None
 
 
-def _owner(array: Array) -> object:
+def _memory_owner(array: Array) -> object:
     """What has the memory of an array: a file, or the array of which it is a view."""
     base: Any = array
     while not isinstance(base, mmap.mmap):
@@ -205,5 +211,5 @@ def _owner(array: Array) -> object:
     return base
 
 
-def _address(array: Array) -> int:
+def _data_address(array: Array) -> int:
     return int(array.__array_interface__["data"][0])

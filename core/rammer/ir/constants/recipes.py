@@ -12,8 +12,8 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 
 import numpy as np
 
-from rammer.ir.constants.digest import SMALL, digest, remembered
-from rammer.ir.constants.mapped_files import as_one, follows, is_mapped, released
+from rammer.ir.constants.digest import SMALL, digest_array, record_digest
+from rammer.ir.constants.mapped_files import as_one, is_continuation, is_mapped, release_pages
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: How many times the bytes of its factors an array has at least that is known by them.
@@ -39,7 +39,7 @@ class ArrayRecipe(ABC):
         """Of its elements."""
 
     @abstractmethod
-    def _values(self) -> Array:
+    def _build_values(self) -> Array:
         """The array, made anew. ValueError where what it is made of does not fit."""
 
     @property
@@ -57,10 +57,10 @@ class ArrayRecipe(ABC):
         made = self._made() if self._made is not None else None
         if made is not None:
             return made
-        made = self._values()
+        made = self._build_values()
         made.flags.writeable = False
         if self.content:
-            remembered(made, self.content)
+            record_digest(made, self.content)
         key = id(made)
         self._made = ref(made)
         _KNOWN[key] = ref(made, lambda _: _KNOWN.pop(key, None)), self
@@ -68,7 +68,7 @@ class ArrayRecipe(ABC):
 
     def digest(self) -> str:
         """That of the array (``rammer.ir.constants.digest``)."""
-        self.content = self.content or digest(self.array())
+        self.content = self.content or digest_array(self.array())
         return self.content
 
 
@@ -99,11 +99,11 @@ class JoinRecipe(ArrayRecipe):
     def dtype(self) -> np.dtype[Any]:
         return self.pieces[0].dtype
 
-    def _values(self) -> Array:
+    def _build_values(self) -> Array:
         pieces = [as_array(p) for p in self.pieces]
         made: Array = np.stack(pieces, self.axis) if self.new else np.concatenate(pieces, self.axis)
         for piece in pieces:
-            released(piece)
+            release_pages(piece)
         return made
 
 
@@ -125,12 +125,12 @@ class ScaledRecipe(ArrayRecipe):
     def dtype(self) -> np.dtype[Any]:
         return self.piece.dtype
 
-    def _values(self) -> Array:
+    def _build_values(self) -> Array:
         piece = as_array(self.piece)
         made = np.empty(self.shape, self.dtype)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             np.multiply(piece, self.factors, out=made, dtype=np.float64, casting="same_kind")
-        released(piece)
+        release_pages(piece)
         return made
 
 
@@ -141,7 +141,7 @@ def as_array(part: Part) -> Array:
 
 def content_of(part: Part) -> str:
     """The digest of a part's values (``rammer.ir.constants.digest``)."""
-    return part.digest() if isinstance(part, ArrayRecipe) else digest(part)
+    return part.digest() if isinstance(part, ArrayRecipe) else digest_array(part)
 
 
 def recipe_of(array: Array) -> ArrayRecipe | None:
@@ -153,7 +153,7 @@ def recipe_of(array: Array) -> ArrayRecipe | None:
 def side_by_side(pieces: Sequence[Array], axis: int, new: bool) -> Array:
     """The pieces along dimension ``axis``, which is a new one if ``new``; read-only. What lies so in memory is a view. Else,
     where a piece is in a file, and the whole is not small, the array has a recipe: who keeps that need not keep the values."""
-    fewer = _fewer(pieces, axis, new) if all(recipe_of(p) is None for p in pieces) else list(pieces)
+    fewer = _merge_adjacent(pieces, axis, new) if all(recipe_of(p) is None for p in pieces) else list(pieces)
     if len(fewer) < len(pieces):
         if len(fewer) == 1:
             return fewer[0]
@@ -161,7 +161,7 @@ def side_by_side(pieces: Sequence[Array], axis: int, new: bool) -> Array:
     return _made_of(JoinRecipe(tuple(recipe_of(p) or p for p in pieces), axis, new), pieces)
 
 
-def scaled(values: Array, factors: Array) -> Array:
+def scale_array(values: Array, factors: Array) -> Array:
     """``values``, of floats, times ``factors`` of float64 that fit them (``ScaledRecipe``), read-only. It has a recipe as pieces
     side by side have, unless the factors are many."""
     recipe = ScaledRecipe(recipe_of(values) or values, factors)
@@ -176,11 +176,11 @@ def _made_of(recipe: ArrayRecipe, pieces: Sequence[Array]) -> Array:
     return made
 
 
-def _fewer(pieces: Sequence[Array], axis: int, new: bool) -> list[Array]:
+def _merge_adjacent(pieces: Sequence[Array], axis: int, new: bool) -> list[Array]:
     """``pieces`` with those as one that lie behind one another in memory, all with the dimension if it is ``new``."""
     runs = list[list[Array]]()
     for piece in pieces:
-        if runs and follows(runs[-1], piece, axis, new):
+        if runs and is_continuation(runs[-1], piece, axis, new):
             runs[-1].append(piece)
         else:
             runs.append([piece])
@@ -224,9 +224,9 @@ class Contents:
 
     def of(self, arrays: Mapping[str, Array]) -> Constants:
         """``arrays``, read-only, or equal ones that others have; those with a recipe are not kept but made for who asks."""
-        return Constants({name: self._one(part) for name, part in parts_of(arrays).items()})
+        return Constants({name: self._intern_part(part) for name, part in parts_of(arrays).items()})
 
-    def _one(self, part: Part) -> Part:
+    def _intern_part(self, part: Part) -> Part:
         recipe = part if isinstance(part, ArrayRecipe) else recipe_of(part)
         if recipe is not None:
             return self.recipes.setdefault(recipe.digest(), recipe)
@@ -234,4 +234,4 @@ class Contents:
         if array.flags.writeable:
             array = np.array(array) if array.nbytes <= SMALL else array.view()
             array.flags.writeable = False
-        return self.held.setdefault(digest(array), array)
+        return self.held.setdefault(digest_array(array), array)

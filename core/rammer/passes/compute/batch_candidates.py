@@ -40,7 +40,7 @@ class Sibling:
     @property
     def pattern(self) -> str:
         """The body, without what it reads."""
-        return str(filled(self.body, [Load("t", ())] * len(self.loads)))
+        return str(replace_loads(self.body, [Load("t", ())] * len(self.loads)))
 
     def column(self, constants: Mapping[str, np.ndarray]) -> int | None:
         """The first output axis that runs through constants alone, and through each whole: the weights' columns."""
@@ -48,7 +48,7 @@ class Sibling:
         for d, axis in enumerate(self.compute.axes):
             name = f"i{d}"
             weights = [r for r in self.roots if r.tensor in constants and name in ex.axes_of(r)]
-            if name not in data and weights and all(_whole(r, name, axis.extent, constants) for r in weights):
+            if name not in data and weights and all(_is_whole_axis(r, name, axis.extent, constants) for r in weights):
                 return d
         return None
 
@@ -66,41 +66,41 @@ def form_of(compute: Compute, through: Callable[[Load], Load]) -> Sibling | None
 
 def looked_through(load: Load, producers: Mapping[str, Compute]) -> Load:
     """What ``load`` reads in the end, looking through Computes that only rearrange, as far as indices stay affine."""
-    while load.fill is None and (view := producers.get(load.tensor)) is not None and rearranges(view):
+    while load.fill is None and (view := producers.get(load.tensor)) is not None and is_rearrangement(view):
         inner = view.body
         assert isinstance(inner, Load)
         places = dict(zip((a.name for a in view.axes), load.indices, strict=True))
         composed = [ex.substitute(i, places) for i in inner.indices]
-        affine = [straight(i) for i in composed]
+        affine = [normalise_index(i) for i in composed]
         if any(i is None for i in affine):
             break
         load = Load(inner.tensor, tuple(i for i in affine if i is not None))
     return load
 
 
-def rearranges(compute: Compute) -> bool:
+def is_rearrangement(compute: Compute) -> bool:
     """Whether ``compute`` only rearranges one tensor."""
     return compute.combiner is None and isinstance(compute.body, Load) and compute.body.fill is None
 
 
-def straight(index: Expr) -> Expr | None:
+def normalise_index(index: Expr) -> Expr | None:
     """An affine index in one order of terms; None for others."""
-    found = ex.affine(index)
+    found = ex.affine_form(index)
     if found is None:
         return None
     made: Expr = ex.integer(0)
     for axis, factor in sorted(found[0].items()):
-        made = ex.add(made, ex.mul(axis, factor))
-    return ex.add(made, found[1]) if found[0] else ex.integer(found[1])
+        made = ex.make_add(made, ex.make_mul(axis, factor))
+    return ex.make_add(made, found[1]) if found[0] else ex.integer(found[1])
 
 
-def _whole(load: Load, axis: str, extent: int, constants: Mapping[str, np.ndarray]) -> bool:
+def _is_whole_axis(load: Load, axis: str, extent: int, constants: Mapping[str, np.ndarray]) -> bool:
     """Whether ``axis`` is one index of ``load``, of the whole dimension, and in no other."""
     at = [d for d, i in enumerate(load.indices) if axis in ex.axes_of(i)]
     return len(at) == 1 and load.indices[at[0]] == Ref(axis) and constants[load.tensor].shape[at[0]] == extent
 
 
-def filled(body: Expr, loads: Sequence[Load]) -> Expr:
+def replace_loads(body: Expr, loads: Sequence[Load]) -> Expr:
     """``body`` with other loads, in order."""
     rest = iter(loads)
     return ex.transform(body, lambda e: next(rest) if isinstance(e, Load) else None)
@@ -119,19 +119,19 @@ class SideBySide:
         """The indices of sibling ``number``'s element ``own`` in the whole."""
         if self.stacked:
             return (*own[: self.at], ex.integer(number), *own[self.at :])
-        return (*own[: self.at], ex.add(own[self.at], self.starts[number]), *own[self.at + 1 :])
+        return (*own[: self.at], ex.make_add(own[self.at], self.starts[number]), *own[self.at + 1 :])
 
     def whole(self, own: Sequence[Expr]) -> tuple[Expr, ...]:
         """The indices in the whole of what all siblings read at ``own`` of their own."""
         return (*own[: self.at], Ref(SIDE), *own[self.at :]) if self.stacked else tuple(own)
 
 
-def stacked(at: int, count: int) -> SideBySide:
+def stack_siblings(at: int, count: int) -> SideBySide:
     """``count`` siblings along a new axis ``at``."""
     return SideBySide(at, True, tuple(range(count)), count)
 
 
-def joined(at: int, extents: Sequence[int]) -> SideBySide:
+def join_siblings(at: int, extents: Sequence[int]) -> SideBySide:
     """Siblings of these ``extents`` along axis ``at``, one behind the other."""
     starts = tuple(int(s) for s in np.cumsum([0, *extents]))
     return SideBySide(at, False, starts[:-1], starts[-1])
@@ -174,7 +174,7 @@ class Union:
             axes[layout.at] = (axes[layout.at][0], Axis(first.axes[layout.at].name, layout.extent))
         names: dict[str, Expr] = {known: Ref(a.name) for known, a in axes}
         names |= {f"r{d}": Ref(a.name) for d, a in enumerate(first.reduce)}
-        body = ex.substitute(filled(forms[0].body, read), names)
+        body = ex.substitute(replace_loads(forms[0].body, read), names)
         origin = " + ".join(dict.fromkeys(f.compute.origin for f in forms[:MOST_ORIGINS]))
         origin += f" and {len(forms) - MOST_ORIGINS} more" if len(forms) > MOST_ORIGINS else ""
         return Compute(name, first.dtype, tuple(a for _, a in axes), body, first.reduce, first.combiner, origin)
@@ -186,11 +186,11 @@ class Union:
         if all(r == roots[0] for r in roots) and (layout.stacked or own not in ex.axes_of(roots[0])):
             return roots[0]
         if all(r.tensor in self.constants for r in roots):
-            return self._constant(roots, layout, column)
-        whole = self._slices(loads, layout)
-        return whole or (_run(roots) if layout.stacked else _joined_run(roots, layout))
+            return self._merge_constants(roots, layout, column)
+        whole = self._merge_slices(loads, layout)
+        return whole or (_merge_strided_slices(roots) if layout.stacked else _joined_run(roots, layout))
 
-    def _slices(self, loads: list[Load], layout: SideBySide) -> Load | None:
+    def _merge_slices(self, loads: list[Load], layout: SideBySide) -> Load | None:
         """A load of what the siblings read as slices of one Compute that lies as they do."""
         found = [self.slices.get(ld.tensor) for ld in loads]
         first = found[0]
@@ -203,11 +203,11 @@ class Union:
         if any(f is None or f[0] is not first[0] or f[1] != i for i, f in enumerate(found)):
             return None
         own = loads[0].indices
-        if not layout.stacked and (own[layout.at] != Ref(f"i{layout.at}") or _elsewhere(own, layout.at)):
+        if not layout.stacked and (own[layout.at] != Ref(f"i{layout.at}") or _is_used_elsewhere(own, layout.at)):
             return None
         return Load(first[0].name, layout.whole(own))
 
-    def _constant(self, loads: list[Load], layout: SideBySide, column: str | None) -> Load | None:
+    def _merge_constants(self, loads: list[Load], layout: SideBySide, column: str | None) -> Load | None:
         """A load of their constants put together."""
         first, names = loads[0], tuple(ld.tensor for ld in loads)
         kinds = [self.types[n] for n in names]
@@ -237,49 +237,52 @@ class Union:
 MOST_ORIGINS: Final = 4
 
 
-def _elsewhere(indices: Sequence[Expr], at: int) -> bool:
+def _is_used_elsewhere(indices: Sequence[Expr], at: int) -> bool:
     """Whether the axis at position ``at`` is in an index other than its own."""
     return any(f"i{at}" in ex.axes_of(i) for d, i in enumerate(indices) if d != at)
 
 
-def places(load: Load) -> tuple[int, ...] | None:
+def constant_offsets(load: Load) -> tuple[int, ...] | None:
     """The constant parts of ``load``'s indices; None where one is not affine."""
-    found = [ex.affine(i) for i in load.indices]
+    found = [ex.affine_form(i) for i in load.indices]
     return None if any(f is None for f in found) else tuple(f[1] for f in found if f is not None)
 
 
-def bare(load: Load) -> tuple[object, ...] | None:
+def strip_offsets(load: Load) -> tuple[object, ...] | None:
     """``load`` without the constant parts of its indices: equal for slices of one tensor. None where none can be left out."""
-    found = [ex.affine(i) for i in load.indices]
+    found = [ex.affine_form(i) for i in load.indices]
     if load.fill is not None or any(f is None for f in found):
         return None
     return (load.tensor, *(tuple(sorted(f[0].items())) for f in found if f is not None))
 
 
-def _run(roots: list[Load]) -> Load | None:
+def _merge_strided_slices(roots: list[Load]) -> Load | None:
     """A load of slices of one tensor that follow one another at equal distances."""
-    spots = [places(r) for r in roots]
-    kind = bare(roots[0])
+    spots = [constant_offsets(r) for r in roots]
+    kind = strip_offsets(roots[0])
     known = [s for s in spots if s is not None]
-    if kind is None or len(known) < len(spots) or any(bare(r) != kind for r in roots):
+    if kind is None or len(known) < len(spots) or any(strip_offsets(r) != kind for r in roots):
         return None
     first = known[0]
     steps = [b - a for a, b in zip(first, known[1], strict=True)]
     if any(s != tuple(f + n * step for f, step in zip(first, steps, strict=True)) for n, s in enumerate(known)):
         return None
-    moved = [straight(ex.add(i, ex.mul(SIDE, step))) if step else i for i, step in zip(roots[0].indices, steps, strict=True)]
+    moved = [
+        normalise_index(ex.make_add(i, ex.make_mul(SIDE, step))) if step else i
+        for i, step in zip(roots[0].indices, steps, strict=True)
+    ]
     return Load(roots[0].tensor, tuple(m for m in moved if m is not None))
 
 
 def _joined_run(roots: list[Load], layout: SideBySide) -> Load | None:
     """A load of slices of one tensor, each as long as its sibling, one behind the other."""
-    own, kind = f"i{layout.at}", bare(roots[0])
-    spots = [places(r) for r in roots]
+    own, kind = f"i{layout.at}", strip_offsets(roots[0])
+    spots = [constant_offsets(r) for r in roots]
     known = [s for s in spots if s is not None]
-    if kind is None or len(known) < len(spots) or any(bare(r) != kind for r in roots):
+    if kind is None or len(known) < len(spots) or any(strip_offsets(r) != kind for r in roots):
         return None
     at = [d for d, i in enumerate(roots[0].indices) if own in ex.axes_of(i)]
-    if len(at) != 1 or (form := ex.affine(roots[0].indices[at[0]])) is None or form[0] != {own: 1}:
+    if len(at) != 1 or (form := ex.affine_form(roots[0].indices[at[0]])) is None or form[0] != {own: 1}:
         return None
     wanted = [tuple(p + (start if d == at[0] else 0) for d, p in enumerate(known[0])) for start in layout.starts]
     return roots[0] if known == wanted else None

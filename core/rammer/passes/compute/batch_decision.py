@@ -14,8 +14,8 @@ from typing import Final, Protocol, TypeAlias
 
 from rammer.fusion.tile_graph import BatchTrial, CutTrial, Way
 from rammer.ir.compute import Compute, ComputeGraph
-from rammer.passes.compute.batch_candidates import looked_through, rearranges
-from rammer.passes.compute.batch_products import Batched, Joins, batched
+from rammer.passes.compute.batch_candidates import is_rearrangement, looked_through
+from rammer.passes.compute.batch_products import Batched, Joins, batch_siblings
 from rammer.passes.compute.split_graph import CutGraph
 from rammer.passes.compute.split_products import cut_products
 
@@ -74,7 +74,7 @@ def batch_where_it_pays(
         trials += tried
     for wide in (False, True) if pad else (False,):
         products = [c.name for c in graph.computes if c.kind == "contraction"]
-        if batched(graph, dict.fromkeys(products, JOINED), joins, wide).batches:
+        if batch_siblings(graph, dict.fromkeys(products, JOINED), joins, wide).batches:
             graph, batches = BatchDecision(graph, pricing, joins, always, wide, prices).decided()
             trials += batches
     return graph, tuple(trials)
@@ -118,8 +118,8 @@ class BatchDecision:
         ways = {c.name: STACKED for c in self.graph.computes if c.kind == "contraction"}
         tried = self._without_copies(ways)
         chosen = dict[str, Way]()
-        for region in self._regions(tried):
-            way, trial = self._best(region, ways)
+        for region in self._group_regions(tried):
+            way, trial = self._choose_way(region, ways)
             self.trials.append(trial)
             if way is not None:
                 chosen |= {n: way for n in region if n in ways}
@@ -135,20 +135,20 @@ class BatchDecision:
     def cuts(self, model: ComputeGraph, found: CutGraph) -> tuple[tuple[CutTrial, ...], set[str]]:
         """Of pieces, each region's price, and that of what they are part of in the ``model``; the cuts that do not pay."""
         ways = {c.name: STACKED for c in self.graph.computes if c.kind == "contraction"}
-        regions = self._regions(self._without_copies(ways))
+        regions = self._group_regions(self._without_copies(ways))
         inside = {n for region in regions for n in region}
         decided = frozenset[str]().union(*(found.cuts.get(n, ()) for n in inside))
         lone: dict[frozenset[str], set[str]] = {}
         for name in found.sources:
             if name not in inside and not found.cuts[name] & decided:
-                lone.setdefault(found.cuts[name], set()).update(self._around(name) - inside)
+                lone.setdefault(found.cuts[name], set()).update(self._expand_product(name) - inside)
         regions += [sorted(names, key=self.places.__getitem__) for names in lone.values()]
         written, trials, refused = BatchDecision(model, self.pricing, self.joins, False, False, {}), list[CutTrial](), set[str]()
         for region in regions:
             pieces = [n for n in region if n in found.sources]
             if not pieces:
                 continue
-            _, batched_as = self._best(region, ways)
+            _, batched_as = self._choose_way(region, ways)
             whole = written.seconds_of({found.sources.get(n, n) for n in region} | {*region}, self.producers)
             subject = " + ".join([*dict.fromkeys(found.sources[n] for n in pieces)][:SHOWN])
             trial = CutTrial(subject, whole, min(batched_as.apart, batched_as.together))
@@ -167,15 +167,17 @@ class BatchDecision:
                 if lone and name not in region:
                     region.add(name)
                     waiting.append(name)
-        region |= self._between(region)
+        region |= self._nodes_between(region)
         ordered = sorted(region, key=self.places.__getitem__)
-        apart, together, _ = self._priced(self._part(ordered), [n for n in ordered if self.producers[n].kind == "contraction"])
+        apart, together, _ = self._price_region(
+            self._part(ordered), [n for n in ordered if self.producers[n].kind == "contraction"]
+        )
         return min(apart, together)
 
     def _without_copies(self, ways: dict[str, Way]) -> Batched:
         """Batched as ``ways`` say, which lose the products whose results would have to be copied."""
         for attempt in range(ATTEMPTS):
-            found = batched(self.graph, ways, self.joins, self.wide)
+            found = batch_siblings(self.graph, ways, self.joins, self.wide)
             new = [c for c in self.pricing.copies(found.graph) if c.name not in self.copied] if found.batches else []
             if not new:
                 return found
@@ -186,24 +188,24 @@ class BatchDecision:
             for name in sorted(named, key=self.places.__getitem__):
                 self.trials.append(BatchTrial(name, None, math.inf, math.inf, "its result would have to be copied"))
                 del ways[name]
-        return batched(self.graph, {}, self.joins)
+        return batch_siblings(self.graph, {}, self.joins)
 
-    def _regions(self, found: Batched) -> list[list[str]]:
+    def _group_regions(self, found: Batched) -> list[list[str]]:
         """The products and maps, in order, that depend on one another through batches."""
         parts = list[set[str]]()
         for batch in found.batches:
             products = _products_of({batch.name}, found)
-            mine = {n for p in products for n in self._around(p)}
+            mine = {n for p in products for n in self._expand_product(p)}
             touched = [p for p in parts if p & mine]
             parts = [p for p in parts if not p & mine] + [mine.union(*touched)]
         for part in list(parts):
-            mine = part | self._between(part)
+            mine = part | self._nodes_between(part)
             touched = [p for p in parts if p & mine]
             parts = [p for p in parts if not p & mine] + [mine.union(*touched)]
         ordered = [sorted(p, key=self.places.__getitem__) for p in parts]
         return sorted(ordered, key=lambda p: self.places[p[0]])
 
-    def _between(self, part: Collection[str]) -> set[str]:
+    def _nodes_between(self, part: Collection[str]) -> set[str]:
         """What depends on a part of the graph and has others of it depend on it: without, they would be priced side by side, as
         the steps of a recurrence."""
         after, before, places = {*part}, {*part}, [self.places[n] for n in part]
@@ -217,13 +219,13 @@ class BatchDecision:
         found = (after & before).difference(part)
         return found if len(found) <= MOST_BETWEEN else set()
 
-    def _around(self, product: str) -> set[str]:
+    def _expand_product(self, product: str) -> set[str]:
         """A product with the maps behind it, and the views of what it reads."""
         found, last = {product}, {product}
         for _ in range(FOLLOWED):
             last = {r.name for n in last for r in self.consumers[n] if r.combiner is None and r.name not in found}
             found |= last
-        found = self._computed(found)
+        found = self._drop_trailing_views(found)
         for load in self.producers[product].loads:
             name, root = load.tensor, looked_through(load, self.producers).tensor
             while name != root and name in self.producers:
@@ -231,35 +233,37 @@ class BatchDecision:
                 name = self.producers[name].reads[0]
         return found
 
-    def _computed(self, names: set[str]) -> set[str]:
+    def _drop_trailing_views(self, names: set[str]) -> set[str]:
         """``names`` without what only rearranges at the end."""
         while True:
-            last = {n for n in names if rearranges(self.producers[n]) and not any(r.name in names for r in self.consumers[n])}
+            last = {
+                n for n in names if is_rearrangement(self.producers[n]) and not any(r.name in names for r in self.consumers[n])
+            }
             if not last:
                 return names
             names = names - last
 
-    def _best(self, region: list[str], ways: Mapping[str, Way]) -> tuple[Way | None, BatchTrial]:
+    def _choose_way(self, region: list[str], ways: Mapping[str, Way]) -> tuple[Way | None, BatchTrial]:
         part = self._part(region)
         products = [n for n in region if n in ways]
         more = f" and {len(products) - SHOWN} more" if len(products) > SHOWN else ""
         subject = " + ".join(products[:SHOWN]) + more
-        key = _likeness(part, products)
+        key = _price_key(part, products)
         if key not in self.prices:
-            self.prices[key] = self._priced(part, products)
+            self.prices[key] = self._price_region(part, products)
         apart, together, way = self.prices[key]
         kept = together <= apart or (self.always and math.isfinite(together))
         why = f"{way}, {'windows padded' if self.wide else 'side by side'}" if kept else "as one they are slower"
         chosen = way if kept else None
         return chosen, BatchTrial(subject, chosen, apart, together, why)
 
-    def _priced(self, part: ComputeGraph, products: Collection[str]) -> tuple[float, float, Way]:
+    def _price_region(self, part: ComputeGraph, products: Collection[str]) -> tuple[float, float, Way]:
         """Seconds of a region as it is, and in the better way, with that."""
         best, way = math.inf, JOINED
         texts = set[str]()
         for each in (JOINED, STACKED):
-            found = batched(part, dict.fromkeys(products, each), self.joins, self.wide)
-            outputs = tuple(dict.fromkeys(_outermost(o, found) for o in part.outputs))
+            found = batch_siblings(part, dict.fromkeys(products, each), self.joins, self.wide)
+            outputs = tuple(dict.fromkeys(_outermost_batch(o, found) for o in part.outputs))
             graph = replace(found.graph, outputs=outputs)
             if (text := str(graph)) in texts:
                 continue
@@ -302,12 +306,12 @@ def _products_of(names: Collection[str], found: Batched) -> set[str]:
                 result.add(originals[name].name)
             else:
                 waiting += [r for r in originals[name].reads if r in of_batch]
-        elif rearranges(producers[name]):
+        elif is_rearrangement(producers[name]):
             waiting += producers[name].reads
     return result
 
 
-def _outermost(name: str, found: Batched) -> str:
+def _outermost_batch(name: str, found: Batched) -> str:
     """The batch of which ``name`` is a slice in the end, ``name`` where it is none."""
     of_batch = {m: b.name for b in found.batches for m in b.members}
     while name in of_batch:
@@ -315,7 +319,7 @@ def _outermost(name: str, found: Batched) -> str:
     return name
 
 
-def _likeness(part: ComputeGraph, products: Collection[str]) -> str:
+def _price_key(part: ComputeGraph, products: Collection[str]) -> str:
     """Equal for regions of one price: all but the names of tensors."""
     names: dict[str, str] = {}
     for c in part.computes:

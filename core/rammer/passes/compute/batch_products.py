@@ -23,23 +23,23 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, ComputeGraph, identity_load
 from rammer.ir.constants.recipes import side_by_side
 from rammer.ir.expr import Expr, Load, Op, Ref
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.types import TensorType
 from rammer.passes.compute.batch_candidates import (
     Merged,
     Sibling,
     SideBySide,
     Union,
-    bare,
-    filled,
+    constant_offsets,
     form_of,
-    joined,
+    is_rearrangement,
+    join_siblings,
     looked_through,
-    places,
-    rearranges,
-    stacked,
+    replace_loads,
+    stack_siblings,
+    strip_offsets,
 )
-from rammer.passes.compute.pad_windows import Padding, widened, windowed
+from rammer.passes.compute.pad_windows import Padding, match_windowed, widen_windows
 
 #: How products (by name) may be batched; those that are not here stay apart.
 Ways: TypeAlias = "Mapping[str, Way]"
@@ -56,11 +56,13 @@ class Batched:
     originals: Mapping[str, Compute]
 
 
-def batched(graph: ComputeGraph, ways: Ways, joins: Joins | None = None, wide: bool = False) -> Batched:
+def batch_siblings(graph: ComputeGraph, ways: Ways, joins: Joins | None = None, wide: bool = False) -> Batched:
     """``graph`` with all siblings batched that ``ways`` allow, or, if ``wide``, those that are siblings but for their windows;
     its own Computes stay, as slices, where they were."""
     state = Batcher(graph, ways, joins or Joins())
-    while any(state.round(kind) for kind in ((_wide,) if wide else (_shared, _repeated, _differing))):
+    while any(
+        state.round(kind) for kind in ((_windowed_key,) if wide else (_shared_input_key, _shared_weights_key, _own_weights_key))
+    ):
         pass
     return state.result()
 
@@ -75,14 +77,14 @@ class Joins:
     def of(self, key: tuple[tuple[str, ...], int, bool], known: Mapping[str, np.ndarray]) -> np.ndarray:
         """The constants ``key[0]`` along dimension ``key[1]``, a new one if ``key[2]``."""
         arrays = tuple(known[n] for n in key[0])
-        return self._once((*map(id, arrays), key[1:]), arrays, lambda: side_by_side(arrays, key[1], key[2]))
+        return self._make_once((*map(id, arrays), key[1:]), arrays, lambda: side_by_side(arrays, key[1], key[2]))
 
     def padded(self, padding: Padding, known: Mapping[str, np.ndarray]) -> np.ndarray:
         """Weights with zeros around them."""
         array = known[padding.tensor]
-        return self._once((id(array), replace(padding, tensor="")), (array,), lambda: padding.of(known))
+        return self._make_once((id(array), replace(padding, tensor="")), (array,), lambda: padding.of(known))
 
-    def _once(self, key: Hashable, arrays: tuple[np.ndarray, ...], make: Callable[[], np.ndarray]) -> np.ndarray:
+    def _make_once(self, key: Hashable, arrays: tuple[np.ndarray, ...], make: Callable[[], np.ndarray]) -> np.ndarray:
         if key not in self.made:
             self.made[key] = arrays, make()
         return self.made[key][1]
@@ -109,7 +111,7 @@ class Batcher:
         self.made: dict[str, Merged] = {}
         self.bare: dict[str, Compute] = {}  # products as they were, by the names that they have with a bias behind them
         self.places = {c.name: i for i, c in enumerate(graph.computes)}
-        self.open = [c.name for c in graph.computes if _product(c) and c.name in ways]
+        self.open = [c.name for c in graph.computes if _is_product(c) and c.name in ways]
         self.forms: dict[str, Sibling | None] = {}
 
     def round(self, kind: Kind) -> bool:
@@ -120,10 +122,10 @@ class Batcher:
             found = kind(self, form) if form is not None else None
             if form is not None and found is not None:
                 groups.setdefault(found[0], []).append((found[1], form))
-        made = [self._group(members, kind) for members in groups.values() if 1 < len(members) <= MOST]
+        made = [self._merge_siblings(members, kind) for members in groups.values() if 1 < len(members) <= MOST]
         new = [b for b in made if b is not None]
         for batch in new:  # grows: what is carried may itself be followed
-            new += self._behind(batch)
+            new += self._batch_epilogues(batch)
         gone = {m for b in new for m in b.members} | {c.name for c in self.bare.values()}
         self.open = [n for n in self.open if n not in gone]
         self.open += [b.name for b in new if b.name not in self.carried]
@@ -143,45 +145,45 @@ class Batcher:
             name = self.bare[name].name if name in self.bare else self.made[name].members[0]
         return name
 
-    def _group(self, found: list[tuple[tuple[int, ...], Sibling]], kind: Kind) -> Merged | None:
+    def _merge_siblings(self, found: list[tuple[tuple[int, ...], Sibling]], kind: Kind) -> Merged | None:
         """One Compute of siblings."""
         forms: Sequence[Sibling] | None = [f for _, f in sorted(found, key=lambda f: f[0])]
-        if kind in (_shared, _wide):
-            forms = [f for _, f in found] if kind is _shared else self._widened([f for _, f in found])
+        if kind in (_shared_input_key, _windowed_key):
+            forms = [f for _, f in found] if kind is _shared_input_key else self._widen_windows([f for _, f in found])
         if forms is None:
             return None
         first = forms[0]
         d = first.column(self.constants)
         extents = [f.compute.shape[d] for f in forms] if d is not None else []
-        if kind not in (_shared, _wide):
-            layout = stacked(0, len(forms))
+        if kind not in (_shared_input_key, _windowed_key):
+            layout = stack_siblings(0, len(forms))
         elif d is None:
             return None
-        elif self.ways[self.first(first.compute.name)] == "stacked" and kind is not _wide and len(set(extents)) == 1:
-            layout = stacked(d, len(forms))
+        elif self.ways[self.first(first.compute.name)] == "stacked" and kind is not _windowed_key and len(set(extents)) == 1:
+            layout = stack_siblings(d, len(forms))
         else:
-            layout = joined(d, extents)
+            layout = join_siblings(d, extents)
         return self._made(self._with_biases(forms, d), layout, None if d is None else f"i{d}")
 
-    def _widened(self, forms: Sequence[Sibling]) -> list[Sibling] | None:
+    def _widen_windows(self, forms: Sequence[Sibling]) -> list[Sibling] | None:
         """``forms`` through one window."""
-        found = [w for w in (windowed(f, self.constants) for f in forms) if w is not None]
-        made = widened(found, self.constants, self.types)
+        found = [w for w in (match_windowed(f, self.constants) for f in forms) if w is not None]
+        made = widen_windows(found, self.constants, self.types)
         if made is None:
             return None
         result = list[Sibling]()
         for form, padding in made:
             if padding not in self.named:
                 value = self.joins.padded(padding, self.constants)
-                self.named[padding] = self._constant(f"{padding.tensor}_padded", value, self.types[padding.tensor].dtype)
+                self.named[padding] = self._add_constant(f"{padding.tensor}_padded", value, self.types[padding.tensor].dtype)
             names = {padding.tensor: self.named[padding]}
             body = ex.rename_tensors(form.compute.body, names)
             compute = replace(form.compute, body=body, used=None)
             result.append(form_of(compute, lambda ld: ld) or form)
         return result
 
-    def _constant(self, name: str, value: np.ndarray, dtype: str) -> str:
-        made = identifier(name, self.taken)
+    def _add_constant(self, name: str, value: np.ndarray, dtype: str) -> str:
+        made = make_identifier(name, self.taken)
         self.constants[made], self.types[made] = value, TensorType(dtype, value.shape)
         return made
 
@@ -192,13 +194,13 @@ class Batcher:
         given = next((b for b in known if b is not None), None)
         if given is None or column is None or not forms[0].compute.dtype.startswith("float"):
             return list(forms)
-        return [f if b is not None else self._biased(f, given, column) for f, b in zip(forms, known, strict=True)]
+        return [f if b is not None else self._add_zero_bias(f, given, column) for f, b in zip(forms, known, strict=True)]
 
     def _bias(self, form: Sibling, column: int) -> Sibling | None:
         """The map behind a product that adds one number for each of its columns and is all that reads it."""
         name = form.compute.name
         readers = self.consumers.get(name, ())
-        maps = self._maps(name)
+        maps = self._elementwise_readers(name)
         made = self.form(maps[0].name) if len(maps) == len(readers) == 1 else None
         if made is None or not isinstance(made.body, Op) or made.body.fn != "add" or made.body.args != made.loads:
             return None
@@ -207,19 +209,19 @@ class Batcher:
             return None
         return made if all(i == Ref(f"i{column}") or not ex.axes_of(i) for i in bias.indices) else None
 
-    def _biased(self, form: Sibling, given: Sibling, column: int) -> Sibling:
+    def _add_zero_bias(self, form: Sibling, given: Sibling, column: int) -> Sibling:
         """A product under another name, with a bias of zeros behind it as ``given`` is one, under its own."""
         c = form.compute
-        raw = identifier(f"{c.name}_product", self.taken)
+        raw = make_identifier(f"{c.name}_product", self.taken)
         (bias,) = (ld for ld in given.loads if ld.tensor in self.constants)
         shape = tuple(
             c.shape[column] if i == Ref(f"i{column}") else n
             for i, n in zip(bias.indices, self.types[bias.tensor].shape, strict=True)
         )
         nothing = np.zeros(shape, self.constants[bias.tensor].dtype)
-        zero = replace(bias, tensor=self._constant(f"{c.name}_bias", nothing, self.types[bias.tensor].dtype))
+        zero = replace(bias, tensor=self._add_constant(f"{c.name}_bias", nothing, self.types[bias.tensor].dtype))
         product = Load(raw, tuple(Ref(f"i{d}") for d in range(len(c.axes))))
-        body = filled(given.body, [zero if ld == bias else product for ld in given.loads])
+        body = replace_loads(given.body, [zero if ld == bias else product for ld in given.loads])
         own: dict[str, Expr] = {f"i{d}": Ref(a.name) for d, a in enumerate(c.axes)}
         behind = Compute(c.name, c.dtype, c.axes, ex.substitute(body, own), origin=c.origin)
         moved = replace(c, name=raw)
@@ -231,8 +233,8 @@ class Batcher:
         return replace(form, compute=moved)
 
     def _made(self, forms: Sequence[Sibling], layout: SideBySide, column: str | None) -> Merged | None:
-        name = identifier(f"{forms[0].compute.name}_batch", self.taken)
-        union = Union(self.constants, self.types, self._join, self.slices)
+        name = make_identifier(f"{forms[0].compute.name}_batch", self.taken)
+        union = Union(self.constants, self.types, self._join_constants, self.slices)
         whole = union.of(forms, layout, name, column)
         if whole is None:
             return None
@@ -254,18 +256,18 @@ class Batcher:
         self.made[name] = batch
         return batch
 
-    def _join(self, names: tuple[str, ...], at: int, new: bool) -> str:
+    def _join_constants(self, names: tuple[str, ...], at: int, new: bool) -> str:
         key = names, at, new
         if key not in self.named:
             value = self.joins.of(key, self.constants)
-            self.named[key] = self._constant(f"{names[0]}_batch", value, self.types[names[0]].dtype)
+            self.named[key] = self._add_constant(f"{names[0]}_batch", value, self.types[names[0]].dtype)
         return self.named[key]
 
-    def _behind(self, batch: Merged) -> Iterator[Merged]:
+    def _batch_epilogues(self, batch: Merged) -> Iterator[Merged]:
         """Batches of the maps behind all members of ``batch`` that differ in nothing else."""
         kinds: dict[Hashable, list[list[Sibling]]] = {}
         for number, member in enumerate(batch.members):
-            for reader in self._maps(member):
+            for reader in self._elementwise_readers(member):
                 form = self.form(reader.name)
                 if form is not None:
                     groups = kinds.setdefault(self._likeness(form, number), [[] for _ in batch.members])
@@ -274,17 +276,17 @@ class Batcher:
             for forms in zip(*groups, strict=False):
                 if any(f.compute.name in self.slices for f in forms):
                     continue  # behind another batch it was carried along already
-                made = self._made(forms, batch.layout, self._column(batch.layout))
+                made = self._made(forms, batch.layout, self._stacking_axis(batch.layout))
                 if made is not None:
                     self.carried.add(made.name)
                     self.forms = {n: f for n, f in self.forms.items() if n not in made.members}
                     yield made
 
-    def _column(self, layout: SideBySide) -> str:
+    def _stacking_axis(self, layout: SideBySide) -> str:
         """The axis of a member behind which siblings are stacked: constants of maps get the new one in the same place."""
         return f"i{layout.at}"
 
-    def _maps(self, member: str) -> list[Compute]:
+    def _elementwise_readers(self, member: str) -> list[Compute]:
         """Maps over ``member``'s shape that read it element by element and are part of no batch."""
         c = self.computes[member]
         found = [self.computes[r.name] for r in self.consumers.get(member, ())]
@@ -293,7 +295,7 @@ class Batcher:
             for r in found
             if r.combiner is None
             and r.shape == c.shape
-            and not rearranges(r)
+            and not is_rearrangement(r)
             and r.name not in self.slices
             and all(identity_load(ld, r) for ld in r.loads if ld.tensor == member)
         ]
@@ -315,16 +317,16 @@ class Batcher:
     def result(self) -> Batched:
         """The graph, without constants that were put together and are read no more."""
         ordered = (made for c in self.graph.computes for made in (*self._new(c.name), self.computes[c.name]))
-        computes = tuple(map(self._direct, ordered))
+        computes = tuple(map(self._read_batch, ordered))
         used = {n for c in computes for n in c.reads} | {*self.graph.outputs}
         constants = {n: v for n, v in self.constants.items() if n in used or (n in self.graph.constants and not self.made)}
         graph = replace(self.graph, computes=computes, types=self.types, constants=constants) if self.made else self.graph
         originals = {c.name: c for c in self.graph.computes if c.name in self.slices} | self.bare
         return Batched(graph, tuple(self.made.values()), originals)
 
-    def _direct(self, c: Compute) -> Compute:
+    def _read_batch(self, c: Compute) -> Compute:
         """A map that reads slices element by element reads the batch itself, whose operator it may then join."""
-        if c.combiner is not None or rearranges(c) or not any(r in self.slices for r in c.reads):
+        if c.combiner is not None or is_rearrangement(c) or not any(r in self.slices for r in c.reads):
             return c
         return replace(c, body=ex.transform(c.body, lambda e: self._of_batch(e, c)), used=None)
 
@@ -341,51 +343,51 @@ class Batcher:
             yield self.computes[made.name]
 
 
-def _product(c: Compute) -> bool:
+def _is_product(c: Compute) -> bool:
     # Weights that are codes have one axis of columns: with one for the side, too, no family would see what they are.
     return c.kind == "contraction" and c.decoded is None and c.points > 0
 
 
-def _shared(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
+def _shared_input_key(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
     """Products of one tensor, each with weights of its own."""
     d = form.column(state.constants)
     if d is None:
         return None
     shape = form.compute.shape
     kinds = [(state.types[r.tensor].dtype, r.indices, r.fill) if r.tensor in state.constants else r for r in form.roots]
-    same = form.pattern, form.compute.dtype, shape[:d], shape[d + 1 :], _reduced(form.compute), tuple(kinds)
+    same = form.pattern, form.compute.dtype, shape[:d], shape[d + 1 :], _reduced_extents(form.compute), tuple(kinds)
     data = any(r.tensor not in state.constants for r in form.roots)
     return (same, ()) if data else None
 
 
-def _wide(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
+def _windowed_key(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
     """Products of one image through windows that differ."""
-    d, found = form.column(state.constants), windowed(form, state.constants)
+    d, found = form.column(state.constants), match_windowed(form, state.constants)
     if d is None or found is None:
         return None
     shape = form.compute.shape
     return (found.likeness, shape[:d], shape[d + 1 :]), ()
 
 
-def _repeated(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
+def _shared_weights_key(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
     """Products of slices of one tensor with the same weights."""
     return _of_slices(state, form, lambda root: root)
 
 
-def _differing(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
+def _own_weights_key(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:
     """Products of slices of one tensor, each with weights of its own."""
     return _of_slices(state, form, lambda root: (state.types[root.tensor], root.indices, root.fill))
 
 
 def _of_slices(state: Batcher, form: Sibling, weights: Callable[[Load], Hashable]) -> tuple[Hashable, tuple[int, ...]] | None:
     data = [r for r in form.roots if r.tensor not in state.constants]
-    spots, kinds = [places(r) for r in data], [bare(r) for r in data]
+    spots, kinds = [constant_offsets(r) for r in data], [strip_offsets(r) for r in data]
     if not data or len(data) == len(form.roots) or None in spots or None in kinds:
         return None
-    read = [weights(r) if r.tensor in state.constants else bare(r) for r in form.roots]
-    same = form.pattern, form.compute.dtype, form.compute.shape, _reduced(form.compute), tuple(read)
+    read = [weights(r) if r.tensor in state.constants else strip_offsets(r) for r in form.roots]
+    same = form.pattern, form.compute.dtype, form.compute.shape, _reduced_extents(form.compute), tuple(read)
     return same, tuple(n for s in spots if s is not None for n in s)
 
 
-def _reduced(c: Compute) -> tuple[int, ...]:
+def _reduced_extents(c: Compute) -> tuple[int, ...]:
     return tuple(a.extent for a in c.reduce)

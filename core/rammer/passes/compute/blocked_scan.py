@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rammer.ir import expr as ex
-from rammer.ir.compute import Axis, Combiner, Compute, ComputeGraph, identity
+from rammer.ir.compute import Axis, Combiner, Compute, ComputeGraph, combiner_identity
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, make_identifier
 
 #: The longest row that is no shorter in blocks, and the longest block.
 SHORT: Final = 16
@@ -48,27 +48,27 @@ def scan_in_blocks(graph: ComputeGraph) -> ComputeGraph:
     """``graph`` with long running sums in blocks."""
     computes, types, taken = list[Compute](), dict(graph.types), Names(graph.types)
     for c in graph.computes:
-        source = _source(c)[0] if len(c.reduce) == 1 else None
-        made = [c] if source is None else list(_cut(c, types[source.tensor].shape, taken))
+        source = _reduction_source(c)[0] if len(c.reduce) == 1 else None
+        made = [c] if source is None else list(_split_running_sum(c, types[source.tensor].shape, taken))
         types |= {m.name: m.type for m in made}
         computes += made
     return replace(graph, computes=tuple(computes), types=types) if len(types) > len(graph.types) else graph
 
 
-def _cut(c: Compute, shape: tuple[int, ...], taken: Names) -> Iterator[Compute]:
+def _split_running_sum(c: Compute, shape: tuple[int, ...], taken: Names) -> Iterator[Compute]:
     """``c`` in Computes that read less; itself where it is no long running sum. ``shape`` is that of what it reads."""
-    found = _running(c, shape)
+    found = _match_running_sum(c, shape)
     if found is None or found.extent <= SHORT:
         yield c
         return
-    block = _block(found.extent)
+    block = _block_length(found.extent)
     count = -(-found.extent // block)
     # What stands between the blocks is rounded no more often than the sum of a whole row would be.
     dtype = "float32" if c.dtype == "float16" else c.dtype
     blocks, totals, before, within, whole = (
-        identifier(f"{c.name}_{part}", taken) for part in ("blocks", "totals", "before", "within", "whole")
+        make_identifier(f"{c.name}_{part}", taken) for part in ("blocks", "totals", "before", "within", "whole")
     )
-    outer, inner = (_fresh(c, name) for name in ("p", "j"))
+    outer, inner = (_fresh_axis_name(c, name) for name in ("p", "j"))
     many, few = Axis(outer, count), Axis(inner, block)
 
     def axes(*own: Axis) -> tuple[Axis, ...]:
@@ -80,8 +80,8 @@ def _cut(c: Compute, shape: tuple[int, ...], taken: Names) -> Iterator[Compute]:
         return Load(name, tuple(ex.as_index(i) for i in places), fill)
 
     (k,) = c.reduce
-    step, fill = found.sign, identity(found.combiner, dtype).value
-    place = ex.add(ex.mul(outer, block), inner)
+    step, fill = found.sign, combiner_identity(found.combiner, dtype).value
+    place = ex.make_add(ex.make_mul(outer, block), inner)
     indices = (*found.load.indices[: found.dim], place, *found.load.indices[found.dim + 1 :])
     read = Load(found.load.tensor, indices, found.load.fill if found.extent % block else None)
     value: Expr = Cast(dtype, read) if dtype != c.dtype else read
@@ -92,27 +92,27 @@ def _cut(c: Compute, shape: tuple[int, ...], taken: Names) -> Iterator[Compute]:
         over = (Axis(k.name, reduce),) if reduce else ()
         return Compute(name, dtype, axes(*own), body, over, found.combiner if reduce else None, c.origin)
 
-    near = ex.add(ex.add(inner, ex.mul(k.name, step)), step * found.skipped)
-    far = ex.add(ex.add(outer, ex.mul(k.name, step)), step)
+    near = ex.make_add(ex.make_add(inner, ex.make_mul(k.name, step)), step * found.skipped)
+    far = ex.make_add(ex.make_add(outer, ex.make_mul(k.name, step)), step)
     yield made(blocks, (many, few), value)
     total = made(totals, (many,), at(blocks, outer, k.name), block)
     yield total
-    yield from _cut(made(before, (many,), at(totals, far, fill=fill), count), total.shape, taken)
+    yield from _split_running_sum(made(before, (many,), at(totals, far, fill=fill), count), total.shape, taken)
     yield made(within, (many, few), at(blocks, outer, near, fill=fill), block)
     yield made(whole, (many, few), Op(JOINED[found.combiner], (at(within, outer, inner), at(before, outer))))
     axis = c.axes[found.along].name
-    result: Expr = at(whole, ex.floordiv(axis, block), ex.mod(axis, block))
+    result: Expr = at(whole, ex.make_floordiv(axis, block), ex.make_mod(axis, block))
     yield Compute(c.name, c.dtype, c.axes, Cast(c.dtype, result) if dtype != c.dtype else result, (), None, c.origin)
 
 
-def _running(c: Compute, shape: tuple[int, ...]) -> _Running | None:
+def _match_running_sum(c: Compute, shape: tuple[int, ...]) -> _Running | None:
     """What ``c`` is, where it is a running sum of rows of a tensor of this ``shape``."""
-    load, test = _source(c)
-    if load is None or c.combiner not in JOINED or load.fill != identity(c.combiner, c.dtype).value:
+    load, test = _reduction_source(c)
+    if load is None or c.combiner not in JOINED or load.fill != combiner_identity(c.combiner, c.dtype).value:
         return None
     (k,) = c.reduce
     dims = [d for d, i in enumerate(load.indices) if k.name in ex.axes_of(i)]
-    form = ex.affine(load.indices[dims[0]]) if len(dims) == 1 else None
+    form = ex.affine_form(load.indices[dims[0]]) if len(dims) == 1 else None
     if test is not None and (len(dims) != 1 or test.args[0] != load.indices[dims[0]] or ex.axes_of(test.args[1])):
         return None
     if form is None or len(form[0]) != 2 or any(ex.has_loads(i) for i in load.indices):
@@ -133,7 +133,7 @@ def _running(c: Compute, shape: tuple[int, ...]) -> _Running | None:
     return _Running(c, load, c.combiner, c.axes.index(axis), dims[0], sign, offset * sign, end)
 
 
-def _source(c: Compute) -> tuple[Load | None, Op | None]:
+def _reduction_source(c: Compute) -> tuple[Load | None, Op | None]:
     """What a reduction combines, if that is an element of a tensor, and the test of where its row ends, if it asks."""
     match c.body:
         case Load():
@@ -143,13 +143,13 @@ def _source(c: Compute) -> tuple[Load | None, Op | None]:
     return None, None
 
 
-def _block(extent: int) -> int:
+def _block_length(extent: int) -> int:
     """The length of blocks: about the root of the row's, a divisor of it where one is near, so that blocks are views of it."""
     wanted = min(math.isqrt(extent), BLOCK)
     near = [b for b in range(max(2, wanted // 2), min(2 * wanted, 2 * BLOCK) + 1) if extent % b == 0]
     return min(near, key=lambda b: (abs(math.log(b / wanted)), b), default=wanted)
 
 
-def _fresh(c: Compute, name: str) -> str:
+def _fresh_axis_name(c: Compute, name: str) -> str:
     """A name that no axis of ``c`` has."""
-    return identifier(name, Names(a.name for a in (*c.axes, *c.reduce)))
+    return make_identifier(name, Names(a.name for a in (*c.axes, *c.reduce)))

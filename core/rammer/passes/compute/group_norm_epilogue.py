@@ -13,8 +13,8 @@ from dataclasses import replace
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, identity_load
 from rammer.ir.expr import Expr, Load, Ref
-from rammer.ir.names import Names, identifier
-from rammer.passes.compute.batch_candidates import rearranges
+from rammer.ir.names import Names, make_identifier
+from rammer.passes.compute.batch_candidates import is_rearrangement
 
 
 def in_rows(graph: ComputeGraph) -> ComputeGraph:
@@ -42,15 +42,15 @@ class _Rows:
 
     def visit(self, c: Compute) -> None:
         """Append ``c``, or what takes its place."""
-        source = self._source(c)
+        source = self._find_view_source(c)
         if source is None:
             self.put(c)
-            if rearranges(c) and (found := self._normalised(c)) is not None:
+            if is_rearrangement(c) and (found := self._find_normalised_map(c)) is not None:
                 self.rows[c.name] = found
             return
-        places = split(c.axes, source.axes)
+        places = split_indices(c.axes, source.axes)
         assert places is not None  # a view of the source has these axes
-        own = dict(_joined(c.axes, source.axes))
+        own = dict(_join_indices(c.axes, source.axes))
         rows = tuple(Ref(a.name) for a in source.axes)
 
         def rule(e: Expr) -> Expr | None:
@@ -62,32 +62,32 @@ class _Rows:
                 return Load(self.rows[e.tensor].name, rows)
             return Load(e.tensor, tuple(ex.substitute(i, own) for i in e.indices), e.fill)
 
-        name = identifier(f"{c.name}_rows", self.taken)
+        name = make_identifier(f"{c.name}_rows", self.taken)
         made = Compute(name, c.dtype, source.axes, ex.transform(c.body, rule), origin=c.origin)
         self.put(made)
         self.put(Compute(c.name, c.dtype, c.axes, Load(name, places), origin=c.origin))
         self.rows[c.name], self.rewritten = made, True
 
-    def _source(self, c: Compute) -> Compute | None:
+    def _find_view_source(self, c: Compute) -> Compute | None:
         """What the map ``c`` reads element by element through a view, where all else that it reads follows its axes, too."""
-        if c.combiner is not None or rearranges(c):
+        if c.combiner is not None or is_rearrangement(c):
             return None
         mine = [ld for ld in c.loads if ld.tensor in self.rows and identity_load(ld, c)]
         plain = all(isinstance(i, (Ref, ex.Const)) for ld in c.loads for i in ld.indices)
         return self.rows[mine[0].tensor] if mine and plain else None
 
-    def _normalised(self, view: Compute) -> Compute | None:
+    def _find_normalised_map(self, view: Compute) -> Compute | None:
         """The map of which ``view`` is a reshape that joins axes, where that map reads one number for many of its elements."""
         assert isinstance(view.body, Load)
         source = self.made.get(view.body.tensor)
-        if source is None or source.combiner is not None or rearranges(source):
+        if source is None or source.combiner is not None or is_rearrangement(source):
             return None
         rowwise = any(ld.tensor in self.made and len(ld.indices) < len(source.axes) for ld in source.loads)
-        places = split(view.axes, source.axes) if len(source.axes) > len(view.axes) else None
-        return source if rowwise and places is not None and _same(view.body.indices, places, source.axes) else None
+        places = split_indices(view.axes, source.axes) if len(source.axes) > len(view.axes) else None
+        return source if rowwise and places is not None and _is_same_index(view.body.indices, places, source.axes) else None
 
 
-def _groups(coarse: Sequence[Axis], fine: Sequence[Axis]) -> list[list[Axis]] | None:
+def _group_axes(coarse: Sequence[Axis], fine: Sequence[Axis]) -> list[list[Axis]] | None:
     """For each axis the finer ones that it is made of, in order; None where they do not lie so."""
     found, rest = list[list[Axis]](), list(fine)
     for number, axis in enumerate(coarse):
@@ -103,31 +103,31 @@ def _groups(coarse: Sequence[Axis], fine: Sequence[Axis]) -> list[list[Axis]] | 
     return None if rest else found
 
 
-def split(coarse: Sequence[Axis], fine: Sequence[Axis]) -> tuple[Expr, ...] | None:
+def split_indices(coarse: Sequence[Axis], fine: Sequence[Axis]) -> tuple[Expr, ...] | None:
     """The places along ``fine`` axes of an element at ``coarse`` ones that they are cut from; None where they are not."""
-    groups = _groups(coarse, fine)
+    groups = _group_axes(coarse, fine)
     if groups is None:
         return None
     places = list[Expr]()
     for axis, group in zip(coarse, groups, strict=True):
         for i, part in enumerate(group):
             before, behind = (math.prod(a.extent for a in some) for some in (group[:i], group[i + 1 :]))
-            place = ex.floordiv(axis.name, behind)
-            places.append(ex.integer(0) if part.extent == 1 else place if before == 1 else ex.mod(place, part.extent))
+            place = ex.make_floordiv(axis.name, behind)
+            places.append(ex.integer(0) if part.extent == 1 else place if before == 1 else ex.make_mod(place, part.extent))
     return tuple(places)
 
 
-def _joined(coarse: Sequence[Axis], fine: Sequence[Axis]) -> list[tuple[str, Expr]]:
+def _join_indices(coarse: Sequence[Axis], fine: Sequence[Axis]) -> list[tuple[str, Expr]]:
     """The name of each coarse axis, and its place by the fine ones."""
     result = list[tuple[str, Expr]]()
-    for axis, group in zip(coarse, _groups(coarse, fine) or (), strict=True):
+    for axis, group in zip(coarse, _group_axes(coarse, fine) or (), strict=True):
         place: Expr = ex.integer(0)
         for i, part in enumerate(group):
             if part.extent > 1:
-                place = ex.add(place, ex.mul(part.name, math.prod(a.extent for a in group[i + 1 :])))
+                place = ex.make_add(place, ex.make_mul(part.name, math.prod(a.extent for a in group[i + 1 :])))
         result.append((axis.name, place))
     return result
 
 
-def _same(have: Sequence[Expr], want: Sequence[Expr], fine: Sequence[Axis]) -> bool:
+def _is_same_index(have: Sequence[Expr], want: Sequence[Expr], fine: Sequence[Axis]) -> bool:
     return all(h == w or a.extent == 1 for h, w, a in zip(have, want, fine, strict=True))

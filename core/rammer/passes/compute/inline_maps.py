@@ -30,14 +30,14 @@ def inline_conditions(graph: ComputeGraph) -> ComputeGraph:
         made = _with_conditions(c, inside)
         made_of[c.name] = 1 + sum(made_of[r] for r in c.reads if r in inside)
         few = made_of[c.name] < MOST_CONDITIONS
-        if few and c.name not in outputs and _condition(c) and _asked_once(c, readers[c.name]):
+        if few and c.name not in outputs and _is_condition(c) and _asked_once(c, readers[c.name]):
             inside[c.name] = made
         else:
             result.append(made)
     return replace(graph, computes=tuple(result)) if inside else graph
 
 
-def _condition(c: Compute) -> bool:
+def _is_condition(c: Compute) -> bool:
     """A map to truth values that computes something; what only rearranges may be a view."""
     return c.dtype == "bool" and c.combiner is None and not isinstance(c.body, Load)
 
@@ -70,7 +70,7 @@ def inline_decodings(graph: ComputeGraph) -> ComputeGraph:
     result = list[Compute]()
     for c in graph.computes:
         made = _with_decodings(c, found)
-        if _decoding(made, graph.types):
+        if _is_decoding(made, graph.types):
             found[c.name] = made
         result.append(made)
     if not found:
@@ -79,7 +79,7 @@ def inline_decodings(graph: ComputeGraph) -> ComputeGraph:
     return replace(graph, computes=tuple(c for c in result if c.name not in found or c.name in read))
 
 
-def _decoding(c: Compute, types: Mapping[str, TensorType]) -> bool:
+def _is_decoding(c: Compute, types: Mapping[str, TensorType]) -> bool:
     """Whether ``c`` makes wider numbers of one tensor's elements, each in its place, and of parameters."""
     if c.combiner is not None or isinstance(c.body, Load) or not c.axes:
         return False

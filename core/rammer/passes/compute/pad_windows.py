@@ -37,8 +37,8 @@ class DataWalk:
         """The place in the data, at ``tap``."""
         made: Expr = ex.integer(0)
         for axis, factor in self.terms:
-            made = ex.add(made, ex.mul(axis, factor))
-        return ex.add(ex.add(made, ex.mul(tap, self.step)) if self.at >= 0 else made, self.start)
+            made = ex.make_add(made, ex.make_mul(axis, factor))
+        return ex.make_add(ex.make_add(made, ex.make_mul(tap, self.step)) if self.at >= 0 else made, self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Windowed:
         return self.data.tensor, self.form.compute.dtype, tuple(s.terms for s in self.sides), kept, self.first
 
 
-def windowed(form: Sibling, constants: Mapping[str, np.ndarray]) -> Windowed | None:
+def match_windowed(form: Sibling, constants: Mapping[str, np.ndarray]) -> Windowed | None:
     """``form`` where it is such a product; None for others."""
     c, body = form.compute, form.body
     if c.combiner != "sum" or not isinstance(body, Op) or body.fn != "mul" or body.args != form.loads:
@@ -71,27 +71,27 @@ def windowed(form: Sibling, constants: Mapping[str, np.ndarray]) -> Windowed | N
     if weights.tensor not in constants or data.tensor in constants or weights.fill is not None or data.fill not in (None, 0.0):
         return None
     extents = {f"r{d}": a.extent for d, a in enumerate(c.reduce)}
-    places = tuple(p for i in weights.indices if (p := _place(i)) is not None)
+    places = tuple(p for i in weights.indices if (p := _index_start(i)) is not None)
     along = {axis: d for d, (axis, _) in enumerate(places) if axis}
     named = sum(bool(axis) for axis, _ in places)
     if len(places) < len(weights.indices) or len(along) < named or not extents.keys() <= along.keys():
         return None
-    sides = tuple(s for i in data.indices if (s := _side(i, extents, along)) is not None)
+    sides = tuple(s for i in data.indices if (s := _match_data_walk(i, extents, along)) is not None)
     if len(sides) < len(data.indices) or sorted(s.at for s in sides if s.at >= 0) != sorted(along[r] for r in extents):
         return None
     return Windowed(form, data, weights, sides, places, first)
 
 
-def _place(index: Expr) -> tuple[str, int] | None:
+def _index_start(index: Expr) -> tuple[str, int] | None:
     """The axis, if any, that an index follows, and where it begins."""
-    found = ex.affine(index)
+    found = ex.affine_form(index)
     if found is None or len(found[0]) > 1 or any(f != 1 for f in found[0].values()) or found[1] < 0:
         return None
     return next(iter(found[0]), ""), found[1]
 
 
-def _side(index: Expr, extents: Mapping[str, int], places: Mapping[str, int]) -> DataWalk | None:
-    found = ex.affine(index)
+def _match_data_walk(index: Expr, extents: Mapping[str, int], places: Mapping[str, int]) -> DataWalk | None:
+    found = ex.affine_form(index)
     if found is None:
         return None
     taps = [a for a in found[0] if a in extents]
@@ -120,27 +120,27 @@ class Padding:
         return made
 
 
-def widened(
+def widen_windows(
     found: Sequence[Windowed], constants: Mapping[str, np.ndarray], types: Mapping[str, TensorType]
 ) -> list[tuple[Sibling, Padding]] | None:
     """Products of equal likeness through one window, as siblings that read their old weights, which are to be padded so; None
     where none would change, where no window has them all, or where that would be too much work."""
     sides = list[DataWalk]()
     for walked in zip(*(w.sides for w in found), strict=True):
-        side = _union(walked)
+        side = _union_walk(walked)
         if side is None:
             return None
         sides.append(side)
     shapes = [[n for (a, _), n in zip(w.places, constants[w.weights.tensor].shape, strict=True) if a[:1] != "i"] for w in found]
     same = all((w.sides, w.places, s) == (tuple(sides), found[0].places, shapes[0]) for w, s in zip(found, shapes, strict=True))
-    if same or not _free(found, sides):
+    if same or not _has_free_dims(found, sides):
         return None
-    made = [_through(w, sides, constants, types) for w in found]
+    made = [_pad_to_window(w, sides, constants, types) for w in found]
     work = sum(f.compute.points for f, _ in made)
     return made if work <= MOST_WORK * sum(w.form.compute.points for w in found) else None
 
 
-def _union(sides: Sequence[DataWalk]) -> DataWalk | None:
+def _union_walk(sides: Sequence[DataWalk]) -> DataWalk | None:
     """The shortest walk that has all ``sides``."""
     places = {s.at for s in sides if s.at >= 0}
     steps = {s.step for s in sides if s.at >= 0 and s.extent > 1}
@@ -155,7 +155,7 @@ def _union(sides: Sequence[DataWalk]) -> DataWalk | None:
     return DataWalk(sides[0].terms, start, last, step, places.pop())
 
 
-def _free(found: Sequence[Windowed], sides: Sequence[DataWalk]) -> bool:
+def _has_free_dims(found: Sequence[Windowed], sides: Sequence[DataWalk]) -> bool:
     """Whether every product has a dimension of its weights for each side, and no two sides share one."""
     places = [s.at for s in sides if s.at >= 0]
     if len(set(places)) < len(places):
@@ -167,7 +167,7 @@ def _free(found: Sequence[Windowed], sides: Sequence[DataWalk]) -> bool:
     return True
 
 
-def _through(
+def _pad_to_window(
     w: Windowed, sides: Sequence[DataWalk], constants: Mapping[str, np.ndarray], types: Mapping[str, TensorType]
 ) -> tuple[Sibling, Padding]:
     """``w`` through the window ``sides``."""

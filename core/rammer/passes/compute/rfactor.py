@@ -12,15 +12,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rammer.fusion.tile_traffic import footprint
+from rammer.fusion.tile_traffic import task_footprint
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.expr import Expr, Load
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
-from rammer.passes.compute.split_gather import anywhere, in_pieces
+from rammer.passes.compute.split_gather import find_gather_loads, in_pieces
 
 
 def rfactor(compute: Compute, axis: str, parts: int, name: str = "") -> tuple[Compute, Compute]:
@@ -37,7 +37,7 @@ def rfactor(compute: Compute, axis: str, parts: int, name: str = "") -> tuple[Co
         raise ValueError(f"compute {compute.name}: {parts} parts do not divide {axis}:{extents[axis]}")
     taken = {a.name for a in (*compute.axes, *compute.reduce)}
     part = next(n for n in (f"{axis}p", *(f"{axis}p{i}" for i in range(len(taken) + 1))) if n not in taken)
-    body = ex.substitute(compute.body, {axis: ex.add(ex.mul(part, inner), axis)})
+    body = ex.substitute(compute.body, {axis: ex.make_add(ex.make_mul(part, inner), axis)})
     partial = replace(
         compute,
         dtype="float32" if compute.dtype == "float16" and compute.combiner in ("sum", "prod") else compute.dtype,
@@ -55,31 +55,33 @@ def split_deep(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
     computes: list[Compute] = []
     types, taken = dict(graph.types), Names(graph.types)
     for c in graph.computes:
-        parts = (_split if c.reduce else _cut)(c, types, device, taken)
+        parts = (_split_reduction if c.reduce else _split_table)(c, types, device, taken)
         computes += parts or (c,)
         types |= {p.name: p.type for p in parts or ()}
     return replace(graph, computes=tuple(computes), types=types) if len(types) > len(graph.types) else graph
 
 
-def _split(compute: Compute, types: Mapping[str, TensorType], device: VDevice, taken: Names) -> tuple[Compute, Compute] | None:
+def _split_reduction(
+    compute: Compute, types: Mapping[str, TensorType], device: VDevice, taken: Names
+) -> tuple[Compute, Compute] | None:
     """The smallest split, along the longest reduction axis, after which one output element's task fits."""
-    if _fits(compute, types, device):
+    if _can_fit_task(compute, types, device):
         return None
     longest = max(compute.reduce, key=lambda r: r.extent)
-    name = identifier(f"{compute.name}_partial", taken)
-    for parts in _divisors(longest.extent)[1:]:
+    name = make_identifier(f"{compute.name}_partial", taken)
+    for parts in _list_divisors(longest.extent)[1:]:
         partial, final = rfactor(compute, longest.name, parts, name)
         known = {**types, partial.name: partial.type}
-        if _fits(partial, known, device) and _fits(final, known, device):
+        if _can_fit_task(partial, known, device) and _can_fit_task(final, known, device):
             return partial, final
     return None  # the tile search says which operator does not fit, and where
 
 
-def _cut(compute: Compute, types: Mapping[str, TensorType], device: VDevice, taken: Names) -> tuple[Compute, ...] | None:
+def _split_table(compute: Compute, types: Mapping[str, TensorType], device: VDevice, taken: Names) -> tuple[Compute, ...] | None:
     """As few pieces as are needed, to a fifth, of the longest table that a map reads anywhere, for one element's task to fit."""
-    if _fits(compute, types, device):
+    if _can_fit_task(compute, types, device):
         return None
-    found = anywhere(compute, [types[ld.tensor].shape for ld in compute.loads])
+    found = find_gather_loads(compute, [types[ld.tensor].shape for ld in compute.loads])
     if not found:
         return None
     extent, load, dim = max(found, key=lambda f: f[0])
@@ -87,21 +89,21 @@ def _cut(compute: Compute, types: Mapping[str, TensorType], device: VDevice, tak
     while parts <= extent:
         made = in_pieces(compute, load, dim, types[load.tensor], parts, names)
         known = {**types, **{c.name: c.type for c in made}}
-        if all(_fits(c, known, device) for c in made[1:]):
-            pieces, each = (identifier(n, taken) for n in names)
+        if all(_can_fit_task(c, known, device) for c in made[1:]):
+            pieces, each = (make_identifier(n, taken) for n in names)
             return in_pieces(compute, load, dim, types[load.tensor], parts, (pieces, each))
         parts = parts * 6 // 5 + 1
     return None  # as above
 
 
-def _divisors(number: int) -> list[int]:
+def _list_divisors(number: int) -> list[int]:
     low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return low + [number // n for n in reversed(low) if n * n != number]
 
 
-def _fits(compute: Compute, types: Mapping[str, TensorType], device: VDevice) -> bool:
+def _can_fit_task(compute: Compute, types: Mapping[str, TensorType], device: VDevice) -> bool:
     capacity = device.layer("veu").capacity
     operator = ROperator(compute.name, (compute,), (), (compute.name,), (1,) * len(compute.axes))
     if not capacity or not compute.points:
         return True
-    return footprint(operator, operator.boxes(operator.inner_box(), types), types, device) <= capacity
+    return task_footprint(operator, operator.boxes(operator.inner_box(), types), types, device) <= capacity

@@ -19,9 +19,9 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, identity_load
 from rammer.ir.device import VDevice
 from rammer.ir.expr import Const, Expr, Load, Op, Ref, integer
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.operator import ROperator
-from rammer.ir.piecewise import pieces
+from rammer.ir.piecewise import piecewise_regions
 
 #: What the first layers' product as a whole must take at most of what it takes in steps. Prices know of no weights that stay in
 #: registers from step to step: for LSTM-TC they say 0.987, and its layers alike are what runs best (measured on an H200).
@@ -32,16 +32,16 @@ def slice_steps(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
     """``graph`` with one product a step wherever that lets layers overlap and is predicted faster on ``device``; else
     ``graph`` itself. Of the first layers, whose input is there as a whole, the product may stay one: where it is wide, reading
     its weights in every step costs more than the wave that one product takes."""
-    chains = _chains(graph)
+    chains = _find_chains(graph)
     if not chains:
         return graph
     prices: dict[str, float] = {}
-    waves, seconds = _waves(graph, device, prices)
+    waves, seconds = _price_waves(graph, device, prices)
     chosen = graph
     for some in (chains, _behind_others(graph, chains)):
         if some and (some is chains or len(some) < len(chains)):
             sliced = _Slicer(graph, some).graph_of_slices()
-            fewer, less = _waves(sliced, device, prices)
+            fewer, less = _price_waves(sliced, device, prices)
             if fewer < waves and less < seconds:
                 chosen, seconds = sliced, less * CLEARLY
     return chosen
@@ -49,7 +49,7 @@ def slice_steps(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
 
 def every_step(graph: ComputeGraph) -> ComputeGraph:
     """``graph`` with one product a step wherever that lets layers overlap, whatever it costs."""
-    chains = _chains(graph)
+    chains = _find_chains(graph)
     return _Slicer(graph, chains).graph_of_slices() if chains else graph
 
 
@@ -62,11 +62,11 @@ class _Chain:
     used: tuple[int, ...]
 
 
-def _chains(graph: ComputeGraph) -> list[_Chain]:
+def _find_chains(graph: ComputeGraph) -> list[_Chain]:
     slices, found = _Slices(graph), list[_Chain]()
     for c in graph.computes:
         if c.kind == "contraction":
-            options = (_chain(graph, c, d, slices) for d, a in enumerate(c.axes) if a.extent > 1)
+            options = (_match_chain(graph, c, d, slices) for d, a in enumerate(c.axes) if a.extent > 1)
             found += [chain for chain in options if chain is not None][:1]
     return found
 
@@ -80,7 +80,7 @@ def _behind_others(graph: ComputeGraph, chains: list[_Chain]) -> list[_Chain]:
     return [chain for chain in chains if chain.members[0].name in behind]
 
 
-def _chain(graph: ComputeGraph, product: Compute, dim: int, slices: _Slices) -> _Chain | None:
+def _match_chain(graph: ComputeGraph, product: Compute, dim: int, slices: _Slices) -> _Chain | None:
     """The chain from ``product`` whose readers take slices along ``dim``, None if one of them reads more."""
     if not _steps_of_data(graph, product, product.axes[dim].name):
         return None
@@ -102,17 +102,17 @@ class _Slices:
         waiting = [name]
         while waiting:  # without recursion: chains of maps may be long
             at = waiting[-1]
-            behind = [] if at in self.outputs else [r.name for r in self._maps(at)]
+            behind = [] if at in self.outputs else [r.name for r in self._map_readers(at)]
             missing = [b for b in behind if (b, dim) not in self.found] if (at, dim) not in self.found else []
             if missing:
                 waiting += missing
                 continue
             waiting.pop()
             if (at, dim) not in self.found:
-                self.found[at, dim] = self._joined(at, dim, behind)
+                self.found[at, dim] = self._join_positions(at, dim, behind)
         return self.found[name, dim]
 
-    def _joined(self, name: str, dim: int, behind: list[str]) -> frozenset[int] | None:
+    def _join_positions(self, name: str, dim: int, behind: list[str]) -> frozenset[int] | None:
         own = self._own(name, dim)
         parts = [own, *(self.found[b, dim] for b in behind)]
         return None if None in parts else frozenset[int]().union(*(p for p in parts if p is not None))
@@ -121,14 +121,14 @@ class _Slices:
         """The positions that readers take which are no maps of the whole."""
         if name in self.outputs:
             return None
-        maps = {r.name for r in self._maps(name)}
+        maps = {r.name for r in self._map_readers(name)}
         loads = [ld for r in self.consumers[name] if r.name not in maps for ld in r.loads if ld.tensor == name]
         places = [ld.indices[dim] for ld in loads]
         if not all(isinstance(p, Const) for p in places) or any(ld.fill is not None for ld in loads):
             return None
         return frozenset(int(p.value) for p in places if isinstance(p, Const))
 
-    def _maps(self, name: str) -> list[Compute]:
+    def _map_readers(self, name: str) -> list[Compute]:
         """The readers that take every element at its own place."""
         shape = self.producers[name].shape
         return [
@@ -142,7 +142,7 @@ class _Slices:
         members = {product.name: product}
         waiting = [product]
         for member in waiting:
-            new = [r for r in self._maps(member.name) if r.name not in members]
+            new = [r for r in self._map_readers(member.name) if r.name not in members]
             members |= {r.name: r for r in new}
             waiting += new
         return tuple(members.values())
@@ -168,7 +168,7 @@ class _Slicer:
         """The whole graph again, each slice just before its first reader."""
         for c in self.graph.computes:
             if c.name not in self.chain_of:
-                self._add(replace(c, body=ex.rename_tensors(ex.transform(c.body, self._slice_load), self.copies)))
+                self._add_compute(replace(c, body=ex.rename_tensors(ex.transform(c.body, self._slice_load), self.copies)))
         used = {*self.graph.outputs}
         kept = list[Compute]()
         for c in reversed(self.made.values()):  # a sequence that only chains read is gone
@@ -178,7 +178,7 @@ class _Slicer:
         types = {n: t for n, t in self.graph.types.items() if n not in self.producers} | {c.name: c.type for c in kept}
         return replace(self.graph, computes=tuple(reversed(kept)), types=types)
 
-    def _add(self, c: Compute) -> None:
+    def _add_compute(self, c: Compute) -> None:
         copy = isinstance(c.body, Load) and identity_load(c.body, c) and c.body.tensor in self.made
         if isinstance(c.body, Load) and copy and c.name not in self.outputs:
             self.copies[c.name] = c.body.tensor
@@ -213,7 +213,7 @@ class _Slicer:
     def _name(self, title: str, *what: object) -> str:
         """The identifier of a slice: its title, unless something else is called so."""
         if what not in self.named:
-            self.named[what] = identifier(title, self.taken)
+            self.named[what] = make_identifier(title, self.taken)
         return self.named[what]
 
     def _at(self, e: Expr, axis: str, step: int) -> Expr | None:
@@ -227,21 +227,21 @@ class _Slicer:
             return self._slice_load(at)
         if Ref(axis) not in e.indices or e.fill is not None or e.tensor in self.graph.constants:
             return at
-        source = self._source(at)
-        return self._taken(self._slice_load(source) or source)
+        source = self._resolve_source(at)
+        return self._load_step_slice(self._slice_load(source) or source)
 
-    def _source(self, load: Load) -> Load:
+    def _resolve_source(self, load: Load) -> Load:
         """What ``load`` reads in the end, looking through copies and concatenations."""
         producer = self.producers.get(load.tensor)
         while producer is not None and producer.combiner is None and load.tensor not in self.chain_of:
             body = ex.substitute(producer.body, dict(zip((a.name for a in producer.axes), load.indices, strict=True)))
-            body = _decided(body)
+            body = _fold_where(body)
             if not isinstance(body, Load) or body.fill is not None:
                 break
             load, producer = body, self.producers.get(body.tensor)
         return load
 
-    def _taken(self, load: Load) -> Load:
+    def _load_step_slice(self, load: Load) -> Load:
         """A read of a slice of a tensor that has all steps: equal steps must read alike, whatever their number."""
         literal = [d for d, i in enumerate(load.indices) if isinstance(i, Const)]
         # The tensor may itself be a slice of another chain, made a moment ago.
@@ -264,7 +264,7 @@ class _Slicer:
         return Load(own, tuple(load.indices[d] for d in rest))
 
 
-def _decided(body: Expr) -> Expr:
+def _fold_where(body: Expr) -> Expr:
     """``where(lt(3, 5), a, b)`` -> ``a``: a piecewise body at a known place."""
     while isinstance(body, Op) and body.fn == "where":
         test = body.args[0]
@@ -275,7 +275,7 @@ def _decided(body: Expr) -> Expr:
     return body
 
 
-def _waves(graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tuple[int, float]:
+def _price_waves(graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tuple[int, float]:
     """Number of waves and their predicted seconds: a launch and the longer of a wave's slowest Compute and its work
     over all vEUs."""
     depth: dict[str, int] = {}
@@ -283,16 +283,16 @@ def _waves(graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tu
     work: dict[int, float] = {}
     for c in graph.computes:
         before = max((depth.get(r, 0) for r in c.reads), default=0)
-        free = c.combiner is None and (isinstance(c.body, Load) or pieces(c) is not None)  # a view in most plans
+        free = c.combiner is None and (isinstance(c.body, Load) or piecewise_regions(c) is not None)  # a view in most plans
         depth[c.name] = before if free else before + 1
         if not free:
-            alone, busy = _price(c, graph, device, prices)
+            alone, busy = _price_compute(c, graph, device, prices)
             span[before] = max(span.get(before, 0.0), alone)
             work[before] = work.get(before, 0.0) + busy
     return len(span), sum(device.launch + max(span[d], work[d] / device.veus) for d in span)
 
 
-def _price(c: Compute, graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tuple[float, float]:
+def _price_compute(c: Compute, graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tuple[float, float]:
     """Seconds of one Compute with the device to itself, and its vEU-seconds."""
     operator = ROperator(c.name, (c,), (), (c.name,))
     key = Binding(graph.types, {}).key(operator)

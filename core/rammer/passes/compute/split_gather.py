@@ -22,7 +22,7 @@ from rammer.ir.expr import Cast, Expr, Load, Op, Ref
 from rammer.ir.types import TensorType
 
 
-def anywhere(compute: Compute, shapes: Sequence[Sequence[int]]) -> list[tuple[int, Load, int]]:
+def find_gather_loads(compute: Compute, shapes: Sequence[Sequence[int]]) -> list[tuple[int, Load, int]]:
     """The loads of ``compute`` with a dimension along which data says where they read: its extent, and its number. ``shapes`` are
     those of the tensors, load by load."""
     bounds = {a.name: (0, a.extent - 1) for a in (*compute.axes, *compute.reduce)}
@@ -45,11 +45,11 @@ def in_pieces(
     used = {a.name for a in compute.axes}
     part, *rest = islice((f"p{i}" for i in count() if f"p{i}" not in used), 1 + len(shape))
     place: list[Expr] = [Ref(a) for a in rest]
-    place[dim] = ex.add(ex.mul(part, step), rest[dim])
+    place[dim] = ex.make_add(ex.make_mul(part, step), rest[dim])
     axes = [Axis(a, size if i == dim else n) for i, (a, n) in enumerate(zip(rest, shape, strict=True))]
     view = Compute(names[0], table.dtype, (Axis(part, parts), *axes), Load(load.tensor, tuple(place)), origin=compute.origin)
     at = Cast("int64", load.indices[dim])
-    within: Expr = Op("sub", (at, ex.mul(part, step)))
+    within: Expr = Op("sub", (at, ex.make_mul(part, step)))
     if load.fill is None:  # it is inside the tensor, and not inside every piece
         within = Op("min", (Op("max", (within, ex.integer(0))), ex.integer(size - 1)))
     inside = Load(view.name, (Ref(part), *load.indices[:dim], within, *load.indices[dim + 1 :]), load.fill)

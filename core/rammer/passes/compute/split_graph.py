@@ -9,7 +9,7 @@ from rammer.fusion.topological_order import by_rank
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph
 from rammer.ir.expr import Load, Ref
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.types import TensorType
 
 
@@ -55,7 +55,7 @@ class CutState:
             value = self.constants[tensor]
             part = value[(slice(None),) * at + (slice(first, first + length),)]
             part.flags.writeable = False
-            name = self.named[key] = identifier(f"{tensor}_from{first}", self.taken)
+            name = self.named[key] = make_identifier(f"{tensor}_from{first}", self.taken)
             self.constants[name], self.types[name] = part, TensorType(self.types[tensor].dtype, part.shape)
         return self.named[key]
 

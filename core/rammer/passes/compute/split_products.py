@@ -20,9 +20,9 @@ from typing import Final
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, contraction_operands
 from rammer.ir.expr import Expr, Load, Op, Ref
-from rammer.ir.names import identifier
-from rammer.ir.piecewise import pieces
-from rammer.passes.compute.batch_candidates import looked_through, rearranges, straight
+from rammer.ir.names import make_identifier
+from rammer.ir.piecewise import piecewise_regions
+from rammer.passes.compute.batch_candidates import is_rearrangement, looked_through, normalise_index
 from rammer.passes.compute.split_graph import CutGraph, CutState
 
 #: Blocks that a product is cut in, at most, and columns of a block, at least.
@@ -92,7 +92,7 @@ class Cutter(CutState):
             return None
         root = looked_through(data[0], self.computes)
         at = self.along(root, summed)
-        parts = pieces(self.computes[root.tensor]) if root.tensor in self.computes else None
+        parts = piecewise_regions(self.computes[root.tensor]) if root.tensor in self.computes else None
         if at is None or parts is None or len(parts) < 2:
             return None
         view = self.computes[root.tensor]
@@ -102,7 +102,10 @@ class Cutter(CutState):
             if any((low, high) != (0, n) for d, ((low, high), n) in enumerate(zip(box, view.shape, strict=True)) if d != at):
                 return None
             low, high = box[at]
-            indices = [straight(ex.substitute(i, {**inner, view.axes[at].name: ex.add(summed.name, low)})) for i in load.indices]
+            indices = [
+                normalise_index(ex.substitute(i, {**inner, view.axes[at].name: ex.make_add(summed.name, low)}))
+                for i in load.indices
+            ]
             made.append((low, high, Load(load.tensor, tuple(i for i in indices if i is not None))))
             if None in indices:
                 return None
@@ -119,7 +122,7 @@ class Cutter(CutState):
             def part(e: Expr, own: Load = own, data: Load = data) -> Expr | None:
                 return None if not isinstance(e, Load) else own if e == weights else data
 
-            name = identifier(f"{c.name}_part{number}", self.taken)
+            name = make_identifier(f"{c.name}_part{number}", self.taken)
             body = ex.transform(c.body, part)
             self.add(replace(c, name=name, body=body, reduce=(Axis(summed.name, high - low),), used=None), (c,), c.name)
             names.append(name)
@@ -134,17 +137,17 @@ class Cutter(CutState):
         while waiting:
             name = waiting.popleft()
             c = self.computes.get(name)
-            if c is None or name in self.outputs or rearranges(c) or self.sources.get(name, name) in self.without:
+            if c is None or name in self.outputs or is_rearrangement(c) or self.sources.get(name, name) in self.without:
                 continue
             for d in reversed(range(len(c.axes))):
-                reads = self._reads(c, d) if c.shape[d] >= 2 * LEAST_COLUMNS else []
-                found = _blocks(reads) if reads and self._cuttable(c, d) and self._meet(reads) else []
-                region = self._grown(c, d) if found else {}
+                reads = self._block_reads(c, d) if c.shape[d] >= 2 * LEAST_COLUMNS else []
+                found = _merge_blocks(reads) if reads and self._can_split_columns(c, d) and self._has_joint_maps(reads) else []
+                region = self._grow_region(c, d) if found else {}
                 if region:
-                    waiting.extend(self._cut(c, region, found, reads))
+                    waiting.extend(self._split_region(c, region, found, reads))
                     break
 
-    def _reads(self, c: Compute, d: int) -> list[BlockRead]:
+    def _block_reads(self, c: Compute, d: int) -> list[BlockRead]:
         """The loads of parts of ``c`` along ``d``, through what only rearranges the whole; none where any reads all of it."""
         found, waiting = list[BlockRead](), [c.name]
         for name in waiting:  # grows
@@ -155,8 +158,8 @@ class Cutter(CutState):
                     root = looked_through(load, self.computes)
                     if root.tensor != c.name or root.fill is not None or any(a.extent < 1 for a in (*r.axes, *r.reduce)):
                         return []
-                    at = ex.interval(root.indices[d], bounds) if straight(root.indices[d]) is not None else None
-                    if at is None or (at == (0, c.shape[d] - 1) and (not rearranges(r) or reader in self.outputs)):
+                    at = ex.interval(root.indices[d], bounds) if normalise_index(root.indices[d]) is not None else None
+                    if at is None or (at == (0, c.shape[d] - 1) and (not is_rearrangement(r) or reader in self.outputs)):
                         return []
                     if at == (0, c.shape[d] - 1):
                         waiting.append(reader)
@@ -164,21 +167,21 @@ class Cutter(CutState):
                         found.append(BlockRead(reader, load, root, *at))
         return found
 
-    def _meet(self, reads: Sequence[BlockRead]) -> bool:
+    def _has_joint_maps(self, reads: Sequence[BlockRead]) -> bool:
         """Whether maps read several blocks, as they are or rearranged: these may then be computed where the blocks are."""
-        return len({read.first for read in reads if self._mapped(read.reader)}) > 1
+        return len({read.first for read in reads if self._has_map_reader(read.reader)}) > 1
 
-    def _mapped(self, name: str) -> bool:
+    def _has_map_reader(self, name: str) -> bool:
         """Whether ``name`` is a map, or one reads it through what only rearranges."""
         waiting = [self.computes[name]]
         for c in waiting:  # grows
-            if rearranges(c):
+            if is_rearrangement(c):
                 waiting += [self.computes[r] for r in self.readers[c.name]]
-            elif c.combiner is None and pieces(c) is None:
+            elif c.combiner is None and piecewise_regions(c) is None:
                 return True
         return False
 
-    def _cuttable(self, m: Compute, d: int) -> bool:
+    def _can_split_columns(self, m: Compute, d: int) -> bool:
         """Whether what ``m`` computes along ``d`` needs its own column only: a map, or a product whose weights have it."""
         axis = m.axes[d]
         having = [ld for ld in m.loads if axis.name in ex.axes_of(ld)]
@@ -190,7 +193,7 @@ class Cutter(CutState):
             return True
         return contraction_operands(m) is not None and len(having) == 1 and having[0].tensor in self.constants
 
-    def _grown(self, c: Compute, d: int) -> dict[str, int]:
+    def _grow_region(self, c: Compute, d: int) -> dict[str, int]:
         """Computes up to products whose columns are those of ``c`` along ``d``, with their dimensions; none without products."""
         barred = set[str](self.outputs)
         while True:
@@ -201,15 +204,15 @@ class Cutter(CutState):
                     before = self.computes.get(load.tensor)
                     if at is None or before is None or before.name in barred or before.name in region:
                         continue
-                    if self._cuttable(before, at):
+                    if self._can_split_columns(before, at):
                         region[before.name] = at
                         waiting.append(before)
-            astray = {n for n, at in region.items() if n != c.name and not self._inside(n, at, region)}
+            astray = {n for n, at in region.items() if n != c.name and not self._is_read_inside(n, at, region)}
             if not astray:
                 return region if any(self.computes[n].combiner is not None for n in region) else {}
             barred |= astray
 
-    def _inside(self, name: str, at: int, region: Mapping[str, int]) -> bool:
+    def _is_read_inside(self, name: str, at: int, region: Mapping[str, int]) -> bool:
         """Whether all that reads a Compute of the region is in it, along its columns."""
         for reader in self.readers[name]:
             r = self.computes[reader]
@@ -220,25 +223,29 @@ class Cutter(CutState):
                 return False
         return True
 
-    def _cut(self, c: Compute, region: Mapping[str, int], blocks: Sequence[ColumnSpan], reads: Sequence[BlockRead]) -> list[str]:
+    def _split_region(
+        self, c: Compute, region: Mapping[str, int], blocks: Sequence[ColumnSpan], reads: Sequence[BlockRead]
+    ) -> list[str]:
         """Cut a region whose last Compute is ``c``; the names of what may now be cut further."""
         label, members, d = self.sources.get(c.name, c.name), [self.computes[n] for n in region], region[c.name]
         outside = [n for m in members for n in m.reads if n in self.computes and n not in region]
-        names = [{n: identifier(f"{n}_from{b.first}", self.taken) for n in region} for b in blocks]
+        names = [{n: make_identifier(f"{n}_from{b.first}", self.taken) for n in region} for b in blocks]
         last = [self._last(c, d, b, reads) or n[c.name] for b, n in zip(blocks, names, strict=True)]
         names = [{**n, c.name: own} for n, own in zip(names, last, strict=True)]
-        shorter = [(self._shorter(m, region, b, n), m, b.first) for b, n in zip(blocks, names, strict=True) for m in members]
+        shorter = [
+            (self._shorten_compute(m, region, b, n), m, b.first) for b, n in zip(blocks, names, strict=True) for m in members
+        ]
         for read in reads:
             if read.reader not in last:
-                self._redirect(read, d, blocks, last)
-        for n in (*region, *self._views(c.name, last)):
+                self._redirect_read(read, d, blocks, last)
+        for n in (*region, *self._whole_views(c.name, last)):
             self.drop(n)
         for new, source, first in shorter:
             self.add(new, [*members, source], label)
             self.begins[new.name] = self.begins.get(source.name, 0) + first
         return [*last, *outside]
 
-    def _views(self, name: str, last: Collection[str]) -> list[str]:
+    def _whole_views(self, name: str, last: Collection[str]) -> list[str]:
         """What only rearranges the whole of a Compute, and has no readers but what takes blocks, the ``last`` ones."""
         found = [name]
         for n in found:  # grows
@@ -251,15 +258,15 @@ class Cutter(CutState):
         for read in reads:
             r = self.computes[read.reader]
             if (
-                rearranges(r)
+                is_rearrangement(r)
                 and r.shape == shape
                 and read.first == block.first
-                and moved(read.root, d, "", block.first).indices == r.place
+                and shift_load(read.root, d, "", block.first).indices == r.place
             ):
                 return r.name
         return None
 
-    def _shorter(self, m: Compute, region: Mapping[str, int], block: ColumnSpan, names: Mapping[str, str]) -> Compute:
+    def _shorten_compute(self, m: Compute, region: Mapping[str, int], block: ColumnSpan, names: Mapping[str, str]) -> Compute:
         """A block of a Compute of the region."""
         first, length, d = block.first, block.length, region[m.name]
         axis = m.axes[d]
@@ -272,19 +279,19 @@ class Cutter(CutState):
                 return Load(names[e.tensor], e.indices)
             if e.tensor in self.constants:
                 return Load(self.piece(e.tensor, at, first, length), e.indices)
-            return Load(e.tensor, (*e.indices[:at], ex.add(axis.name, first), *e.indices[at + 1 :]))
+            return Load(e.tensor, (*e.indices[:at], ex.make_add(axis.name, first), *e.indices[at + 1 :]))
 
         axes = (*m.axes[:d], Axis(axis.name, length), *m.axes[d + 1 :])
         return replace(m, name=names[m.name], axes=axes, body=ex.transform(m.body, rule), used=None)
 
-    def _redirect(self, read: BlockRead, d: int, blocks: Sequence[ColumnSpan], names: Sequence[str]) -> None:
+    def _redirect_read(self, read: BlockRead, d: int, blocks: Sequence[ColumnSpan], names: Sequence[str]) -> None:
         """Who reads a block of what is cut reads what that is now."""
         first, name = next((b.first, n) for b, n in zip(blocks, names, strict=True) if read.first in b)
-        r, new = self.computes[read.reader], moved(read.root, d, name, first)
+        r, new = self.computes[read.reader], shift_load(read.root, d, name, first)
         self.replace_with(replace(r, body=ex.transform(r.body, lambda e: new if e == read.load else None), used=None))
 
 
-def _blocks(reads: Sequence[BlockRead]) -> list[ColumnSpan]:
+def _merge_blocks(reads: Sequence[BlockRead]) -> list[ColumnSpan]:
     """The blocks that are read, those that overlap as one; none where they are too many, too narrow, or one."""
     found = list[ColumnSpan]()
     for read in sorted(reads, key=lambda r: (r.first, r.last)):
@@ -295,8 +302,8 @@ def _blocks(reads: Sequence[BlockRead]) -> list[ColumnSpan]:
     return found if 1 < len(found) <= MOST_BLOCKS and all(b.length >= LEAST_COLUMNS for b in found) else []
 
 
-def moved(root: Load, d: int, name: str, first: int) -> Load:
+def shift_load(root: Load, d: int, name: str, first: int) -> Load:
     """A load of a tensor's block, which begins at ``first`` along ``d``."""
-    at = straight(ex.add(root.indices[d], -first))
+    at = normalise_index(ex.make_add(root.indices[d], -first))
     assert at is not None  # it is affine
     return Load(name, (*root.indices[:d], at, *root.indices[d + 1 :]))

@@ -15,10 +15,10 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import identifier
+from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
 from rammer.passes.graph.sink_reshapes import ELEMENTWISE
-from rammer.passes.rewrite import output_names, producers, rebuilt, renamed
+from rammer.passes.rewrite import find_producers, output_names, rebuild_graph, rename_values
 
 Order: TypeAlias = tuple[int, ...]
 
@@ -40,14 +40,14 @@ class CancelTranspositions:
         while graph is not before:  # a region may begin where another one ends; every time fewer elements are transposed
             before = graph
             graph = _without_pairs(graph)
-            for order in sorted({order_of(n, graph) for n in graph.nodes if _transposes(n)}):
+            for order in sorted({order_of(n, graph) for n in graph.nodes if _is_transpose(n)}):
                 turned = _Turned(graph, order)
                 if nodes := turned.chosen():
                     graph = _without_pairs(turned.rewritten(nodes))
         return graph
 
 
-def _transposes(node: Node) -> bool:
+def _is_transpose(node: Node) -> bool:
     return node.op == "Transpose" and not node.domain
 
 
@@ -57,25 +57,25 @@ def order_of(node: Node, graph: Graph) -> Order:
     return tuple(given) if given is not None else tuple(reversed(range(len(graph.types[node.inputs[0]].shape))))
 
 
-def inverse(order: Order) -> Order:
+def invert_order(order: Order) -> Order:
     """The permutation that undoes ``order``."""
     return tuple(order.index(i) for i in range(len(order)))
 
 
 def _without_pairs(graph: Graph) -> Graph:
     """The graph without transpositions of transpositions that give back what there was."""
-    made, outputs, names = producers(graph), output_names(graph), dict[str, str]()
+    made, outputs, names = find_producers(graph), output_names(graph), dict[str, str]()
     nodes, changed = list[Node](), False
     for node in graph.nodes:
-        before = made.get(node.inputs[0]) if _transposes(node) else None
-        if before is None or not _transposes(before) or order_of(node, graph) != inverse(order_of(before, graph)):
+        before = made.get(node.inputs[0]) if _is_transpose(node) else None
+        if before is None or not _is_transpose(before) or order_of(node, graph) != invert_order(order_of(before, graph)):
             nodes.append(node)
         elif node.outputs[0] in outputs:
             changed = True
             nodes.append(Node("Identity", before.inputs, node.outputs, {}, node.name, "", 19))
         else:
             names[node.outputs[0]] = before.inputs[0]
-    return rebuilt(graph, renamed(nodes, names)) if names or changed else graph
+    return rebuild_graph(graph, rename_values(nodes, names)) if names or changed else graph
 
 
 @dataclass
@@ -88,49 +88,49 @@ class _Turned:
 
     def __post_init__(self) -> None:
         graph = self.graph
-        self.back = inverse(self.order)
-        self.sources = {n.outputs[0]: n.inputs[0] for n in graph.nodes if _transposes(n) and order_of(n, graph) == self.order}
+        self.back = invert_order(self.order)
+        self.sources = {n.outputs[0]: n.inputs[0] for n in graph.nodes if _is_transpose(n) and order_of(n, graph) == self.order}
         self.types, self.constants, self.taken = dict(graph.types), dict(graph.constants), set(graph.types)
         self.inner: dict[str, str] = {}
         self.turnable: dict[str, Node] = {}
         for node in graph.nodes:
-            if self._turnable(node):
+            if self._can_transpose(node):
                 self.turnable[node.outputs[0]] = node
 
     # --- which ------------------------------------------------------------------------------------
 
-    def _ordered(self, value: str) -> bool:
+    def _is_transposed(self, value: str) -> bool:
         """Whether ``value`` is one of those transpositions, or what would come before them keeps its axes."""
         node = self.turnable.get(value)
-        return value in self.sources or (node is not None and not self._drops(node))
+        return value in self.sources or (node is not None and not self._has_dropped_axes(node))
 
-    def _turnable(self, node: Node) -> bool:
-        if node.domain or len(node.outputs) != 1 or not any(self._ordered(i) for i in node.inputs):
+    def _can_transpose(self, node: Node) -> bool:
+        if node.domain or len(node.outputs) != 1 or not any(self._is_transposed(i) for i in node.inputs):
             return False
         data = node.inputs[:1]
         if node.op in ELEMENTWISE:
             rank = len(self.types[node.outputs[0]].shape)
-            return rank == len(self.order) and all(self._operand(i) for i in node.inputs)
+            return rank == len(self.order) and all(self._can_reorder(i) for i in node.inputs)
         if node.op == "Concat":
-            return all(self._ordered(i) for i in node.inputs)
+            return all(self._is_transposed(i) for i in node.inputs)
         if node.op == "Pad":
             steering = all(i in self.constants for i in node.inputs[1:] if i)
-            return self._ordered(data[0]) and steering and not (len(node.inputs) > 3 and node.inputs[3])
-        return node.op in _REDUCTIONS and self._ordered(data[0]) and len(self._axes(node)) > 0
+            return self._is_transposed(data[0]) and steering and not (len(node.inputs) > 3 and node.inputs[3])
+        return node.op in _REDUCTIONS and self._is_transposed(data[0]) and len(self._reduction_axes(node)) > 0
 
-    def _operand(self, value: str) -> bool:
+    def _can_reorder(self, value: str) -> bool:
         """Whether an operand is in that order, or may be brought into the other one at no cost."""
-        if not value or self._ordered(value) or value in self.constants:
+        if not value or self._is_transposed(value) or value in self.constants:
             return True
         shape = self.types[value].shape
-        return math.prod(shape) == 1 or (len(shape) == len(self.order) and not _moves(shape))
+        return math.prod(shape) == 1 or (len(shape) == len(self.order) and not _can_move_elements(shape))
 
-    def _axes(self, node: Node) -> Order:
+    def _reduction_axes(self, node: Node) -> Order:
         """The axes of a reduction; () where they are not known."""
         axes = self.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
         return () if axes is None else tuple(int(a) % len(self.order) for a in axes.reshape(-1))
 
-    def _drops(self, node: Node) -> bool:
+    def _has_dropped_axes(self, node: Node) -> bool:
         return node.op in _REDUCTIONS and not node.attributes.get("keepdims", 1)
 
     def chosen(self) -> dict[str, Node]:
@@ -142,12 +142,12 @@ class _Turned:
         for name in output_names(self.graph):
             readers.setdefault(name, []).append(None)
         found = dict[str, Node]()
-        for region in self._regions():
-            if self._saved(region, readers) > 0:
+        for region in self._find_regions():
+            if self._count_saved_elements(region, readers) > 0:
                 found |= region
         return found
 
-    def _regions(self) -> list[dict[str, Node]]:
+    def _find_regions(self) -> list[dict[str, Node]]:
         """Operators that are connected by what they compute, or read the same transposition."""
         above = dict[str, str]()
 
@@ -158,33 +158,33 @@ class _Turned:
             return name
 
         for result, node in self.turnable.items():
-            for name in filter(self._ordered, node.inputs):
+            for name in filter(self._is_transposed, node.inputs):
                 above[top(name)] = top(result)
         regions = dict[str, dict[str, Node]]()
         for result, node in self.turnable.items():
             regions.setdefault(top(result), {})[result] = node
         return list(regions.values())
 
-    def _saved(self, region: dict[str, Node], readers: dict[str, list[Node | None]]) -> int:
+    def _count_saved_elements(self, region: dict[str, Node], readers: dict[str, list[Node | None]]) -> int:
         """Elements that need no transposition any more, less those that need one then."""
         inside = {id(n) for n in region.values()}
         saved = 0
         for name in dict.fromkeys(i for n in region.values() for i in n.inputs if i in self.sources):
             if all(id(r) in inside for r in readers[name]):
-                saved += self._weight(name)
+                saved += self._transposed_elements(name)
         for name, node in region.items():
             outside = [r for r in readers.get(name, []) if id(r) not in inside]
-            if self._drops(node):
-                saved -= self._weight(name) if self._left(node) != tuple(sorted(self._left(node))) else 0
+            if self._has_dropped_axes(node):
+                saved -= self._transposed_elements(name) if self._left(node) != tuple(sorted(self._left(node))) else 0
                 continue
-            undone = [r for r in outside if r is not None and _transposes(r) and order_of(r, self.graph) == self.back]
-            saved += len(undone) * self._weight(name)
-            saved -= self._weight(name) if len(undone) < len(outside) else 0
+            undone = [r for r in outside if r is not None and _is_transpose(r) and order_of(r, self.graph) == self.back]
+            saved += len(undone) * self._transposed_elements(name)
+            saved -= self._transposed_elements(name) if len(undone) < len(outside) else 0
         return saved
 
-    def _weight(self, name: str) -> int:
+    def _transposed_elements(self, name: str) -> int:
         shape = self.types[name].shape
-        return math.prod(shape) if _moves(shape) else 1
+        return math.prod(shape) if _can_move_elements(shape) else 1
 
     # --- how --------------------------------------------------------------------------------------
 
@@ -195,55 +195,55 @@ class _Turned:
                 self._turn(node)
             else:
                 self.nodes.append(node)
-        return rebuilt(replace(self.graph, types=self.types), self._live(), self.constants)
+        return rebuild_graph(replace(self.graph, types=self.types), self._live_nodes(), self.constants)
 
-    def _live(self) -> list[Node]:
+    def _live_nodes(self) -> list[Node]:
         """The nodes without transpositions that nobody reads."""
         read = {i for n in self.nodes for i in n.inputs} | output_names(self.graph)
-        return [n for n in self.nodes if not _transposes(n) or n.outputs[0] in read]
+        return [n for n in self.nodes if not _is_transpose(n) or n.outputs[0] in read]
 
     def _turn(self, node: Node) -> None:
         result = node.outputs[0]
         if node.op in _REDUCTIONS:
-            self._reduce(node)
+            self._transpose_reduction(node)
             return
-        attributes, inputs = dict(node.attributes), tuple(self._moved(i) for i in node.inputs)
+        attributes, inputs = dict(node.attributes), tuple(self._reorder_operand(i) for i in node.inputs)
         if node.op == "Concat":
             attributes["axis"] = self.order[int(attributes["axis"]) % len(self.order)]
         if node.op == "Pad":
             pads = self.constants[node.inputs[1]].reshape(2, -1)[:, list(self.back)]
-            steering = (self._constant(node.inputs[1], pads.reshape(-1)), *node.inputs[2:])
-            inputs = (self._moved(node.inputs[0]), *steering)
-        self._add(replace(node, inputs=inputs, attributes=attributes), result)
+            steering = (self._add_constant(node.inputs[1], pads.reshape(-1)), *node.inputs[2:])
+            inputs = (self._reorder_operand(node.inputs[0]), *steering)
+        self._add_transposed(replace(node, inputs=inputs, attributes=attributes), result)
 
-    def _add(self, node: Node, result: str) -> None:
+    def _add_transposed(self, node: Node, result: str) -> None:
         """``node`` as what gives ``result`` in the other order, and the transposition behind it."""
         kind = self.types[result]
-        inner = self.inner[result] = self._new(result, TensorType(kind.dtype, _picked(kind.shape, self.back)))
+        inner = self.inner[result] = self._new(result, TensorType(kind.dtype, _permute_shape(kind.shape, self.back)))
         self.nodes.append(replace(node, outputs=(inner,)))
-        self._transpose(inner, result, self.order)
+        self._add_transpose(inner, result, self.order)
 
     def _left(self, node: Node) -> Order:
         """The axes that a reduction leaves, in the order of its result, by their number before the transposition."""
-        gone = self._axes(node)
+        gone = self._reduction_axes(node)
         return tuple(axis for i, axis in enumerate(self.order) if i not in gone)
 
-    def _reduce(self, node: Node) -> None:
-        axes = np.array(sorted(self.order[a] for a in self._axes(node)), np.int64)
-        inputs = (self._moved(node.inputs[0]), self._constant(node.inputs[1], axes), *node.inputs[2:])
+    def _transpose_reduction(self, node: Node) -> None:
+        axes = np.array(sorted(self.order[a] for a in self._reduction_axes(node)), np.int64)
+        inputs = (self._reorder_operand(node.inputs[0]), self._add_constant(node.inputs[1], axes), *node.inputs[2:])
         result, left = node.outputs[0], self._left(node)
-        if not self._drops(node):
-            self._add(replace(node, inputs=inputs), result)
+        if not self._has_dropped_axes(node):
+            self._add_transposed(replace(node, inputs=inputs), result)
         elif left == tuple(sorted(left)):
             self.nodes.append(replace(node, inputs=inputs))
         else:
             after = tuple(sorted(left).index(a) for a in left)
             kind = self.types[result]
-            inner = self._new(result, TensorType(kind.dtype, _picked(kind.shape, inverse(after))))
+            inner = self._new(result, TensorType(kind.dtype, _permute_shape(kind.shape, invert_order(after))))
             self.nodes.append(replace(node, inputs=inputs, outputs=(inner,)))
-            self._transpose(inner, result, after)
+            self._add_transpose(inner, result, after)
 
-    def _moved(self, value: str) -> str:
+    def _reorder_operand(self, value: str) -> str:
         """An operand in the order before the transposition."""
         if not value or value in self.inner or value in self.sources:
             return self.inner.get(value) or self.sources.get(value, value)
@@ -252,28 +252,30 @@ class _Turned:
             return value
         full = (1,) * (len(self.order) - len(shape)) + shape
         if value in self.constants:
-            return self._constant(value, self.constants[value].reshape(full).transpose(self.back))
-        return self._transpose(value, self._new(value, TensorType(self.types[value].dtype, _picked(full, self.back))), self.back)
+            return self._add_constant(value, self.constants[value].reshape(full).transpose(self.back))
+        return self._add_transpose(
+            value, self._new(value, TensorType(self.types[value].dtype, _permute_shape(full, self.back))), self.back
+        )
 
-    def _constant(self, near: str, values: np.ndarray) -> str:
+    def _add_constant(self, near: str, values: np.ndarray) -> str:
         name = self._new(near, TensorType(str(values.dtype), values.shape))
         self.constants[name] = np.ascontiguousarray(values)
         return name
 
-    def _transpose(self, value: str, result: str, order: Order) -> str:
+    def _add_transpose(self, value: str, result: str, order: Order) -> str:
         self.nodes.append(Node("Transpose", (value,), (result,), {"perm": order}, version=21))
         return result
 
     def _new(self, near: str, kind: TensorType) -> str:
-        name = identifier(near, self.taken)
+        name = make_identifier(near, self.taken)
         self.types[name] = kind
         return name
 
 
-def _picked(shape: Sequence[int], order: Order) -> tuple[int, ...]:
+def _permute_shape(shape: Sequence[int], order: Order) -> tuple[int, ...]:
     return tuple(shape[i] for i in order)
 
 
-def _moves(shape: Sequence[int]) -> bool:
+def _can_move_elements(shape: Sequence[int]) -> bool:
     """Whether another order of these extents may be another order of elements."""
     return sum(n != 1 for n in shape) > 1

@@ -11,9 +11,9 @@ import numpy as np
 
 from rammer.frontend.lower.graph_lowering import Lowerings, lower_node
 from rammer.frontend.lower.lowering_registry import REGISTRY, CannotLower
-from rammer.frontend.read.node_protos import bodies
+from rammer.frontend.read.node_protos import body_graphs
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import identifier, quoted
+from rammer.ir.names import make_identifier, quote_text
 from rammer.ir.types import TensorType
 from rammer.passes.graph.value_bounds import PRODUCTS, Magnitudes
 from rammer.passes.pass_pipeline import Pass, PassReport, Pipeline
@@ -89,7 +89,7 @@ class _Narrow:
         self.types, self.constants = dict(graph.types), dict(graph.constants)
         self.taken = {*graph.types, *graph.constants}
         #: Values that nodes read as they are, and no port has.
-        self.read = {i for n in graph.nodes if not _halves(n) for i in n.inputs} - {v.name for v in graph.outputs}
+        self.read = {i for n in graph.nodes if not _is_float16_cast(n) for i in n.inputs} - {v.name for v in graph.outputs}
         #: float32 value -> its float16 form, and the other way round where one is wanted.
         self.narrowed: dict[str, str] = {}
         self.wide: set[str] = {v.name for v in graph.inputs} | set(graph.constants)
@@ -100,50 +100,50 @@ class _Narrow:
         """Return the graph in float16."""
         for node in self.graph.nodes:
             why = self.reason(node)
-            if not why and self._opens(node):
-                self._narrow(node, wide=True)
+            if not why and self._is_wide_product(node):
+                self._narrow_node(node, wide=True)
             elif not why:
-                self._narrow(node)
+                self._narrow_node(node)
             else:
-                self._keep(node, why)
+                self._retain_float32(node, why)
         for value in self.graph.outputs:
-            self._widen([value.name])
+            self._widen_values([value.name])
         return replace(self.graph, nodes=tuple(self.nodes), types=self.types, constants=self.constants)
 
     def reason(self, node: Node) -> str:
         """Return why ``node`` stays float32, or an empty string."""
-        data = [n for n in self._data(node) if self._is_wide(n)]
+        data = [n for n in self._data_operands(node) if self._is_wide(n)]
         if not data:
             return UNCHANGED
         if any(fnmatchcase(text, pattern) for pattern in self.keep for text in (node.name, node.op)):
             return "kept by an option"
-        if node.op in TYPED or bodies(node):
+        if node.op in TYPED or body_graphs(node):
             return "its type is part of the model"
         known = [self.graph.constants[n] for n in data if n in self.graph.constants]
-        if node.op not in LIMITING and not all(map(survives, known)):
+        if node.op not in LIMITING and not all(map(is_safe_in_float16, known)):
             return "float16 cannot hold a constant operand"
         fits = all(self.magnitudes.of(n).fits for n in data if n not in self.graph.constants)
-        if not fits or (node.op not in PRODUCTS and self._grows(node)):
+        if not fits or (node.op not in PRODUCTS and self._is_in_wide_chain(node)):
             return GROWS
-        return "" if self._lowers(node, wide=self._opens(node)) else "it has no float16 form"
+        return "" if self._can_lower(node, wide=self._is_wide_product(node)) else "it has no float16 form"
 
-    def _grows(self, node: Node) -> bool:
+    def _is_in_wide_chain(self, node: Node) -> bool:
         """Return True if results of ``node``, or its operands, are parts of a chain that stays float32."""
         return any(self.magnitudes.of(n).open for n in (*node.inputs, *node.outputs) if n and self._is_wide(n))
 
-    def _opens(self, node: Node) -> bool:
+    def _is_wide_product(self, node: Node) -> bool:
         """Return True if ``node`` is a product of float16 operands with a float32 result."""
         return node.op in PRODUCTS and self.magnitudes.of(node.outputs[0]).open
 
-    def _lowers(self, node: Node, wide: bool) -> bool:
+    def _can_lower(self, node: Node, wide: bool) -> bool:
         """Return True if ``node`` computes on the device with float16 operands, and a float32 result if ``wide``."""
-        data = [n for n in self._halves(node, wide) if self._is_wide(n)]
+        data = [n for n in self._narrowed_operands(node, wide) if self._is_wide(n)]
         changed = {*data, *(() if wide else (o for o in node.outputs if o and self._is_wide(o)))}
         # What concerns this node: with the types of the whole graph every node would cost as much as all of them.
         types = {n: self.graph.types[n] for n in (*node.inputs, *node.outputs) if n}
         types |= {n: TensorType("float16", types[n].shape) for n in changed}
         constants = {
-            n: _half(self.graph.constants[n]) if n in changed else self.graph.constants[n]
+            n: _to_float16(self.graph.constants[n]) if n in changed else self.graph.constants[n]
             for n in node.inputs
             if n in self.graph.constants
         }
@@ -157,69 +157,69 @@ class _Narrow:
     def _is_wide(self, name: str) -> bool:
         return self.graph.types[name].dtype == "float32"
 
-    def _data(self, node: Node) -> Iterable[str]:
+    def _data_operands(self, node: Node) -> Iterable[str]:
         steering = STEERING.get(node.op, frozenset())
         return (n for i, n in enumerate(node.inputs) if n and i not in steering)
 
-    def _halves(self, node: Node, wide: bool) -> Iterable[str]:
+    def _narrowed_operands(self, node: Node, wide: bool) -> Iterable[str]:
         """Return the operands that become float16: of a product with a float32 result, its factors."""
-        return node.inputs[:2] if wide and node.op != "Einsum" else self._data(node)
+        return node.inputs[:2] if wide and node.op != "Einsum" else self._data_operands(node)
 
-    def _narrow(self, node: Node, wide: bool = False) -> None:
-        halves = {n for n in self._halves(node, wide) if self._is_wide(n)}
+    def _narrow_node(self, node: Node, wide: bool = False) -> None:
+        halves = {n for n in self._narrowed_operands(node, wide) if self._is_wide(n)}
         inputs = tuple(self._half(n) if n in halves else n for n in node.inputs)
-        self._widen(n for n in node.inputs if n and n not in halves)
+        self._widen_values(n for n in node.inputs if n and n not in halves)
         if wide:
             self.wide.update(o for o in node.outputs if o)
-            self._report(node, "its result may leave float16's range, its operands are float16")
+            self._report_float32(node, "its result may leave float16's range, its operands are float16")
             outputs = node.outputs
         else:
-            outputs = tuple(self._declare(o) if o and self._is_wide(o) else o for o in node.outputs)
+            outputs = tuple(self._declare_float16(o) if o and self._is_wide(o) else o for o in node.outputs)
         self.nodes.append(replace(node, inputs=inputs, outputs=outputs))
 
-    def _keep(self, node: Node, why: str) -> None:
-        self._widen(node.inputs)
+    def _retain_float32(self, node: Node, why: str) -> None:
+        self._widen_values(node.inputs)
         closed = [o for o in node.outputs if why == GROWS and o and self._is_wide(o) and not self.magnitudes.of(o).open]
         # All readers of the end of a chain read float16, so that only one form of it is stored.
-        ends = {o: identifier(f"{o}_wide", self.taken) for o in closed if o in self.read}
+        ends = {o: make_identifier(f"{o}_wide", self.taken) for o in closed if o in self.read}
         self.types |= {wide: self.graph.types[o] for o, wide in ends.items()}
         self.nodes.append(replace(node, outputs=tuple(ends.get(o, o) for o in node.outputs)))
         self.wide.update(o for o in node.outputs if o and o not in ends)
         for name, wide in ends.items():
-            self._cast(wide, self._declare(name), FLOAT16)
+            self._add_cast(wide, self._declare_float16(name), FLOAT16)
         if why != UNCHANGED:
-            self._report(node, why)
+            self._report_float32(node, why)
 
-    def _report(self, node: Node, why: str) -> None:
-        self.kept.append(f"{node.op} {quoted(node.name or next(filter(None, node.outputs)))}: {why}")
+    def _report_float32(self, node: Node, why: str) -> None:
+        self.kept.append(f"{node.op} {quote_text(node.name or next(filter(None, node.outputs)))}: {why}")
 
-    def _declare(self, name: str) -> str:
+    def _declare_float16(self, name: str) -> str:
         """Return the float16 form of ``name``."""
-        result = self.narrowed[name] = identifier(f"{name}_half", self.taken)
+        result = self.narrowed[name] = make_identifier(f"{name}_half", self.taken)
         self.types[result] = TensorType("float16", self.graph.types[name].shape)
         return result
 
     def _half(self, name: str) -> str:
         if name not in self.narrowed:
-            half = self._declare(name)
+            half = self._declare_float16(name)
             if name in self.constants:
-                self.constants[half] = _half(self.constants[name])
+                self.constants[half] = _to_float16(self.constants[name])
             else:
-                self._cast(name, half, FLOAT16)
+                self._add_cast(name, half, FLOAT16)
         return self.narrowed[name]
 
-    def _cast(self, source: str, result: str, to: int) -> None:
+    def _add_cast(self, source: str, result: str, to: int) -> None:
         self.nodes.append(Node("Cast", (source,), (result,), {"to": to}, source, "", CAST_OPSET))
 
-    def _widen(self, names: Iterable[str]) -> None:
+    def _widen_values(self, names: Iterable[str]) -> None:
         """Compute the float32 form of values that so far have only a float16 one."""
         for name in names:
             if name in self.narrowed and name not in self.wide:
-                self._cast(self.narrowed[name], name, FLOAT32)
+                self._add_cast(self.narrowed[name], name, FLOAT32)
                 self.wide.add(name)
 
 
-def narrowed(
+def narrow_graph(
     graph: Graph, passes: Sequence[Pass], lowerings: Lowerings = REGISTRY, keep: tuple[str, ...] = ()
 ) -> tuple[Graph, list[PassReport]]:
     """``graph`` with its floats in 16 bits, and the ``passes`` over it. The change comes once: where a pass moves a cast before a
@@ -229,17 +229,17 @@ def narrowed(
     return graph, [*found, *more]
 
 
-def _halves(node: Node) -> bool:
+def _is_float16_cast(node: Node) -> bool:
     return node.op == "Cast" and node.attributes.get("to") == FLOAT16
 
 
-def _half(value: np.ndarray) -> np.ndarray:
+def _to_float16(value: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         return value.astype(np.float16)
 
 
-def survives(value: np.ndarray) -> bool:
+def is_safe_in_float16(value: np.ndarray) -> bool:
     """Whether float16 holds ``value``: nothing finite becomes infinite, and not everything becomes zero."""
-    half = _half(value)
+    half = _to_float16(value)
     lost = bool(np.any(value)) and not bool(np.any(half))
     return not lost and bool(np.array_equal(np.isfinite(half), np.isfinite(value)))

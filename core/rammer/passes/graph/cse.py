@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from rammer.frontend.read.node_protos import is_random
-from rammer.ir.constants.digest import digest
+from rammer.ir.constants.digest import digest_array
 from rammer.ir.graph import Graph, Node
-from rammer.passes.rewrite import output_names, rebuilt, renamed
+from rammer.passes.rewrite import output_names, rebuild_graph, rename_values
 
 #: ONNX operators of two operands whose order changes no bit of the result; that of maxima and minima tells 0.0 from -0.0.
 COMMUTATIVE: Final = frozenset(("Add", "Mul", "Sum", "And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor"))
@@ -32,13 +32,13 @@ class CommonSubexpressions:
         first: dict[Hashable, Node] = {}
         nodes = []
         for original in graph.nodes:
-            node = renamed([original], names)[0]
-            same = first.setdefault(_key(node), node)
+            node = rename_values([original], names)[0]
+            same = first.setdefault(_node_key(node), node)
             if same is node or is_random(node) or outputs.intersection(node.outputs):
                 nodes.append(node)
             else:
                 names |= {dead: kept for dead, kept in zip(node.outputs, same.outputs, strict=True) if dead}
-        return rebuilt(graph, nodes) if names else graph
+        return rebuild_graph(graph, nodes) if names else graph
 
 
 def _equal_constants(graph: Graph) -> dict[str, str]:
@@ -46,13 +46,13 @@ def _equal_constants(graph: Graph) -> dict[str, str]:
     first: dict[Hashable, str] = {}
     names = {}
     for name, array in graph.constants.items():
-        kept = first.setdefault(digest(array), name)
+        kept = first.setdefault(digest_array(array), name)
         if kept != name:
             names[name] = kept
     return names
 
 
-def _key(node: Node) -> Hashable:
+def _node_key(node: Node) -> Hashable:
     present = tuple(bool(o) for o in node.outputs)
     attributes = tuple(sorted((name, _attribute_key(value)) for name, value in node.attributes.items()))
     commutes = node.domain == "" and node.op in COMMUTATIVE and len(node.inputs) == 2
@@ -63,7 +63,7 @@ def _key(node: Node) -> Hashable:
 def _attribute_key(value: Any) -> Hashable:
     """Equal for equal attributes; the type is part of it, since 1 == 1.0 == True."""
     if isinstance(value, np.ndarray):
-        return "array", digest(value)
+        return "array", digest_array(value)
     if isinstance(value, tuple):
         return "tuple", tuple(_attribute_key(v) for v in value)
     return type(value).__name__, value if not isinstance(value, float) else repr(value)

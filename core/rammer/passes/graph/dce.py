@@ -11,7 +11,7 @@ from onnx import defs
 
 from rammer.frontend.read import schemas
 from rammer.ir.graph import Graph, Node
-from rammer.passes.rewrite import output_names, rebuilt
+from rammer.passes.rewrite import output_names, rebuild_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,17 @@ class DeadCode:
         for node in reversed(graph.nodes):
             if not live.intersection(node.outputs):
                 continue
-            kept.append(_trimmed(node, live))
+            kept.append(_trim_outputs(node, live))
             live.update(n for n in node.inputs if n)
         kept.reverse()
         same = len(kept) == len(graph.nodes) and all(map(operator.is_, kept, graph.nodes))
-        return graph if same and graph.constants.keys() <= live else rebuilt(graph, kept)
+        return graph if same and graph.constants.keys() <= live else rebuild_graph(graph, kept)
 
 
-def _trimmed(node: Node, live: set[str]) -> Node:
+def _trim_outputs(node: Node, live: set[str]) -> Node:
     """``node`` without the optional results that nobody reads."""
     schema = node.domain, node.op, node.version
-    dead = [i for i, o in enumerate(node.outputs) if o and o not in live and _optional(*schema, i)]
+    dead = [i for i, o in enumerate(node.outputs) if o and o not in live and _is_optional_output(*schema, i)]
     if not dead:
         return node
     outputs = ["" if i in dead else o for i, o in enumerate(node.outputs)]
@@ -49,8 +49,8 @@ def _trimmed(node: Node, live: set[str]) -> Node:
 
 
 @cache
-def _optional(domain: str, op: str, version: int, index: int) -> bool:
-    if not schemas.has(op, version, domain):  # a plugin's: its lowering says what it computes
+def _is_optional_output(domain: str, op: str, version: int, index: int) -> bool:
+    if not schemas.has_schema(op, version, domain):  # a plugin's: its lowering says what it computes
         return False
     formal = schemas.get_schema(op, version, domain).outputs
     return index < len(formal) and formal[index].option == defs.OpSchema.FormalParameterOption.Optional

@@ -11,11 +11,11 @@ from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 
-from rammer.ir.constants.recipes import scaled
+from rammer.ir.constants.recipes import scale_array
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import identifier
+from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType, is_float
-from rammer.passes.rewrite import producers, readers, rebuilt
+from rammer.passes.rewrite import count_readers, find_producers, rebuild_graph
 
 Array: TypeAlias = np.ndarray
 #: y[c] = scale[c] * x[c] + shift[c], in float64.
@@ -52,8 +52,8 @@ class _Folded:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.counts = readers(graph)
-        self.originals = producers(graph)
+        self.counts = count_readers(graph)
+        self.originals = find_producers(graph)
         self.constants: dict[str, Array] = dict(graph.constants)
         self.taken = set(graph.types)
         self.nodes: dict[int, Node] = {}
@@ -69,25 +69,25 @@ class _Folded:
 
     def result(self) -> Graph:
         """The rewritten graph."""
-        return rebuilt(self.graph, self.nodes.values(), self.constants)
+        return rebuild_graph(self.graph, self.nodes.values(), self.constants)
 
     def new_constant(self, near: str, value: Array, dtype: str) -> str:
         """A constant named after the value ``near``, rounded to ``dtype``."""
-        name = identifier(near, self.taken)
+        name = make_identifier(near, self.taken)
         self.constants[name] = np.ascontiguousarray(value, dtype)
         return name
 
     def into_producer(self, node: Node) -> bool:
         """``node`` is an affine map of the result of a layer: change the layer's weights instead."""
-        source = _varying(node, self.constants)
+        source = _varying_operand(node, self.constants)
         number = self.by_output.get(source or "", -1)
         if source is None or number < 0 or self.counts[source] != 1 or self.nodes[number].op not in _LAYERS:
             return False
-        affine = _affine(node, source, self.graph.types[source], self.constants, self.graph.types[node.outputs[0]])
+        affine = _match_affine(node, source, self.graph.types[source], self.constants, self.graph.types[node.outputs[0]])
         layer = self.nodes[number]
         if affine is None or layer.domain or any(layer.outputs[1:]):
             return False
-        inputs = self._absorbed(layer, affine)
+        inputs = self._absorb_affine(layer, affine)
         if inputs is None:
             return False
         attributes = {k: v for k, v in layer.attributes.items() if layer.op != "Gemm" or k not in ("alpha", "beta")}
@@ -96,7 +96,7 @@ class _Folded:
         self.changed = True
         return True
 
-    def _absorbed(self, layer: Node, affine: Affine) -> tuple[str, ...] | None:
+    def _absorb_affine(self, layer: Node, affine: Affine) -> tuple[str, ...] | None:
         """The inputs of ``layer`` after absorbing an affine map of its result."""
         operands = [self.constants.get(n) for n in layer.inputs]
         if layer.op in _NORMS:
@@ -107,15 +107,15 @@ class _Folded:
             return None
         bias = operands[2].astype(np.float64) if biased and operands[2] is not None else np.zeros(1)
         scale, shift = affine
-        factors = _factors(layer, weight, scale)
-        new_weight = scaled(weight, factors)
+        factors = _weight_factors(layer, weight, scale)
+        new_weight = scale_array(weight, factors)
         if layer.op == "Gemm":
             bias = bias * layer.attributes.get("beta", 1.0)
             if layer.attributes.get("alpha", 1.0) != 1.0:
                 new_weight = weight.astype(np.float64) * layer.attributes["alpha"] * factors
         new_bias = scale * bias + shift
         if layer.op != "Gemm":
-            new_bias = np.broadcast_to(new_bias, (_channels(layer, weight),))
+            new_bias = np.broadcast_to(new_bias, (_output_channels(layer, weight),))
         dtype = str(weight.dtype)
         names = (
             self.new_constant(layer.inputs[1], new_weight, dtype),
@@ -141,10 +141,10 @@ class _Folded:
         if number < 0 or self.counts[conv.inputs[0]] != 1:
             return False
         node = self.nodes[number]
-        source = _varying(node, self.constants)
+        source = _varying_operand(node, self.constants)
         if source is None or source not in self.graph.types:
             return False
-        affine = _affine(node, source, self.graph.types[source], self.constants, self.graph.types[conv.inputs[0]])
+        affine = _match_affine(node, source, self.graph.types[source], self.constants, self.graph.types[conv.inputs[0]])
         inputs = None if affine is None else self._absorbed_before(conv, affine)
         if inputs is None:
             return False
@@ -158,7 +158,7 @@ class _Folded:
         weight = self.constants.get(conv.inputs[1])
         biased = len(conv.inputs) > 2 and bool(conv.inputs[2])
         bias = self.constants.get(conv.inputs[2]) if biased else np.zeros(1)
-        if weight is None or bias is None or (_pads(conv) and np.any(affine[1] != 0.0)):
+        if weight is None or bias is None or (_has_padding(conv) and np.any(affine[1] != 0.0)):
             return None
         group = int(conv.attributes.get("group", 1))
         inner = (group, weight.shape[1])
@@ -166,26 +166,26 @@ class _Folded:
         per_input = (group, 1, weight.shape[1], *[1] * (weight.ndim - 2))
         scale = np.broadcast_to(affine[0], (group * weight.shape[1],)).reshape(inner)
         shift = np.broadcast_to(affine[1], (group * weight.shape[1],)).reshape(inner).reshape(per_input)
-        new_weight = scaled(weight, _by_group(scale, weight))
+        new_weight = scale_array(weight, _by_group(scale, weight))
         new_bias = bias.astype(np.float64) + (wide * shift).reshape(weight.shape[0], -1).sum(axis=1)
         dtype = str(weight.dtype)
         first = self.new_constant(conv.inputs[1], new_weight, dtype)
         return first, self.new_constant(f"{conv.outputs[0]}_bias", new_bias, dtype)
 
 
-def _pads(conv: Node) -> bool:
+def _has_padding(conv: Node) -> bool:
     automatic = conv.attributes.get("auto_pad", "NOTSET")
     return automatic not in ("NOTSET", "VALID") or any(conv.attributes.get("pads", ()))
 
 
-def _channels(layer: Node, weight: Array) -> int:
+def _output_channels(layer: Node, weight: Array) -> int:
     """Number of output channels."""
     if layer.op == "ConvTranspose":
         return int(weight.shape[1] * layer.attributes.get("group", 1))
     return int(weight.shape[0])
 
 
-def _factors(layer: Node, weight: Array, scale: Array) -> Array:
+def _weight_factors(layer: Node, weight: Array, scale: Array) -> Array:
     """What each element of ``weight`` is multiplied by, so that every output channel is by its ``scale`` ([channels] or [1])."""
     if layer.op == "Gemm":
         return scale[:, None] if layer.attributes.get("transB", 0) else scale[None]
@@ -201,7 +201,7 @@ def _by_group(scale: Array, weight: Array) -> Array:
     return lines.reshape(*lines.shape, *[1] * (weight.ndim - 2))
 
 
-def _varying(node: Node, constants: Mapping[str, Array]) -> str | None:
+def _varying_operand(node: Node, constants: Mapping[str, Array]) -> str | None:
     """The operand that is not constant, of a node that may be an affine map."""
     if node.domain:
         return None
@@ -213,12 +213,12 @@ def _varying(node: Node, constants: Mapping[str, Array]) -> str | None:
     return varying[0] if len(varying) == 1 else None
 
 
-def _affine(node: Node, source: str, kind: TensorType, constants: Mapping[str, Array], result: TensorType) -> Affine | None:
+def _match_affine(node: Node, source: str, kind: TensorType, constants: Mapping[str, Array], result: TensorType) -> Affine | None:
     """What ``node`` does to each channel of ``source``; None if that is no affine map per channel."""
     if result != kind or not is_float(kind.dtype) or len(kind.shape) < 2:
         return None
     if node.op == "BatchNormalization":
-        return _norm(node, constants)
+        return _match_batch_norm(node, constants)
     right = node.inputs[0] == source
     factor = _per_channel(constants[node.inputs[1 if right else 0]].astype(np.float64), len(kind.shape))
     if factor is None:
@@ -233,7 +233,7 @@ def _affine(node: Node, source: str, kind: TensorType, constants: Mapping[str, A
     return (1.0 / factor, zero) if right and bool(np.all(factor != 0.0)) else None
 
 
-def _norm(node: Node, constants: Mapping[str, Array]) -> Affine | None:
+def _match_batch_norm(node: Node, constants: Mapping[str, Array]) -> Affine | None:
     parts = [constants.get(n) for n in node.inputs[1:5]]
     if any(p is None for p in parts) or node.attributes.get("training_mode", 0) or any(node.outputs[1:]):
         return None

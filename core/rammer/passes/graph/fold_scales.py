@@ -13,12 +13,12 @@ from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 
-from rammer.ir.constants.mapped_files import released
-from rammer.ir.constants.recipes import scaled
+from rammer.ir.constants.mapped_files import release_pages
+from rammer.ir.constants.recipes import scale_array
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import identifier
+from rammer.ir.names import make_identifier
 from rammer.ir.types import is_float
-from rammer.passes.rewrite import producers, readers, rebuilt, renamed
+from rammer.passes.rewrite import count_readers, find_producers, rebuild_graph, rename_values
 
 Array: TypeAlias = np.ndarray
 #: Operators that only rearrange their first operand. Split gives each element to one of its results.
@@ -53,7 +53,7 @@ class _Factors:
     """Nodes by their first result, as rewritten so far; ``removed`` are multiplications and what they multiply."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.counts, self.made = graph, readers(graph), producers(graph)
+        self.graph, self.counts, self.made = graph, count_readers(graph), find_producers(graph)
         self.outputs = {v.name for v in graph.outputs}
         self.constants: dict[str, Array] = dict(graph.constants)
         self.taken = set(graph.types)
@@ -63,37 +63,37 @@ class _Factors:
     def result(self) -> Graph:
         """The rewritten graph."""
         nodes = [self.changed.get(n.outputs[0], n) for n in self.graph.nodes if n.outputs[0] not in self.removed]
-        return rebuilt(self.graph, renamed(nodes, self.removed), self.constants)
+        return rebuild_graph(self.graph, rename_values(nodes, self.removed), self.constants)
 
     def visit(self, node: Node) -> None:
         """Fold ``node`` into a product, if it multiplies one."""
-        found = _factor(node, self.constants)
+        found = _match_factor(node, self.constants)
         if found is None or node.outputs[0] in self.outputs:
             return
         source, value = found
         kind = self.graph.types[source]
         if self.graph.types[node.outputs[0]] != kind or not is_float(kind.dtype) or not np.isfinite(value).all():
             return
-        chain, root = self._chain(source)
-        product, size = self._node(root), math.prod(self.graph.types[root].shape)
+        chain, root = self._trace_views(source)
+        product, size = self._current_producer(root), math.prod(self.graph.types[root].shape)
         if product is None or product.op not in ("Gemm", "MatMul", "Add") or not 0 < size <= MOST_ELEMENTS:
             return
-        if not self._alone([source, *(v.inputs[0] for v, _ in chain)]):
+        if not self._has_single_readers([source, *(v.inputs[0] for v, _ in chain)]):
             return
         columns = self._columns(root, chain, np.broadcast_to(value, kind.shape))
-        if columns is not None and self._absorb(root, columns):
+        if columns is not None and self._try_absorb(root, columns):
             self.removed[node.outputs[0]] = source
 
-    def _alone(self, values: list[str]) -> bool:
+    def _has_single_readers(self, values: list[str]) -> bool:
         """Whether each value is read once (a multiplication that was folded before does not read anything)."""
         return all(self.counts[v] == 1 for v in values)
 
-    def _chain(self, value: str) -> tuple[list[tuple[Node, str]], str]:
+    def _trace_views(self, value: str) -> tuple[list[tuple[Node, str]], str]:
         """The views from ``value`` back to what is rearranged, each with its result that counts, and that."""
         chain = list[tuple[Node, str]]()
         while (node := self.made.get(value)) is not None:
             if node.outputs[0] in self.removed:
-                value = self.removed[node.outputs[0]] = self._unscaled(node.outputs[0])
+                value = self.removed[node.outputs[0]] = self._strip_scales(node.outputs[0])
                 continue
             if node.domain or node.op not in _VIEWS:
                 break
@@ -101,7 +101,7 @@ class _Factors:
             value = node.inputs[0]
         return chain, value
 
-    def _unscaled(self, value: str) -> str:
+    def _strip_scales(self, value: str) -> str:
         """What is left of ``value``, the result of a multiplication that was folded, without any such."""
         while value in self.removed:
             value = self.removed[value]
@@ -112,13 +112,13 @@ class _Factors:
         shape = self.graph.types[root].shape
         places = np.arange(math.prod(shape)).reshape(shape)
         for view, result in reversed(chain):
-            places = self._viewed(view, result, places)
+            places = self._apply_view(view, result, places)
         whole = np.ones(math.prod(shape))
         whole[places.reshape(-1)] = factors.reshape(-1)
         rows = whole.reshape(-1, shape[-1])
         return rows[0] if bool((rows == rows[0]).all()) else None
 
-    def _viewed(self, view: Node, result: str, places: Array) -> Array:
+    def _apply_view(self, view: Node, result: str, places: Array) -> Array:
         """What ``view`` makes of ``places`` as its output ``result``."""
         if view.op == "Transpose":
             return places.transpose(view.attributes.get("perm"))
@@ -129,26 +129,26 @@ class _Factors:
             return np.take(places, range(sum(sizes[:-1]), sum(sizes)), axis)
         return places.reshape(self.graph.types[result].shape)
 
-    def _absorb(self, value: str, columns: Array) -> bool:
+    def _try_absorb(self, value: str, columns: Array) -> bool:
         """Multiply the columns of the product (with its bias) that makes ``value``."""
-        node = self._node(value)
+        node = self._current_producer(value)
         if node is None or node.domain:
             return False
         if node.op == "Gemm":
             return self._absorb_gemm(node, columns)
         if node.op == "MatMul":
-            return self._put(node, {1: self._weights(node.inputs[1], columns)})
+            return self._try_replace_operands(node, {1: self._weights(node.inputs[1], columns)})
         if node.op != "Add":
             return False
         for place in (0, 1):
-            product, bias = self._node(node.inputs[1 - place]), self._bias(node.inputs[place], columns)
+            product, bias = self._current_producer(node.inputs[1 - place]), self._bias(node.inputs[place], columns)
             if product is None or product.op != "MatMul" or product.domain or self.counts[node.inputs[1 - place]] != 1:
                 continue
             if self.graph.types[product.outputs[0]] != self.graph.types[value]:
                 continue
             weights = self._weights(product.inputs[1], columns)
             if weights is not None and bias is not None:
-                return self._put(product, {1: weights}) and self._put(node, {place: bias})
+                return self._try_replace_operands(product, {1: weights}) and self._try_replace_operands(node, {place: bias})
         return False
 
     def _absorb_gemm(self, node: Node, columns: Array) -> bool:
@@ -156,9 +156,9 @@ class _Factors:
         new = {1: self._weights(node.inputs[1], columns[:, None] if turned else columns)}
         if len(node.inputs) > 2 and node.inputs[2]:
             new[2] = self._bias(node.inputs[2], columns)
-        return self._put(node, new)
+        return self._try_replace_operands(node, new)
 
-    def _node(self, value: str) -> Node | None:
+    def _current_producer(self, value: str) -> Node | None:
         node = self.made.get(value)
         return None if node is None else self.changed.get(node.outputs[0], node)
 
@@ -170,7 +170,7 @@ class _Factors:
         if not is_float(str(value.dtype)):
             return None
         with np.errstate(over="ignore", under="ignore"):
-            return _whole(np.asarray(value.astype(np.float64) * columns).astype(value.dtype), value, columns)
+            return _reject_lossy_scaling(np.asarray(value.astype(np.float64) * columns).astype(value.dtype), value, columns)
 
     def _weights(self, name: str, columns: Array) -> Array | None:
         """A matrix times ``columns``, of one or two axes."""
@@ -178,30 +178,30 @@ class _Factors:
         if value is None or value.ndim != 2 or not is_float(str(value.dtype)):
             return None
         factors = columns.reshape(-1, columns.shape[-1])
-        return _whole(scaled(value, factors), value, factors)
+        return _reject_lossy_scaling(scale_array(value, factors), value, factors)
 
-    def _put(self, node: Node, operands: Mapping[int, Array | None]) -> bool:
+    def _try_replace_operands(self, node: Node, operands: Mapping[int, Array | None]) -> bool:
         """Let ``node`` read new constants in these places."""
         inputs = list(node.inputs)
         if any(value is None for value in operands.values()):
             return False
         for place, value in operands.items():
             assert value is not None
-            name = identifier(node.inputs[place], self.taken)
+            name = make_identifier(node.inputs[place], self.taken)
             self.constants[name] = value
             inputs[place] = name
         self.changed[node.outputs[0]] = replace(node, inputs=tuple(inputs))
         return True
 
 
-def _whole(made: Array, value: Array, factors: Array) -> Array | None:
+def _reject_lossy_scaling(made: Array, value: Array, factors: Array) -> Array | None:
     """What was ``made`` of ``value``; None where that loses a value."""
     small = (np.abs(made) < np.finfo(value.dtype).tiny) & (np.broadcast_to(value, made.shape) != 0) & (factors != 0)
-    released(value)
+    release_pages(value)
     return made if np.isfinite(made).all() and not small.any() else None
 
 
-def _factor(node: Node, constants: Mapping[str, Array]) -> tuple[str, Array] | None:
+def _match_factor(node: Node, constants: Mapping[str, Array]) -> tuple[str, Array] | None:
     """What a multiplication or division multiplies, and by which constant."""
     if node.domain or node.op not in ("Mul", "Div"):
         return None

@@ -15,8 +15,8 @@ from typing import ClassVar
 import numpy as np
 
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import identifier
-from rammer.passes.rewrite import producers, readers, rebuilt
+from rammer.ir.names import make_identifier
+from rammer.passes.rewrite import count_readers, find_producers, rebuild_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class GroupNorms:
         return self.name
 
     def __call__(self, graph: Graph) -> Graph:
-        made, counts, constants = producers(graph), readers(graph), dict(graph.constants)
+        made, counts, constants = find_producers(graph), count_readers(graph), dict(graph.constants)
         nodes = [_as_groups(node, graph, (made, counts), constants) or node for node in graph.nodes]
-        return rebuilt(graph, nodes, constants) if len(constants) > len(graph.constants) else graph
+        return rebuild_graph(graph, nodes, constants) if len(constants) > len(graph.constants) else graph
 
 
 def _as_groups(
@@ -40,8 +40,8 @@ def _as_groups(
 ) -> Node | None:
     """What takes the place of ``node``, the last of the three; its scale and bias for each channel are put into ``constants``."""
     made, counts = known
-    norm = _before(node, "Reshape", "InstanceNormalization", made)
-    first = _before(norm, "InstanceNormalization", "Reshape", made)
+    norm = _match_producer(node, "Reshape", "InstanceNormalization", made)
+    first = _match_producer(norm, "InstanceNormalization", "Reshape", made)
     if norm is None or first is None or counts[norm.outputs[0]] != 1:
         return None
     source, between, result = (graph.types[n].shape for n in (first.inputs[0], norm.outputs[0], node.outputs[0]))
@@ -53,14 +53,14 @@ def _as_groups(
     taken, names = {*graph.types, *constants}, list[str]()
     for near, value in zip(norm.inputs[1:3], operands, strict=True):
         assert value is not None
-        names.append(identifier(f"{near}_channels", taken))
+        names.append(make_identifier(f"{near}_channels", taken))
         taken.add(names[-1])
         constants[names[-1]] = np.repeat(value, source[1] // between[1])
     attributes = {"num_groups": between[1], "epsilon": norm.attributes.get("epsilon", 1e-5)}
     return Node("GroupNormalization", (first.inputs[0], *names), node.outputs, attributes, norm.name, version=21)
 
 
-def _before(node: Node | None, op: str, wanted: str, made: Mapping[str, Node]) -> Node | None:
+def _match_producer(node: Node | None, op: str, wanted: str, made: Mapping[str, Node]) -> Node | None:
     """The node of type ``wanted`` whose result ``node``, of type ``op``, reads first."""
     if node is None or node.op != op or node.domain:
         return None

@@ -16,9 +16,9 @@ import numpy as np
 
 from rammer.frontend.lower.operators.integer import DOMAIN
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import identifier
+from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
-from rammer.passes.rewrite import producers, rebuilt
+from rammer.passes.rewrite import find_producers, rebuild_graph
 
 _BYTES: Final = ("uint8", "int8")
 #: Scales of a bias that differ from those of the sum by less are the same: what float32 rounds of a product.
@@ -65,14 +65,14 @@ class _Integers:
     changed: bool = False
 
     def __post_init__(self) -> None:
-        self.made = producers(self.graph)
+        self.made = find_producers(self.graph)
         self.types: dict[str, TensorType] = dict(self.graph.types)
         self.constants: dict[str, np.ndarray] = dict(self.graph.constants)
         self.taken = set(self.graph.types)
 
     def result(self) -> Graph:
         """The rewritten graph."""
-        return rebuilt(replace(self.graph, types=self.types), self.nodes, self.constants)
+        return rebuild_graph(replace(self.graph, types=self.types), self.nodes, self.constants)
 
     def replaced(self, node: Node) -> bool:
         """Whether an integer product took the place of ``node``."""
@@ -82,7 +82,7 @@ class _Integers:
         rank = len(self.types[node.inputs[1]].shape)
         along = 0 if node.op == "Conv" else rank - 1 if not turned[1] else rank - 2
         data, weights = self._codes(node.inputs[0], None), self._codes(node.inputs[1], along if rank > 1 else None)
-        if data is None or weights is None or not self._fits(node, data, weights, along):
+        if data is None or weights is None or not self._can_sum_in_int32(node, data, weights, along):
             return False
         a, b = (self._turned(c.tensor, t) for c, t in zip((data, weights), turned, strict=True))
         scale = self._scale(node, data, weights)
@@ -93,7 +93,7 @@ class _Integers:
         total = self._new(result, self.types[result]) if rest else result
         self.nodes.append(Node(op, inputs, (total,), attributes, node.name, DOMAIN, 1))
         if rest:
-            self.nodes.append(Node("Add", (total, self._aligned(node, rest)), (result,), {}, node.name, "", 14))
+            self.nodes.append(Node("Add", (total, self._align_bias(node, rest)), (result,), {}, node.name, "", 14))
         self.changed = True
         return True
 
@@ -110,7 +110,7 @@ class _Integers:
             return None
         return None if each and (along is None or axis % rank != along) else _CodeOperand(codes, scale, zero, each)
 
-    def _fits(self, node: Node, data: _CodeOperand, weights: _CodeOperand, along: int) -> bool:
+    def _can_sum_in_int32(self, node: Node, data: _CodeOperand, weights: _CodeOperand, along: int) -> bool:
         """Whether no sum leaves 32 bits: what the codes themselves allow, of weights that are known what they are."""
         known, zero = self.constants.get(weights.tensor), self._known(weights.zero)
         shape = self.types[weights.tensor].shape
@@ -133,7 +133,7 @@ class _Integers:
         if not turned:
             return name
         kind = self.types[name]
-        return self._node("Transpose", (name,), replace(kind, shape=kind.shape[::-1]), {"perm": (1, 0)}, version=13)
+        return self._add_node("Transpose", (name,), replace(kind, shape=kind.shape[::-1]), {"perm": (1, 0)}, version=13)
 
     def _scale(self, node: Node, data: _CodeOperand, weights: _CodeOperand) -> str:
         """``alpha * sa * sb``: one number, or one for each channel."""
@@ -143,21 +143,21 @@ class _Integers:
         assert one == 1, "data have one scale"
         if all(v is not None for v in known):
             a, b = (np.asarray(v, np.float32).reshape(-1) for v in known)
-            return self._constant(np.float32(alpha) * (a * b), f"{node.outputs[0]}_scale")
+            return self._add_constant(np.float32(alpha) * (a * b), f"{node.outputs[0]}_scale")
         size = self.types[weights.scale].size
-        flat = [self._flat(c.scale, node) for c in (data, weights)]
-        product = self._node("Mul", flat, TensorType("float32", (size,)), {}, version=14, near=f"{node.outputs[0]}_scale")
+        flat = [self._flatten_value(c.scale, node) for c in (data, weights)]
+        product = self._add_node("Mul", flat, TensorType("float32", (size,)), {}, version=14, near=f"{node.outputs[0]}_scale")
         if alpha == 1.0:
             return product
-        factor = self._constant(np.array([alpha], np.float32), f"{product}_alpha")
-        return self._node("Mul", (product, factor), TensorType("float32", (size,)), {}, version=14)
+        factor = self._add_constant(np.array([alpha], np.float32), f"{product}_alpha")
+        return self._add_node("Mul", (product, factor), TensorType("float32", (size,)), {}, version=14)
 
-    def _flat(self, name: str, node: Node) -> str:
+    def _flatten_value(self, name: str, node: Node) -> str:
         kind = self.types[name]
         if len(kind.shape) == 1:
             return name
-        target = self._constant(np.array([kind.size], np.int64), f"{name}_shape")
-        return self._node("Reshape", (name, target), TensorType(kind.dtype, (kind.size,)), {}, version=21)
+        target = self._add_constant(np.array([kind.size], np.int64), f"{name}_shape")
+        return self._add_node("Reshape", (name, target), TensorType(kind.dtype, (kind.size,)), {}, version=21)
 
     def _bias(self, node: Node, scale: str) -> tuple[str, str]:
         """The operand that is added: as int32 for the sum, or as float32 behind it; "" for what there is not."""
@@ -170,31 +170,31 @@ class _Integers:
             whole, own = found.inputs[0], self.constants.get(found.inputs[1])
             zero = self._known(found.inputs[2] if len(found.inputs) > 2 else "")
             plain = self.types[whole].dtype == "int32" and len(self.types[whole].shape) == 1 and whole in self.constants
-            if plain and own is not None and zero is not None and not zero.any() and self._same(own * beta, sums):
+            if plain and own is not None and zero is not None and not zero.any() and self._is_close(own * beta, sums):
                 return whole, ""
         if beta == 1.0:
             return "", name
-        factor = self._constant(np.array(beta, np.float32), f"{name}_beta")
-        return "", self._node("Mul", (name, factor), self.types[name], {}, version=14)
+        factor = self._add_constant(np.array(beta, np.float32), f"{name}_beta")
+        return "", self._add_node("Mul", (name, factor), self.types[name], {}, version=14)
 
-    def _same(self, one: np.ndarray, other: np.ndarray) -> bool:
+    def _is_close(self, one: np.ndarray, other: np.ndarray) -> bool:
         one, other = one.astype(np.float64), other.astype(np.float64)
         return one.size in (1, other.size) and bool(np.all(np.abs(one - other) <= _SAME * np.abs(other)))
 
-    def _aligned(self, node: Node, bias: str) -> str:
+    def _align_bias(self, node: Node, bias: str) -> str:
         """A convolution's bias as it meets the result."""
         if node.op != "Conv":
             return bias
         shape = (self.types[bias].size, *(1,) * (len(self.types[node.outputs[0]].shape) - 2))
-        target = self._constant(np.array(shape, np.int64), f"{bias}_shape")
-        return self._node("Reshape", (bias, target), TensorType("float32", shape), {}, version=21)
+        target = self._add_constant(np.array(shape, np.int64), f"{bias}_shape")
+        return self._add_node("Reshape", (bias, target), TensorType("float32", shape), {}, version=21)
 
-    def _constant(self, value: np.ndarray, near: str) -> str:
+    def _add_constant(self, value: np.ndarray, near: str) -> str:
         name = self._new(near, TensorType(str(value.dtype), value.shape))
         self.constants[name] = value
         return name
 
-    def _node(
+    def _add_node(
         self, op: str, inputs: Sequence[str], kind: TensorType, attributes: dict[str, object], version: int, near: str = ""
     ) -> str:
         name = self._new(near or f"{inputs[0]}_{op.lower()}", kind)
@@ -202,6 +202,6 @@ class _Integers:
         return name
 
     def _new(self, near: str, kind: TensorType) -> str:
-        name = identifier(near, self.taken)
+        name = make_identifier(near, self.taken)
         self.types[name] = kind
         return name

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import identifier
+from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
-from rammer.passes.rewrite import output_names, producers, readers, rebuilt, renamed
+from rammer.passes.rewrite import count_readers, find_producers, output_names, rebuild_graph, rename_values
 
 #: Operators whose results hold elements of their first operand and nothing else.
 _MOVERS: Final = frozenset(
@@ -58,51 +58,51 @@ class _Moving:
     changed: bool = False
 
     def __post_init__(self) -> None:
-        self.outputs, self.counts = output_names(self.graph), readers(self.graph)
-        self.made, self.types = dict(producers(self.graph)), dict(self.graph.types)
+        self.outputs, self.counts = output_names(self.graph), count_readers(self.graph)
+        self.made, self.types = dict(find_producers(self.graph)), dict(self.graph.types)
         self.taken = set(self.graph.types)
 
     def result(self) -> Graph:
         """The rewritten graph."""
-        return rebuilt(replace(self.graph, types=self.types), renamed(self.nodes, self.names))
+        return rebuild_graph(replace(self.graph, types=self.types), rename_values(self.nodes, self.names))
 
     def visit(self, node: Node) -> None:
         """Append ``node``, or what takes its place."""
         node = replace(node, inputs=tuple(self.names.get(i, i) for i in node.inputs))
-        if not (self._returned(node) or self._before(node) or self._behind(node)):
-            self._append(node)
+        if not (self._try_cancel_pair(node) or self._before(node) or self._try_sink_dequantize(node)):
+            self._append_node(node)
 
-    def _append(self, node: Node) -> None:
+    def _append_node(self, node: Node) -> None:
         self.nodes.append(node)
         self.made.update({o: node for o in node.outputs if o})
 
     # --- nothing between ----------------------------------------------------------------------
 
-    def _returned(self, node: Node) -> bool:
+    def _try_cancel_pair(self, node: Node) -> bool:
         """Whether ``node`` quantises what was dequantised alike, and is nothing."""
-        if not _is(node, _QUANTIZE):
+        if not _is_standard_op(node, _QUANTIZE):
             return False
         source = self.made.get(node.inputs[0])
-        if source is None or not _is(source, _DEQUANTIZE) or not self._alike(source, node):
+        if source is None or not _is_standard_op(source, _DEQUANTIZE) or not self._has_same_parameters(source, node):
             return False
         if self.types[source.inputs[0]] != self.types[node.outputs[0]]:
             return False
         if node.outputs[0] in self.outputs:
-            self._append(Node("Identity", (source.inputs[0],), node.outputs, {}, node.name, "", 19))
+            self._append_node(Node("Identity", (source.inputs[0],), node.outputs, {}, node.name, "", 19))
         else:
             self.names[node.outputs[0]] = source.inputs[0]
         self.changed = True
         return True
 
-    def _alike(self, one: Node, other: Node) -> bool:
+    def _has_same_parameters(self, one: Node, other: Node) -> bool:
         """Whether two have the same known scale, which loses no code, and zero point, of the whole tensor."""
-        (s, z), (t, w) = (self._parameters(n) for n in (one, other))
+        (s, z), (t, w) = (self._scale_and_zero_point(n) for n in (one, other))
         if s is None or t is None or z is None or w is None or s.size != 1 or t.size != 1 or s.dtype != np.float32:
             return False
         scale = float(s.reshape(()))
         return bool(_LEAST < abs(scale) < _MOST and s.reshape(()) == t.reshape(()) and z.reshape(()) == w.reshape(()))
 
-    def _parameters(self, node: Node) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _scale_and_zero_point(self, node: Node) -> tuple[np.ndarray | None, np.ndarray | None]:
         zero = node.inputs[2] if len(node.inputs) > 2 else ""
         return self.graph.constants.get(node.inputs[1]), self.graph.constants.get(zero) if zero else np.zeros((), np.int8)
 
@@ -110,58 +110,58 @@ class _Moving:
 
     def _before(self, node: Node) -> bool:
         """Whether ``node`` quantises what was only moved, and now comes before that."""
-        if not _is(node, _QUANTIZE) or not self._whole(node) or self.types[node.outputs[0]].dtype not in _CODES:
+        if not _is_standard_op(node, _QUANTIZE) or not self._whole(node) or self.types[node.outputs[0]].dtype not in _CODES:
             return False
         mover = self.made.get(node.inputs[0])
-        if mover is None or not self._moves(mover) or len(mover.outputs) != 1:
+        if mover is None or not self._is_mover(mover) or len(mover.outputs) != 1:
             return False
         if self.counts[node.inputs[0]] != 1 or node.inputs[0] in self.outputs:
             return False
-        if mover.op == "MaxPool" and not self._rising(node):
+        if mover.op == "MaxPool" and not self._is_increasing(node):
             return False
         dtype, moved = self.types[node.outputs[0]].dtype, list(mover.inputs)
         del self.nodes[next(i for i in reversed(range(len(self.nodes))) if self.nodes[i] is mover)]
         for i in range(len(moved) if mover.op == "Concat" else 1):
             source = moved[i]
             moved[i] = self._new(f"{source}_codes", TensorType(dtype, self.types[source].shape))
-            self._append(replace(node, inputs=(source, *node.inputs[1:]), outputs=(moved[i],)))
-        self._append(replace(mover, inputs=tuple(moved), outputs=node.outputs))
+            self._append_node(replace(node, inputs=(source, *node.inputs[1:]), outputs=(moved[i],)))
+        self._append_node(replace(mover, inputs=tuple(moved), outputs=node.outputs))
         self.changed = True
         return True
 
     # --- DequantizeLinear behind movers -------------------------------------------------------
 
-    def _behind(self, node: Node) -> bool:
+    def _try_sink_dequantize(self, node: Node) -> bool:
         """Whether ``node`` moves what was dequantised, and now comes before that."""
-        if not self._moves(node):
+        if not self._is_mover(node):
             return False
         count = len(node.inputs) if node.op == "Concat" else 1
         sources = [self.made.get(i) for i in node.inputs[:count]]
         first = sources[0]
-        if first is None or any(s is None or not _is(s, _DEQUANTIZE) for s in sources):
+        if first is None or any(s is None or not _is_standard_op(s, _DEQUANTIZE) for s in sources):
             return False
         found = [s for s in sources if s is not None]
         kind = self.types[first.inputs[0]].dtype
         if kind not in _CODES or any(self.types[s.inputs[0]].dtype != kind for s in found):
             return False
-        if not all(s.inputs[1:] == first.inputs[1:] or self._alike(first, s) for s in found):
+        if not all(s.inputs[1:] == first.inputs[1:] or self._has_same_parameters(first, s) for s in found):
             return False
-        attributes = self._attributes(node, first)
-        if attributes is None or (node.op == "MaxPool" and not self._rising(first)):
+        attributes = self._moved_attributes(node, first)
+        if attributes is None or (node.op == "MaxPool" and not self._is_increasing(first)):
             return False
         inside = [self._new(f"{o}_codes", TensorType(kind, self.types[o].shape)) if o else "" for o in node.outputs]
         if node.op == "MaxPool":
             inside[1:] = node.outputs[1:]
-        self._append(replace(node, inputs=(*(s.inputs[0] for s in found), *node.inputs[count:]), outputs=tuple(inside)))
+        self._append_node(replace(node, inputs=(*(s.inputs[0] for s in found), *node.inputs[count:]), outputs=tuple(inside)))
         parameters = first.inputs[1:] if not first.attributes.get("block_size", 0) else self._turned(node, first.inputs[1:])
         for codes, result in zip(inside, node.outputs, strict=True):
             if codes != result:
                 inputs = (codes, *parameters)
-                self._append(replace(first, inputs=inputs, outputs=(result,), attributes=attributes))
+                self._append_node(replace(first, inputs=inputs, outputs=(result,), attributes=attributes))
         self.changed = True
         return True
 
-    def _attributes(self, node: Node, source: Node) -> Mapping[str, Any] | None:
+    def _moved_attributes(self, node: Node, source: Node) -> Mapping[str, Any] | None:
         """Those of the DequantizeLinear ``source`` behind the mover ``node``; None where its scales do not follow."""
         if self._whole(source):
             return source.attributes
@@ -179,7 +179,7 @@ class _Moving:
             if kind is not None:
                 order = tuple(node.attributes.get("perm") or reversed(range(len(kind.shape))))
                 turned = self._new(name, TensorType(kind.dtype, tuple(kind.shape[i] for i in order)))
-                self._append(replace(node, inputs=(name,), outputs=(turned,)))
+                self._append_node(replace(node, inputs=(name,), outputs=(turned,)))
             result.append(turned if kind is not None else "")
         return result
 
@@ -189,7 +189,7 @@ class _Moving:
         """Whether one scale belongs to the whole tensor."""
         return self.types[node.inputs[1]].shape in ((), (1,)) and not node.attributes.get("block_size", 0)
 
-    def _moves(self, node: Node) -> bool:
+    def _is_mover(self, node: Node) -> bool:
         if node.domain or node.op not in _MOVERS:
             return False
         if node.op == "Resize":
@@ -197,16 +197,16 @@ class _Moving:
             return mode == "nearest" and node.attributes.get("coordinate_transformation_mode") != "tf_crop_and_resize"
         return True
 
-    def _rising(self, node: Node) -> bool:
+    def _is_increasing(self, node: Node) -> bool:
         """Whether greater codes are greater numbers."""
         scale = self.graph.constants.get(node.inputs[1])
         return scale is not None and bool(np.all(scale > _LEAST))
 
     def _new(self, near: str, kind: TensorType) -> str:
-        name = identifier(near, self.taken)
+        name = make_identifier(near, self.taken)
         self.types[name] = kind
         return name
 
 
-def _is(node: Node, op: str) -> bool:
+def _is_standard_op(node: Node, op: str) -> bool:
     return node.op == op and not node.domain

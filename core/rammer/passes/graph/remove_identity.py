@@ -9,7 +9,7 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 
 from rammer.ir.graph import Graph, Node
-from rammer.passes.rewrite import output_names, producers, readers, rebuilt, renamed, scalar
+from rammer.passes.rewrite import count_readers, find_producers, is_filled_with, output_names, rebuild_graph, rename_values
 
 Test: TypeAlias = Callable[[Node, Graph], bool]
 
@@ -32,11 +32,11 @@ class RemoveIdentities:
         names: dict[str, str] = {}
         kept: list[Node] = []
         # Outputs that no node may rename: the graph's own, and those taken over on the way.
-        fixed, made = output_names(graph), producers(graph)
-        read = readers(graph).keys()
+        fixed, made = output_names(graph), find_producers(graph)
+        read = count_readers(graph).keys()
         changed = False
         for node in graph.nodes:
-            source = None if any(o in read for o in node.outputs[1:] if o) else _operand(node, graph)
+            source = None if any(o in read for o in node.outputs[1:] if o) else _unchanged_operand(node, graph)
             if source is None:
                 kept.append(node)
                 continue
@@ -51,22 +51,22 @@ class RemoveIdentities:
                 trivial = node.op == "Identity" and not node.domain
                 kept.append(node if trivial else Node("Identity", (source,), (result,), {}, node.name, "", 19))
                 changed |= not trivial
-        return rebuilt(graph, renamed(kept, names)) if names or changed else graph
+        return rebuild_graph(graph, rename_values(kept, names)) if names or changed else graph
 
 
-def _operand(node: Node, graph: Graph) -> str | None:
+def _unchanged_operand(node: Node, graph: Graph) -> str | None:
     """The operand that ``node`` returns unchanged, if it does."""
     if node.domain:
         return None
     if node.op in ("Mul", "Div", "Add", "Sub", "Pow"):
-        return _neutral(node, graph)
+        return _non_neutral_operand(node, graph)
     test = _TESTS.get(node.op)
     if test is None or graph.types[node.inputs[0]] != graph.types[node.outputs[0]]:
         return None
     return node.inputs[0] if test(node, graph) else None
 
 
-def _neutral(node: Node, graph: Graph) -> str | None:
+def _non_neutral_operand(node: Node, graph: Graph) -> str | None:
     """The other operand of a multiplication by one and the like (x + 0 turns -0 into 0, so -0 is its neutral)."""
     a, b = node.inputs
     sides = {"Mul": (a, b), "Add": (a, b)}.get(node.op, (b,))
@@ -79,18 +79,18 @@ def _neutral(node: Node, graph: Graph) -> str | None:
 
 def _is_neutral(op: str, value: np.ndarray | None) -> bool:
     if value is None or op not in ("Add", "Sub"):
-        return scalar(value, 1)
+        return is_filled_with(value, 1)
     negative = np.signbit(value) if value.dtype.kind == "f" else np.full(value.shape, op == "Add")
-    return scalar(value, 0) and bool(np.all(negative == (op == "Add")))
+    return is_filled_with(value, 0) and bool(np.all(negative == (op == "Add")))
 
 
-def _always(node: Node, graph: Graph) -> bool:
+def _is_always_identity(node: Node, graph: Graph) -> bool:
     return True
 
 
-def _inference(node: Node, graph: Graph) -> bool:
+def _is_inference(node: Node, graph: Graph) -> bool:
     # Until opset 12 the training mode is no operand, and a graph for inference does not have it.
-    return len(node.inputs) < 3 or not node.inputs[2] or scalar(graph.constant(node.inputs[2]), 0)
+    return len(node.inputs) < 3 or not node.inputs[2] or is_filled_with(graph.constant(node.inputs[2]), 0)
 
 
 def _in_place(node: Node, graph: Graph) -> bool:
@@ -106,24 +106,26 @@ def _one_operand(node: Node, graph: Graph) -> bool:
     return len(node.inputs) == 1
 
 
-def _forward(node: Node, graph: Graph) -> bool:
+def _is_forward_slice(node: Node, graph: Graph) -> bool:
     if len(node.inputs) < 5 or not node.inputs[4]:
         return True
     steps = graph.constant(node.inputs[4])
     return steps is not None and bool(np.all(steps > 0))
 
 
-def _unpadded(node: Node, graph: Graph) -> bool:
-    return scalar(graph.constant(node.inputs[1]), 0) if len(node.inputs) > 1 else False
+def _is_unpadded(node: Node, graph: Graph) -> bool:
+    return is_filled_with(graph.constant(node.inputs[1]), 0) if len(node.inputs) > 1 else False
 
 
 #: Operator -> whether a node whose first operand has the type of its result returns that operand.
 _TESTS: Final[Mapping[str, Test]] = {
-    **dict.fromkeys(("Identity", "Cast", "CastLike", "Reshape", "Flatten", "Expand", "Squeeze", "Unsqueeze"), _always),
+    **dict.fromkeys(
+        ("Identity", "Cast", "CastLike", "Reshape", "Flatten", "Expand", "Squeeze", "Unsqueeze"), _is_always_identity
+    ),
     **dict.fromkeys(("Concat", "Sum", "Max", "Min", "Mean", "Split"), _one_operand),
-    "Dropout": _inference,
+    "Dropout": _is_inference,
     "Transpose": _in_place,
-    "Tile": _always,
-    "Slice": _forward,
-    "Pad": _unpadded,
+    "Tile": _is_always_identity,
+    "Slice": _is_forward_slice,
+    "Pad": _is_unpadded,
 }

@@ -13,9 +13,9 @@ from typing import ClassVar, Final
 import numpy as np
 
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import identifier
+from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
-from rammer.passes.rewrite import output_names, producers, rebuilt
+from rammer.passes.rewrite import find_producers, output_names, rebuild_graph
 
 _RESHAPES: Final = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
 _PRODUCTS: Final = frozenset(("MatMul", "Gemm"))
@@ -81,7 +81,7 @@ class _Sunk:
 
     def __post_init__(self) -> None:
         graph = self.graph
-        self.outputs, self.made = output_names(graph), dict(producers(graph))
+        self.outputs, self.made = output_names(graph), dict(find_producers(graph))
         self.types: dict[str, TensorType] = dict(graph.types)
         self.constants: dict[str, np.ndarray] = dict(graph.constants)
         self.taken = set(graph.types)
@@ -89,64 +89,64 @@ class _Sunk:
 
     def result(self) -> Graph:
         """The rewritten graph."""
-        return rebuilt(replace(self.graph, types=self.types), self.nodes, self.constants)
+        return rebuild_graph(replace(self.graph, types=self.types), self.nodes, self.constants)
 
     def visit(self, node: Node) -> None:
         """Append ``node``, or what takes its place."""
-        if not self._sunk(node):
+        if not self._try_sink(node):
             self.nodes.append(node)
-            if self._elementwise(node) and any(i in self.behind for i in node.inputs):
+            if self._is_elementwise(node) and any(i in self.behind for i in node.inputs):
                 self.behind.update(node.outputs)
 
-    def _elementwise(self, node: Node) -> bool:
+    def _is_elementwise(self, node: Node) -> bool:
         return node.op in ELEMENTWISE and not node.domain and len(node.outputs) == 1
 
-    def _sunk(self, node: Node) -> bool:
+    def _try_sink(self, node: Node) -> bool:
         """Whether ``node`` now comes before the reshape that it read."""
-        if not self._elementwise(node) or node.outputs[0] in self.outputs:
+        if not self._is_elementwise(node) or node.outputs[0] in self.outputs:
             return False
         result = self.types[node.outputs[0]]
-        source = next((s for i in node.inputs if (s := self._reshaped(i)) and self.types[i].shape == result.shape), "")
+        source = next((s for i in node.inputs if (s := self._reshape_source(i)) and self.types[i].shape == result.shape), "")
         direct = any(i in self.behind and self.types[i].shape == result.shape for i in node.inputs)
         if not source or direct or math.prod(result.shape) == 0:
             return False
         shape = self.types[source].shape
-        operands = [self._operand(i, result.shape, shape) for i in node.inputs]
+        operands = [self._reshape_operand(i, result.shape, shape) for i in node.inputs]
         if any(o is None for o in operands):
             return False
         inner = self._new(node.outputs[0], TensorType(result.dtype, shape))
         self.nodes.append(replace(node, inputs=tuple(map(str, operands)), outputs=(inner,)))
         self.behind.add(inner)
-        self._reshape(inner, node.outputs[0], result.shape)
+        self._add_reshape(inner, node.outputs[0], result.shape)
         self.changed = True
         return True
 
-    def _reshaped(self, value: str) -> str:
+    def _reshape_source(self, value: str) -> str:
         """What ``value`` is a reshape of, if that is behind a product; "" if not."""
         node = self.made.get(value)
         if node is None or node.domain or node.op not in _RESHAPES:
             return ""
         return node.inputs[0] if node.inputs[0] in self.behind else ""
 
-    def _operand(self, value: str, old: tuple[int, ...], new: tuple[int, ...]) -> str | None:
+    def _reshape_operand(self, value: str, old: tuple[int, ...], new: tuple[int, ...]) -> str | None:
         """``value``, which was broadcast to ``old``, for a result of shape ``new``; None where that is no reshape of it."""
         if not value:
             return value
         shape = self.types[value].shape
         if shape == old:
-            source = self._reshaped(value)
+            source = self._reshape_source(value)
             if source and self.types[source].shape == new:
                 return source
-            return self._as(value, new)
+            return self._reshape_to(value, new)
         size = math.prod(shape)
         if size != 1 and not (shape[-1:] == old[-1:] == new[-1:] == (size,)):
             return None
-        return value if len(shape) <= len(new) else self._as(value, shape[-1:])
+        return value if len(shape) <= len(new) else self._reshape_to(value, shape[-1:])
 
-    def _as(self, value: str, shape: tuple[int, ...]) -> str:
-        return self._reshape(value, self._new(value, TensorType(self.types[value].dtype, shape)), shape)
+    def _reshape_to(self, value: str, shape: tuple[int, ...]) -> str:
+        return self._add_reshape(value, self._new(value, TensorType(self.types[value].dtype, shape)), shape)
 
-    def _reshape(self, value: str, result: str, shape: tuple[int, ...]) -> str:
+    def _add_reshape(self, value: str, result: str, shape: tuple[int, ...]) -> str:
         """Append a reshape of ``value`` named ``result``."""
         size = self._new(f"{result}_shape", TensorType("int64", (len(shape),)))
         self.constants[size] = np.array(shape, np.int64)
@@ -156,6 +156,6 @@ class _Sunk:
         return result
 
     def _new(self, near: str, kind: TensorType) -> str:
-        name = identifier(near, self.taken)
+        name = make_identifier(near, self.taken)
         self.types[name] = kind
         return name

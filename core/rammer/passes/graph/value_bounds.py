@@ -59,7 +59,7 @@ class Magnitude:
         return self.bound <= LIMIT and 0 <= self.degree <= 1
 
 
-def _within(bound: float, degree: float) -> Magnitude:
+def _symmetric_bound(bound: float, degree: float) -> Magnitude:
     return Magnitude(-bound, bound, degree)
 
 
@@ -131,7 +131,7 @@ class Magnitudes:
         self.known: dict[str, Magnitude] = {}
         for node in graph.nodes:
             for output in filter(None, node.outputs):
-                self.known[output] = self._result(node, output)
+                self.known[output] = self._bound_result(node, output)
 
     def of(self, name: str) -> Magnitude:
         """The magnitude of a value."""
@@ -140,12 +140,12 @@ class Magnitudes:
             self.known[name] = _of_type(self.graph.types[name].dtype) if value is None else _of_constant(value)
         return self.known[name]
 
-    def _result(self, node: Node, output: str) -> Magnitude:
+    def _bound_result(self, node: Node, output: str) -> Magnitude:
         operands = [self.of(n) for n in node.inputs if n]
         floats = [self.of(n) for n in node.inputs if n and _is_float(self.graph.types[n].dtype)]
         dtype = self.graph.types[output].dtype
         if operands and all(o.constant for o in operands):
-            return replace(_within(max(o.bound for o in operands), 0), constant=True)
+            return replace(_symmetric_bound(max(o.bound for o in operands), 0), constant=True)
         if not _is_float(dtype):
             return _of_type(dtype)
         if node.op == "Cast":
@@ -153,44 +153,44 @@ class Magnitudes:
             return replace(operands[0], open=operands[0].open and dtype != "float16") if floats else _of_type(source)
         if not floats:
             return ACTIVE
-        result = self._rule(node, floats)
-        follows = any(o.open for o in floats) and not self._closes(node, result)
+        result = self._apply_rule(node, floats)
+        follows = any(o.open for o in floats) and not self._is_chain_end(node, result)
         return replace(result, open=result.open or not result.fits or follows)
 
-    def _closes(self, node: Node, result: Magnitude) -> bool:
+    def _is_chain_end(self, node: Node, result: Magnitude) -> bool:
         """Return True if ``node`` ends the chain of its operands, provided that its result fits."""
         if node.op in ("Mul", "Div"):
             return not result.statistic
         return node.op in _CLOSING or (node.op == "Clip" and result.bound < self.of(node.inputs[0]).bound)
 
-    def _rule(self, node: Node, operands: Sequence[Magnitude]) -> Magnitude:
+    def _apply_rule(self, node: Node, operands: Sequence[Magnitude]) -> Magnitude:
         op, first = node.op, operands[0]
         if op in _BOUNDED:
             return Magnitude(*_BOUNDED[op], degree=0)
         if op in PRODUCTS:
             return self._product(node)
         if op in _SUMS:
-            return _summed(op, operands)
+            return _bound_reduction(op, operands)
         if op in _RULES:
             return _RULES[op](self, node)
         if op in ("LogSoftmax", "ReduceLogSumExp"):
-            return _within(2 * first.bound + 10, first.degree)
+            return _symmetric_bound(2 * first.bound + 10, first.degree)
         low, high = min(o.low for o in operands), max(o.high for o in operands)
         joined = Magnitude(low, high, max(o.degree for o in operands), statistic=all(o.statistic or o.constant for o in operands))
         if op in _MOVES:
             return replace(joined, rows=first.rows, weighed=first.weighed)
         if op in _ALIKE:
-            return replace(_within(joined.bound, joined.degree), weighed=first.weighed)
+            return replace(_symmetric_bound(joined.bound, joined.degree), weighed=first.weighed)
         if op in _NONNEGATIVE:
             return replace(joined, low=0.0, high=joined.bound + 1, weighed=first.weighed)
         if op in _JOINING:
             return replace(joined, statistic=low >= 0)
         # Unknown operators, and functions without bounds (Tan, ReduceProd, Det).
-        return ACTIVE if not any(o.open for o in operands) and op not in _UNBOUNDED else _within(math.inf, math.inf)
+        return ACTIVE if not any(o.open for o in operands) and op not in _UNBOUNDED else _symmetric_bound(math.inf, math.inf)
 
     # --- arithmetic ---------------------------------------------------------------------------
 
-    def _added(self, node: Node) -> Magnitude:
+    def _bound_sum(self, node: Node) -> Magnitude:
         a, b = (self.of(n) for n in node.inputs)
         low, high = (a.low - b.high, a.high - b.low) if node.op == "Sub" else (a.low + b.low, a.high + b.high)
         degree, fixed = max(a.degree, b.degree), a.constant or b.constant
@@ -206,28 +206,28 @@ class Magnitudes:
         node = self.made.get(name)
         return node is not None and node.op == "ReduceMax" and node.inputs[0] == of
 
-    def _multiplied(self, node: Node) -> Magnitude:
+    def _bound_multiplication(self, node: Node) -> Magnitude:
         a, b = (self.of(n) for n in node.inputs)
-        degree = _sum(a.degree, b.degree)
+        degree = _add_degrees(a.degree, b.degree)
         statistic = (a.statistic or a.constant) and (b.statistic or b.constant)
         if node.inputs[0] == node.inputs[1]:
-            return Magnitude(0.0, _times(a.bound, a.bound), degree, statistic=statistic)
+            return Magnitude(0.0, _multiply_or_zero(a.bound, a.bound), degree, statistic=statistic)
         if not statistic and any(o.statistic and o.degree < 0 for o in (a, b)):
-            return _normalised(degree)
-        corners = [_times(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+            return _normalised_magnitude(degree)
+        corners = [_multiply_or_zero(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
         weighed = (a.weighed and b.degree == 0) or (b.weighed and a.degree == 0)
         return Magnitude(min(corners), max(corners), degree, statistic=statistic, weighed=weighed)
 
-    def _divided(self, node: Node) -> Magnitude:
-        return self._quotient(node, self.of(node.inputs[0]), node.inputs[1])
+    def _bound_division(self, node: Node) -> Magnitude:
+        return self._bound_quotient(node, self.of(node.inputs[0]), node.inputs[1])
 
-    def _inverted(self, node: Node) -> Magnitude:
-        return self._quotient(node, Magnitude(1, 1, 0, constant=True), node.inputs[0])
+    def _bound_reciprocal(self, node: Node) -> Magnitude:
+        return self._bound_quotient(node, Magnitude(1, 1, 0, constant=True), node.inputs[0])
 
-    def _quotient(self, node: Node, a: Magnitude, divisor: str) -> Magnitude:
+    def _bound_quotient(self, node: Node, a: Magnitude, divisor: str) -> Magnitude:
         b = self.of(divisor)
-        degree = _sum(a.degree, -b.degree)
-        smallest = _smallest(self.graph.constants.get(divisor)) if b.constant else max(b.low, 0.0)
+        degree = _add_degrees(a.degree, -b.degree)
+        smallest = _smallest_magnitude(self.graph.constants.get(divisor)) if b.constant else max(b.low, 0.0)
         bound = a.bound / smallest if smallest else math.inf
         least = 0.0 if a.low >= 0 and b.low >= 0 else -bound
         if a.constant and b.statistic:
@@ -236,35 +236,35 @@ class Magnitudes:
             total = self.made.get(divisor)
             if total is not None and total.op == "ReduceSum" and total.inputs[0] == node.inputs[0] and a.low >= 0:
                 return Magnitude(0, 1, 0, rows=True)
-            return _normalised(degree)
+            return _normalised_magnitude(degree)
         if not b.constant and bound <= LIMIT:
             degree = max(a.degree, 0.0) if a.degree <= 1 else degree
         return Magnitude(least, bound, degree, statistic=a.statistic and b.constant)
 
-    def _power(self, node: Node) -> Magnitude:
+    def _bound_power(self, node: Node) -> Magnitude:
         base, exponent = self.of(node.inputs[0]), self.graph.constants.get(node.inputs[1])
         if exponent is None or exponent.size != 1:
             return Magnitude(0.0 if base.low >= 0 else -math.inf, math.inf, math.inf)
         p = float(exponent.reshape(()))
         if p == 0.5:
-            return self._root(node)
-        bound = _raised(base.bound, p) if p >= 0 else _raised(base.low, p) if base.low > 0 else math.inf
+            return self._bound_sqrt(node)
+        bound = _power_or_inf(base.bound, p) if p >= 0 else _power_or_inf(base.low, p) if base.low > 0 else math.inf
         least = 0.0 if base.low >= 0 or p % 2 == 0 else -bound
         return Magnitude(least, bound, base.degree * p, statistic=base.statistic)
 
-    def _root(self, node: Node) -> Magnitude:
+    def _bound_sqrt(self, node: Node) -> Magnitude:
         a = self.of(node.inputs[0])
         return Magnitude(math.sqrt(max(a.low, 0.0)), math.sqrt(a.bound), a.degree / 2, statistic=a.statistic)
 
-    def _exponential(self, node: Node) -> Magnitude:
+    def _bound_exponential(self, node: Node) -> Magnitude:
         operand = self.of(node.inputs[0])
         high = operand.high if node.op == "Exp" else operand.bound
         bound = math.exp(high) if high < 11 else math.inf
         return Magnitude(-bound if node.op == "Sinh" else 0.0, bound, 0 if bound <= LIMIT else math.inf)
 
-    def _clipped(self, node: Node) -> Magnitude:
+    def _bound_clip(self, node: Node) -> Magnitude:
         operand = self.of(node.inputs[0])
-        limits = [_scalar(self.graph.constants.get(n)) for n in (*node.inputs[1:3], "", "")[:2]]
+        limits = [_scalar_value(self.graph.constants.get(n)) for n in (*node.inputs[1:3], "", "")[:2]]
         low, high = (sign * math.inf if v is None or abs(v) > LIMIT else v for v, sign in zip(limits, (-1, 1), strict=True))
         ends = max(operand.low, low), min(operand.high, high)
         degree = 0.0 if max(abs(low), abs(high)) <= LIMIT else operand.degree
@@ -278,21 +278,21 @@ class Magnitudes:
         data = [self.of(n) for n in names if not self.of(n).constant]
         if len(data) == 1 and len(names) > 1:
             weights = next(n for n in names if self.of(n).constant)
-            mean, most = self._gains(node, weights)
-            bound = _times(data[0].bound, most)
+            mean, most = self._weight_gains(node, weights)
+            bound = _multiply_or_zero(data[0].bound, most)
             if not data[0].fits:
-                return replace(_within(bound, data[0].degree), weighed=True)
+                return replace(_symmetric_bound(bound, data[0].degree), weighed=True)
             # Activations do not grow from layer to layer: what follows a product with weights is of their size again, but for
             # large weights. Then the result is float32, and still an operand in float16 of the next product.
             large = min(data[0].bound, ACTIVATION) * mean > LIMIT
             bound = min(bound, ACTIVATION * (1.0 if large else max(1.0, min(most, LARGEST))))
-            return replace(_within(bound, data[0].degree), weighed=True, open=large)
+            return replace(_symmetric_bound(bound, data[0].degree), weighed=True, open=large)
         bound, degree = 1.0, 0.0
         for operand in data:
-            bound, degree = _times(bound, operand.bound), _sum(degree, operand.degree)
-        return _within(bound if any(d.rows for d in data) else _times(bound, COUNT), degree)
+            bound, degree = _multiply_or_zero(bound, operand.bound), _add_degrees(degree, operand.degree)
+        return _symmetric_bound(bound if any(d.rows for d in data) else _multiply_or_zero(bound, COUNT), degree)
 
-    def _gains(self, node: Node, weights: str) -> tuple[float, float]:
+    def _weight_gains(self, node: Node, weights: str) -> tuple[float, float]:
         """The root mean square and the largest of the Euclidean norms of the weights of a result."""
         value, axes = self.graph.constants.get(weights), _SUMMED.get(node.op)
         if value is None or not value.size or axes is None or weights != node.inputs[1]:
@@ -302,26 +302,26 @@ class Magnitudes:
             squares = np.einsum(value, every, value, every, [d for d in every if d not in over], dtype=np.float32)
         return float(np.sqrt(np.mean(squares))), float(np.sqrt(np.max(squares)))
 
-    def _normalisation(self, node: Node) -> Magnitude:
+    def _bound_normalisation(self, node: Node) -> Magnitude:
         scale, shift = (self.of(n).bound if n else 0.0 for n in (*node.inputs[1:3], "", "")[:2])
-        return _within(NORMALISED * max(scale, 1.0) + shift, 0)
+        return _symmetric_bound(NORMALISED * max(scale, 1.0) + shift, 0)
 
-    def _softmax(self, node: Node) -> Magnitude:
+    def _bound_softmax(self, node: Node) -> Magnitude:
         return Magnitude(0, 1, 0, rows=True)
 
 
 _RULES: Final[Mapping[str, Callable[[Magnitudes, Node], Magnitude]]] = {
-    "Add": Magnitudes._added,
-    "Sub": Magnitudes._added,
-    "Mul": Magnitudes._multiplied,
-    "Div": Magnitudes._divided,
-    "Reciprocal": Magnitudes._inverted,
-    "Pow": Magnitudes._power,
-    "Sqrt": Magnitudes._root,
-    **dict.fromkeys(("Exp", "Sinh", "Cosh"), Magnitudes._exponential),
-    "Clip": Magnitudes._clipped,
-    "Softmax": Magnitudes._softmax,
-    **dict.fromkeys(_NORMALISING, Magnitudes._normalisation),
+    "Add": Magnitudes._bound_sum,
+    "Sub": Magnitudes._bound_sum,
+    "Mul": Magnitudes._bound_multiplication,
+    "Div": Magnitudes._bound_division,
+    "Reciprocal": Magnitudes._bound_reciprocal,
+    "Pow": Magnitudes._bound_power,
+    "Sqrt": Magnitudes._bound_sqrt,
+    **dict.fromkeys(("Exp", "Sinh", "Cosh"), Magnitudes._bound_exponential),
+    "Clip": Magnitudes._bound_clip,
+    "Softmax": Magnitudes._bound_softmax,
+    **dict.fromkeys(_NORMALISING, Magnitudes._bound_normalisation),
 }
 #: Functions whose result is unbounded whatever the size of their operand.
 _UNBOUNDED: Final = frozenset(("Tan", "ReduceProd", "CumProd", "Det"))
@@ -334,7 +334,7 @@ def _is_float(dtype: str) -> bool:
 
 
 def _of_type(dtype: str) -> Magnitude:
-    return ACTIVE if dtype.startswith("float") else _within(_LARGEST.get(dtype, ACTIVATION), 0)
+    return ACTIVE if dtype.startswith("float") else _symmetric_bound(_LARGEST.get(dtype, ACTIVATION), 0)
 
 
 def _of_constant(value: np.ndarray) -> Magnitude:
@@ -343,38 +343,38 @@ def _of_constant(value: np.ndarray) -> Magnitude:
     return Magnitude(float(np.min(value)), float(np.max(value)), 0, constant=True)
 
 
-def _scalar(value: np.ndarray | None) -> float | None:
+def _scalar_value(value: np.ndarray | None) -> float | None:
     return None if value is None or value.size != 1 else float(value.reshape(()))
 
 
-def _smallest(value: np.ndarray | None) -> float:
+def _smallest_magnitude(value: np.ndarray | None) -> float:
     return float(np.min(np.abs(value))) if value is not None and value.size else 0.0
 
 
-def _summed(op: str, operands: Sequence[Magnitude]) -> Magnitude:
+def _bound_reduction(op: str, operands: Sequence[Magnitude]) -> Magnitude:
     power, root = _SUMS[op]
     low, high = min(o.low for o in operands), max(o.high for o in operands)
-    bound = _raised(_times(_raised(max(-low, high), power), COUNT), root)
+    bound = _power_or_inf(_multiply_or_zero(_power_or_inf(max(-low, high), power), COUNT), root)
     positive = op in _POSITIVE_SUMS or low >= 0
     degree = max(o.degree for o in operands) * power * root
     return Magnitude(0.0 if positive else -bound, bound, degree, statistic=positive or not degree)
 
 
-def _normalised(degree: float) -> Magnitude:
+def _normalised_magnitude(degree: float) -> Magnitude:
     """A value divided by a statistic."""
-    return _within(ACTIVATION if 0 < degree <= 1 else NORMALISED if degree == 0 else math.inf, degree)
+    return _symmetric_bound(ACTIVATION if 0 < degree <= 1 else NORMALISED if degree == 0 else math.inf, degree)
 
 
-def _sum(a: float, b: float) -> float:
+def _add_degrees(a: float, b: float) -> float:
     """Degree of a product; infinite ones cancel."""
     return 0.0 if math.isinf(a) and a == -b else a + b
 
 
-def _times(a: float, b: float) -> float:
+def _multiply_or_zero(a: float, b: float) -> float:
     return 0.0 if not a or not b else a * b
 
 
-def _raised(base: float, power: float) -> float:
+def _power_or_inf(base: float, power: float) -> float:
     try:
         return float(base**power)
     except OverflowError:

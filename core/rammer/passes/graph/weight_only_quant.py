@@ -11,12 +11,12 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from rammer.frontend.bind.evaluator import evaluate
+from rammer.frontend.bind.evaluator import evaluate_node
 from rammer.frontend.lower.operators.stored import DOMAIN
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import identifier
+from rammer.ir.names import make_identifier
 from rammer.ir.types import TensorType
-from rammer.passes.rewrite import producers, rebuilt
+from rammer.passes.rewrite import find_producers, rebuild_graph
 
 #: Fewer weights are worth no decoding: a product of floats has better kernels.
 LEAST: Final = 1 << 12
@@ -39,7 +39,7 @@ class StoredWeights:
     def __call__(self, graph: Graph) -> Graph:
         state = _Stored(graph)
         nodes = [made for node in graph.nodes for made in state.replaced(node)]
-        return rebuilt(replace(graph, types=state.types), nodes, state.constants) if state.changed else graph
+        return rebuild_graph(replace(graph, types=state.types), nodes, state.constants) if state.changed else graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class _Stored:
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.made = producers(self.graph)
+        self.made = find_producers(self.graph)
         self.types, self.constants = dict(self.graph.types), dict(self.graph.constants)
         self.taken = set(self.graph.types)
         self.known: dict[tuple[str, bool], tuple[str, ...]] = {}
@@ -72,20 +72,20 @@ class _Stored:
             return [node]
         turned = gemm and bool(node.attributes.get("transB", 0))
         fits = self.types[node.inputs[0]].dtype == self.types[node.inputs[1]].dtype and node.inputs[0] not in self.graph.constants
-        fits = fits and not (gemm and (node.attributes.get("transA", 0) or not _plain(node)))
+        fits = fits and not (gemm and (node.attributes.get("transA", 0) or not _has_unit_scales(node)))
         weights = self._weights(node.inputs[1], turned) if fits else None
         if weights is None:
-            return [self._folded(node)]
-        operands, bits = self._operands(node.inputs[1], turned, weights)
+            return [self._fold_codes(node)]
+        operands, bits = self._packed_operands(node.inputs[1], turned, weights)
         attributes = {"bits": bits, "signed": int(weights.codes.dtype == np.int8), "block": weights.block}
         result, rest = node.outputs[0], node.inputs[2:] if gemm else ()
-        total = identifier(result, self.taken) if rest else result
+        total = make_identifier(result, self.taken) if rest else result
         self.types[total] = self.types[result]
         self.changed = True
         made = [Node("StoredMatMul", (node.inputs[0], *operands), (total,), attributes, node.name, DOMAIN, 1)]
         return [*made, Node("Add", (total, rest[0]), (result,), {}, node.name, "", 14)] if rest else made
 
-    def _folded(self, node: Node) -> Node:
+    def _fold_codes(self, node: Node) -> Node:
         """``node`` with operands of known codes, which cannot stay codes here, as constants."""
         inputs = list(node.inputs)
         for i, name in enumerate(inputs[:2]):
@@ -93,7 +93,7 @@ class _Stored:
             if source is None or source.domain or source.op != "DequantizeLinear":
                 continue
             if all(not n or n in self.graph.constants for n in source.inputs):
-                inputs[i] = self._constant(evaluate(source, self.graph.constants, self.graph.types)[name], name)
+                inputs[i] = self._add_constant(evaluate_node(source, self.graph.constants, self.graph.types)[name], name)
                 self.changed = True
         return replace(node, inputs=tuple(inputs))
 
@@ -122,27 +122,27 @@ class _Stored:
             return None
         return _Weights(codes if turned else codes.T, grains[0], grains[1], block)
 
-    def _operands(self, name: str, turned: bool, weights: _Weights) -> tuple[tuple[str, ...], int]:
+    def _packed_operands(self, name: str, turned: bool, weights: _Weights) -> tuple[tuple[str, ...], int]:
         """Names of packed codes, scales and zero points ("" for 0), and the bits of a code; made once for all readers."""
-        bits = _bits(weights)
+        bits = _code_bits(weights)
         if (name, turned) not in self.known:
-            zero = self._constant(weights.zero, f"{name}_zero") if np.any(weights.zero) else ""
-            codes = self._constant(packed(weights.codes, bits), f"{name}_codes")
-            self.known[name, turned] = (codes, self._constant(weights.scale, f"{name}_scale"), zero)
+            zero = self._add_constant(weights.zero, f"{name}_zero") if np.any(weights.zero) else ""
+            codes = self._add_constant(pack_codes(weights.codes, bits), f"{name}_codes")
+            self.known[name, turned] = (codes, self._add_constant(weights.scale, f"{name}_scale"), zero)
         return self.known[name, turned], bits
 
-    def _constant(self, value: np.ndarray, near: str) -> str:
-        name = identifier(near, self.taken)
+    def _add_constant(self, value: np.ndarray, near: str) -> str:
+        name = make_identifier(near, self.taken)
         self.constants[name] = np.ascontiguousarray(value)
         self.types[name] = TensorType(str(value.dtype), value.shape)
         return name
 
 
-def _plain(node: Node) -> bool:
+def _has_unit_scales(node: Node) -> bool:
     return float(node.attributes.get("alpha", 1.0)) == 1.0 and float(node.attributes.get("beta", 1.0)) == 1.0
 
 
-def _bits(weights: _Weights) -> int:
+def _code_bits(weights: _Weights) -> int:
     """As few as hold every code."""
     low, high, signed = int(weights.codes.min()), int(weights.codes.max()), weights.codes.dtype == np.int8
     for bits in (2, 4):
@@ -152,7 +152,7 @@ def _bits(weights: _Weights) -> int:
     return 8
 
 
-def packed(codes: np.ndarray, bits: int) -> np.ndarray:
+def pack_codes(codes: np.ndarray, bits: int) -> np.ndarray:
     """Codes as bytes along the last axis, the first one in the lowest bits."""
     if bits == 8:
         return codes

@@ -15,11 +15,11 @@ from onnx import GraphProto, helper
 
 from rammer.frontend.read.node_protos import SubGraph, element_code, node_proto
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.types import TensorType
 from rammer.passes.loops.recurrent_stacks import STATES, Stack, first_stack, is_cell
 from rammer.passes.loops.split_bidirectional import one_way
-from rammer.passes.rewrite import rebuilt
+from rammer.passes.rewrite import rebuild_graph
 
 #: Steps beyond which a recurrence is rolled, and most steps of a turn.
 MOST_STEPS: Final = 256
@@ -62,7 +62,7 @@ class MadeNodes:
 
     def constant(self, value: np.ndarray, hint: str) -> str:
         """A new constant."""
-        name = identifier(hint, self.names)
+        name = make_identifier(hint, self.names)
         self.constants[name], self.types[name] = value, TensorType(str(value.dtype), value.shape)
         return name
 
@@ -74,7 +74,7 @@ class MadeNodes:
 
     def fresh(self, hint: str, kind: TensorType) -> str:
         """A new name for a value."""
-        name = identifier(hint, self.names)
+        name = make_identifier(hint, self.names)
         self.types[name] = kind
         return name
 
@@ -85,10 +85,12 @@ class MadeNodes:
     def cut(self, name: str, first: int, last: int, kind: TensorType) -> str:
         """Elements ``first .. last-1`` along the first axis of ``name``, whose type is ``kind``."""
         bounds = [self.constant(np.array([n], np.int64), f"{name}_bound") for n in (first, last, 0)]
-        return self.node("Slice", [name, *bounds], long(kind, last - first), identifier(f"{name}_part", self.names))
+        return self.node(
+            "Slice", [name, *bounds], with_step_count(kind, last - first), make_identifier(f"{name}_part", self.names)
+        )
 
 
-def long(kind: TensorType, steps: int) -> TensorType:
+def with_step_count(kind: TensorType, steps: int) -> TensorType:
     """``kind`` with another first extent."""
     return TensorType(kind.dtype, (steps, *kind.shape[1:]))
 
@@ -113,7 +115,7 @@ class Rolling:
         self.made = MadeNodes(Names(graph.types), version)
         made = stack.made
         sliced = [(n.inputs[0], way, False) for n, way in stack.cells if n.inputs[0] not in made]
-        sliced += [(lens, way, True) for n, way in stack.cells if (lens := _lens(n))]
+        sliced += [(lens, way, True) for n, way in stack.cells if (lens := _sequence_lens(n))]
         #: What each turn gets a slice of: value, whether from behind, and whether it holds lengths.
         self.sliced = list(dict.fromkeys(sliced))
 
@@ -127,8 +129,8 @@ class Rolling:
         turned = self.scan({**states, **behind.states}, [main for main, _ in pieces.values()])
         ahead = self._part(self.rest, False, turned.states, tails) if self.rest else StackPart([], {}, {})
         self.made.nodes += ahead.nodes
-        self._finish(turned, {**behind.values, **ahead.values}, {**turned.states, **ahead.states})
-        return self._replaced()
+        self._finish_outputs(turned, {**behind.values, **ahead.values}, {**turned.states, **ahead.states})
+        return self._rebuild_graph()
 
     def initial(self, cell: Node) -> list[str]:
         """The first states of a layer."""
@@ -147,18 +149,18 @@ class Rolling:
             parts = self._clipped(name, made.constant(starts, f"{name}_starts"), made.constant(most, f"{name}_most"), left)
             main = made.cut(parts, 0, self.count, left)
             tail = made.cut(parts, self.count, self.count + 1, left) if self.rest else ""
-            return main, made.shaped(tail, kind, identifier(f"{name}_rest", made.names)) if tail else ""
+            return main, made.shaped(tail, kind, make_identifier(f"{name}_rest", made.names)) if tail else ""
         main = made.cut(name, 0, steps, kind) if self.rest else name
         tail = made.cut(name, steps, self.stack.steps, kind) if self.rest else ""
         shape = TensorType(kind.dtype, (self.count, self.turn, *kind.shape[1:]))
-        return made.shaped(main, shape, identifier(f"{name}_turns", made.names)), tail
+        return made.shaped(main, shape, make_identifier(f"{name}_turns", made.names)), tail
 
     def _clipped(self, name: str, starts: str, most: str, kind: TensorType) -> str:
         """How many of its steps are in each part."""
         made, zero = self.made, self.made.constant(np.zeros((), kind.dtype), f"{name}_none")
-        left = made.node("Sub", [name, starts], kind, identifier(f"{name}_left", made.names))
-        some = made.node("Max", [left, zero], kind, identifier(f"{name}_some", made.names))
-        return made.node("Min", [some, most], kind, identifier(f"{name}_parts", made.names))
+        left = made.node("Sub", [name, starts], kind, make_identifier(f"{name}_left", made.names))
+        some = made.node("Max", [left, zero], kind, make_identifier(f"{name}_some", made.names))
+        return made.node("Min", [some, most], kind, make_identifier(f"{name}_parts", made.names))
 
     def _part(
         self, steps: int, only: bool | None, states: Mapping[str, list[str]], given: Mapping[tuple[str, bool], str]
@@ -170,43 +172,46 @@ class Rolling:
             if only is not None and way != only:
                 continue
             inputs = [part.values.get(i) or given.get((i, way), i) if i else "" for i in node.inputs]
-            kinds = [long(self.whole.types[node.outputs[0]], steps)] if node.outputs[0] else []
+            kinds = [with_step_count(self.whole.types[node.outputs[0]], steps)] if node.outputs[0] else []
             outputs = [self.made.fresh(f"{node.outputs[0]}_{steps}", k) for k in kinds] or [""]
             if is_cell(node):
                 first = states[node.outputs[0]]
                 inputs = [*inputs, *[""] * (5 - len(inputs))]
                 inputs[5 : 5 + len(first)] = first
-                outputs += [self.made.fresh(f"{s}_next", self._kind(s)) for s in first]
+                outputs += [self.made.fresh(f"{s}_next", self._value_type(s)) for s in first]
                 part.states[node.outputs[0]] = outputs[1:]
             elif node.op == "Reshape":
                 shape = np.array(kinds[0].shape, np.int64)
                 inputs[1] = self.made.constant(shape, f"{node.outputs[0]}_shape")
             part.values[node.outputs[0]] = outputs[0]
-            part.nodes.append(replace(node, inputs=tuple(inputs), outputs=tuple(outputs), attributes=_plain(node)))
+            part.nodes.append(
+                replace(node, inputs=tuple(inputs), outputs=tuple(outputs), attributes=_layout_free_attributes(node))
+            )
         return part
 
-    def _kind(self, name: str) -> TensorType:
+    def _value_type(self, name: str) -> TensorType:
         return self.made.types[name] if name in self.made.types else self.whole.types[name]
 
     def scan(self, states: Mapping[str, list[str]], slices: list[str]) -> StackPart:
         """The Scan; what it gives, the values of all turns with the shape that the model knows."""
         made, ways = self.made, self.stack.ways
-        formal = {c: [made.fresh(f"{s}_before", self._kind(s)) for s in first] for c, first in states.items()}
+        formal = {c: [made.fresh(f"{s}_before", self._value_type(s)) for s in first] for c, first in states.items()}
         given = {}
         for (name, way, _), main in zip(self.sliced, slices, strict=True):
-            kind = self._kind(main)
+            kind = self._value_type(main)
             given[name, way] = made.fresh(f"{main}_slice", TensorType(kind.dtype, kind.shape[1:]))
         turn = self._part(self.turn, None, formal, given)
         shown = [n for n in turn.values if n in self.stack.read]
         ends = [s for first in turn.states.values() for s in first]
-        results = {c: [made.fresh(f"{s}_last", self._kind(s)) for s in first] for c, first in turn.states.items()}
+        results = {c: [made.fresh(f"{s}_last", self._value_type(s)) for s in first] for c, first in turn.states.items()}
         stacked = [
-            made.fresh(f"{n}_turns", TensorType((k := self._kind(turn.values[n])).dtype, (self.count, *k.shape))) for n in shown
+            made.fresh(f"{n}_turns", TensorType((k := self._value_type(turn.values[n])).dtype, (self.count, *k.shape)))
+            for n in shown
         ]
         order = [*turn.states]
         heads = [s for c in order for s in formal[c]]
         inputs = [*(s for c in order for s in states[c]), *slices]
-        body = self._body(turn, [*heads, *given.values()], [*ends, *(turn.values[n] for n in shown)])
+        body = self._make_body(turn, [*heads, *given.values()], [*ends, *(turn.values[n] for n in shown)])
         attributes = {
             "body": body,
             "num_scan_inputs": len(slices),
@@ -217,25 +222,27 @@ class Rolling:
         made.nodes.append(Node("Scan", (*inputs, *body.captures), outputs, attributes, self.title, "", made.version))
         return StackPart([], dict(zip(shown, stacked, strict=True)), results)
 
-    def _body(self, turn: StackPart, inputs: Sequence[str], outputs: Sequence[str]) -> SubGraph:
+    def _make_body(self, turn: StackPart, inputs: Sequence[str], outputs: Sequence[str]) -> SubGraph:
         """One turn; what it reads besides its inputs is captured."""
         inside = {*inputs, *(o for n in turn.nodes for o in n.outputs)}
         outer = tuple(dict.fromkeys(i for n in turn.nodes for i in n.inputs if i and i not in inside))
         nodes = [node_proto(n) for n in turn.nodes]
-        proto: GraphProto = helper.make_graph(nodes, f"{self.title}_turn", *(list(map(self._port, p)) for p in (inputs, outputs)))
+        proto: GraphProto = helper.make_graph(
+            nodes, f"{self.title}_turn", *(list(map(self._make_port, p)) for p in (inputs, outputs))
+        )
         return SubGraph(proto.SerializeToString(), outer, (("", self.made.version),))
 
-    def _port(self, name: str) -> Any:
-        kind = self._kind(name)
+    def _make_port(self, name: str) -> Any:
+        kind = self._value_type(name)
         return helper.make_tensor_value_info(name, element_code(np.dtype(kind.dtype)), kind.shape)
 
-    def _finish(self, turned: StackPart, rests: Mapping[str, str], states: Mapping[str, list[str]]) -> None:
+    def _finish_outputs(self, turned: StackPart, rests: Mapping[str, str], states: Mapping[str, list[str]]) -> None:
         """Give what others read its name."""
         made, steps = self.made, self.count * self.turn
         for name, stacked in turned.values.items():
             kind = self.whole.types[name]
             if self.rest:
-                main = made.shaped(stacked, long(kind, steps), identifier(f"{name}_main", made.names))
+                main = made.shaped(stacked, with_step_count(kind, steps), make_identifier(f"{name}_main", made.names))
                 made.node("Concat", [main, rests[name]], kind, name, axis=0)
             else:
                 made.shaped(stacked, kind, name)
@@ -244,20 +251,20 @@ class Rolling:
                 if name in self.stack.read:
                     made.node("Identity", [last], self.whole.types[name], name)
 
-    def _replaced(self) -> Graph:
+    def _rebuild_graph(self) -> Graph:
         """The graph with what was made."""
         inside = {id(n) for n, _ in self.stack.nodes}
         nodes = [*(n for n in self.whole.nodes if id(n) not in inside), *self.made.nodes]
         graph = replace(self.whole, types={**self.whole.types, **self.made.types})
         known = {*self.whole.constants, *self.made.constants, *(v.name for v in graph.inputs)}
-        return rebuilt(graph, in_order(nodes, known), self.made.constants)
+        return rebuild_graph(graph, in_order(nodes, known), self.made.constants)
 
 
-def _lens(cell: Node) -> str:
+def _sequence_lens(cell: Node) -> str:
     return cell.inputs[4] if len(cell.inputs) > 4 else ""
 
 
-def _plain(node: Node) -> Mapping[str, Any]:
+def _layout_free_attributes(node: Node) -> Mapping[str, Any]:
     return {k: v for k, v in node.attributes.items() if not (is_cell(node) and k == "layout")}
 
 

@@ -19,9 +19,9 @@ from rammer.frontend.bind.loop_body import RolledTurn, rolled_turn
 from rammer.frontend.loops.control_operators import graph_of
 from rammer.frontend.loops.trip_count import always_goes
 from rammer.frontend.read import model_checks
-from rammer.frontend.read.node_protos import captures
+from rammer.frontend.read.node_protos import captured_names
 from rammer.ir.graph import Graph, Node, Value
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.types import TensorType
 from rammer.passes.loops.chunk_recurrent import turn_of
 from rammer.passes.loops.recurrent_stacks import STATES
@@ -48,13 +48,13 @@ def nested_turns(graph: Graph, node: Node) -> NestedTurns:
     body, scanned = graph_of(node.attributes["body"]), int(node.attributes["num_scan_inputs"])
     if any(any(node.attributes.get(k) or ()) for k in ("scan_input_axes", "scan_output_axes")):
         raise BadInput("it goes along another axis than the first")
-    formal = node.inputs[: len(node.inputs) - len(captures(node))]
+    formal = node.inputs[: len(node.inputs) - len(captured_names(node))]
     lengths = {graph.types[n].shape[0] for n in formal[len(formal) - scanned :]}
-    step = _steps(body, lengths)
+    step = _chunk_steps(body, lengths)
     return NestedTurns(graph, turn_of_steps(graph, node, len(formal) - scanned, step, lengths.pop() // step))
 
 
-def _steps(body: GraphProto, lengths: set[int]) -> int:
+def _chunk_steps(body: GraphProto, lengths: set[int]) -> int:
     """Steps of a turn."""
     nodes = [n for g in model_checks.graphs_below([body]) for n in g.node]
     most = min(MOST_STEPS, MOST_UNROLLED // max(len(nodes), 1))
@@ -74,14 +74,14 @@ def turn_of_steps(graph: Graph, node: Node, states: int, step: int, count: int) 
     first, slices = node.inputs[:states], node.inputs[states : states + scanned]
 
     def turned(name: str) -> str:
-        kind, made = graph.types[name], identifier(f"{name}_turns", names)
+        kind, made = graph.types[name], make_identifier(f"{name}_turns", names)
         types[made] = TensorType(kind.dtype, (count, step, *kind.shape[1:]))
         return made
 
     given = {turned(n): n for n in slices}
     shown = [(turned(n) if n else "", n) for n in node.outputs[states:]]
     stacked = dict(shown)
-    body = replace(node.attributes["body"], proto=_around(node).SerializeToString())
+    body = replace(node.attributes["body"], proto=_wrap_body(node).SerializeToString())
     outer = replace(
         node,
         inputs=(*first, *given, *node.inputs[states + scanned :]),
@@ -99,20 +99,20 @@ def turn_of_steps(graph: Graph, node: Node, states: int, step: int, count: int) 
     )
 
 
-def _around(node: Node) -> GraphProto:
+def _wrap_body(node: Node) -> GraphProto:
     """The body of a turn: a Scan of the steps in it."""
     body = graph_of(node.attributes["body"])
-    given, made = (_numbered(body, what, len(values)) for what, values in (("in", body.input), ("out", body.output)))
+    given, made = (_numbered_names(body, what, len(values)) for what, values in (("in", body.input), ("out", body.output)))
     kept = {k: v for k, v in node.attributes.items() if k != "body" and v}
     inner: NodeProto = helper.make_node("Scan", given, made, f"{node.name}.turn", body=body, **kept)
-    return helper.make_graph([inner], f"{body.name}_turn", _ports(given, body.input), _ports(made, body.output))
+    return helper.make_graph([inner], f"{body.name}_turn", _make_ports(given, body.input), _make_ports(made, body.output))
 
 
-def _numbered(body: GraphProto, what: str, count: int) -> list[str]:
+def _numbered_names(body: GraphProto, what: str, count: int) -> list[str]:
     return [f"{body.name}.turn.{what}{i}" for i in range(count)]
 
 
-def _ports(names: Iterable[str], like: Iterable[Any]) -> list[Any]:
+def _make_ports(names: Iterable[str], like: Iterable[Any]) -> list[Any]:
     found = []
     for name, port in zip(names, like, strict=True):
         value = helper.make_empty_tensor_value_info(name)
@@ -126,16 +126,16 @@ def _ports(names: Iterable[str], like: Iterable[Any]) -> list[Any]:
 
 def _scan_of(graph: Graph, node: Node) -> tuple[Graph, Node]:
     """A Loop whose trips are known, and whose condition always holds, as a Scan over its indices."""
-    formal = node.inputs[: len(node.inputs) - len(captures(node))]
+    formal = node.inputs[: len(node.inputs) - len(captured_names(node))]
     trips, going = (graph.constant(n) if n else None for n in formal[:2])
     body = graph_of(node.attributes["body"])
-    outer = zip(captures(node), node.inputs[len(formal) :], strict=True)
+    outer = zip(captured_names(node), node.inputs[len(formal) :], strict=True)
     known = {n: graph.constants[o] for n, o in outer if o in graph.constants}
     if trips is None or (formal[1] and (going is None or not bool(going.all()))) or not always_goes(body, known):
         raise BadInput("nobody knows how often it turns")
     if not 0 < int(trips.item()) <= MOST_TRIPS:
         raise BadInput(f"it turns {int(trips.item())} times")
-    index = identifier(f"{node.outputs[0] or node.name}_indices", Names(graph.types))
+    index = make_identifier(f"{node.outputs[0] or node.name}_indices", Names(graph.types))
     count = np.arange(int(trips.item()), dtype=np.int64)
     constants = {**graph.constants, index: count}
     types = {**graph.types, index: TensorType("int64", count.shape)}
@@ -143,13 +143,16 @@ def _scan_of(graph: Graph, node: Node) -> tuple[Graph, Node]:
         node,
         op="Scan",
         inputs=(*formal[2:], index, *node.inputs[len(formal) :]),
-        attributes={"body": replace(node.attributes["body"], proto=_indexed(body).SerializeToString()), "num_scan_inputs": 1},
+        attributes={
+            "body": replace(node.attributes["body"], proto=_to_scan_body(body).SerializeToString()),
+            "num_scan_inputs": 1,
+        },
     )
     nodes = tuple(scan if n is node else n for n in graph.nodes)
     return replace(graph, nodes=nodes, types=types, constants=constants), scan
 
 
-def _indexed(body: GraphProto) -> GraphProto:
+def _to_scan_body(body: GraphProto) -> GraphProto:
     """A Loop's body as a Scan's: the index is its last input, and the condition holds."""
     made, (index, condition, *states) = GraphProto(), body.input
     made.CopyFrom(body)

@@ -19,14 +19,14 @@ from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn
 from rammer.frontend.loops.control_operators import graph_of
 from rammer.frontend.loops.trip_count import always_goes
 from rammer.frontend.read import model_checks
-from rammer.frontend.read.node_protos import SubGraph, captures, formats
+from rammer.frontend.read.node_protos import SubGraph, captured_names, carried_dtypes
 from rammer.ir.graph import Graph, Node
 from rammer.ir.names import Names
 from rammer.ir.types import TensorType
 from rammer.passes.loops.chunk_recurrent import MadeNodes
 from rammer.passes.loops.chunk_scan import MOST_STEPS, turn_of_steps
 from rammer.passes.loops.recurrent_stacks import STATES
-from rammer.passes.rewrite import rebuilt
+from rammer.passes.rewrite import rebuild_graph
 
 #: Operators that one with steps of its own counts for.
 HEAVY: Final = 32
@@ -56,7 +56,7 @@ def forward_loops(graph: Graph) -> tuple[Graph, dict[str, int]]:
     """``graph`` with Scans that go ahead along first axes, and the steps of each loop that has as many as are known, by title."""
     made, nodes, steps = MadeNodes(Names(graph.types), 0), list[Node](), dict[str, int]()
     for node in graph.nodes:
-        count = _steps(graph, node) if is_loop(node) and not formats(node) else None
+        count = _trip_count(graph, node) if is_loop(node) and not carried_dtypes(node) else None
         if count is None or not loop_title(node):
             nodes.append(node)
             continue
@@ -64,17 +64,17 @@ def forward_loops(graph: Graph) -> tuple[Graph, dict[str, int]]:
         ahead = _Ahead(graph, node, made).scan() if node.op == "Scan" else node
         nodes += made.nodes or [node]
         steps[loop_title(ahead)] = count
-    return rebuilt(replace(graph, types={**graph.types, **made.types}), nodes, made.constants), steps
+    return rebuild_graph(replace(graph, types={**graph.types, **made.types}), nodes, made.constants), steps
 
 
-def _steps(graph: Graph, node: Node) -> int | None:
+def _trip_count(graph: Graph, node: Node) -> int | None:
     """How many steps a loop takes, whatever it reads; None where a run decides."""
-    formal = node.inputs[: len(node.inputs) - len(captures(node))]
+    formal = node.inputs[: len(node.inputs) - len(captured_names(node))]
     body = graph_of(node.attributes["body"])
     if node.op == "Loop":
         trips, going = (graph.constant(n) if n else None for n in formal[:2])
         held = not formal[1] or (going is not None and bool(going.all()))
-        outer = zip(captures(node), node.inputs[len(formal) :], strict=True)
+        outer = zip(captured_names(node), node.inputs[len(formal) :], strict=True)
         known = {n: graph.constants[o] for n, o in outer if o in graph.constants}
         return max(int(trips.item()), 0) if trips is not None and held and always_goes(body, known) else None
     scanned = int(node.attributes["num_scan_inputs"])
@@ -89,7 +89,7 @@ class _Ahead:
     def __init__(self, graph: Graph, node: Node, made: MadeNodes) -> None:
         self.graph, self.node, self.made, made.version = graph, node, made, node.version
         self.scanned = int(node.attributes["num_scan_inputs"])
-        self.formal = len(node.inputs) - len(captures(node))
+        self.formal = len(node.inputs) - len(captured_names(node))
         self.states = self.formal - self.scanned
 
     def _each(self, what: str, count: int) -> Sequence[int]:
@@ -107,7 +107,7 @@ class _Ahead:
         for i, name in enumerate(outputs[self.states :], self.states):
             axis, back = ends[i - self.states]
             if name and (axis or back):
-                behind += self._restored(outputs, i, axis, back)
+                behind += self._restore_axis(outputs, i, axis, back)
         kept = {k: v for k, v in node.attributes.items() if k in ("body", "num_scan_inputs")}
         found = replace(node, inputs=tuple(inputs), outputs=tuple(outputs), attributes=kept)
         made.nodes += [found, *behind]
@@ -120,13 +120,13 @@ class _Ahead:
         if axis % rank:
             kind = TensorType(kind.dtype, tuple(kind.shape[d] for d in order))
             name = self.made.node("Transpose", [name], kind, self.made.fresh(f"{name}_ahead", kind), perm=order)
-        return self._backwards(name, kind, self.made.fresh(f"{name}_back", kind)) if back else name
+        return self._reverse_steps(name, kind, self.made.fresh(f"{name}_back", kind)) if back else name
 
-    def _backwards(self, name: str, kind: TensorType, result: str) -> str:
+    def _reverse_steps(self, name: str, kind: TensorType, result: str) -> str:
         bounds = [self.made.constant(np.array([n], np.int64), f"{result}_bound") for n in (-1, -(1 << 31), 0, -1)]
         return self.made.node("Slice", [name, *bounds], kind, result)
 
-    def _restored(self, outputs: list[str], place: int, axis: int, back: int) -> list[Node]:
+    def _restore_axis(self, outputs: list[str], place: int, axis: int, back: int) -> list[Node]:
         """The nodes that make an output of what the Scan gathers along a first axis, which takes its place."""
         name, made, before = outputs[place], self.made, len(self.made.nodes)
         kind, rank = self.graph.types[name], len(self.graph.types[name].shape)
@@ -134,7 +134,7 @@ class _Ahead:
         first = TensorType(kind.dtype, (kind.shape[axis], *kind.shape[:axis], *kind.shape[axis + 1 :]))
         found = outputs[place] = made.fresh(f"{name}_ahead", first)
         if back:
-            found = self._backwards(found, first, made.fresh(f"{name}_back", first) if axis else name)
+            found = self._reverse_steps(found, first, made.fresh(f"{name}_back", first) if axis else name)
         if axis:
             made.node("Transpose", [found], kind, name, perm=(*range(1, axis + 1), 0, *range(axis + 1, rank)))
         behind = made.nodes[before:]
@@ -158,11 +158,11 @@ def steps_of_turn(node: Node, least: int, most: int, between: int) -> int:
 def opened_loop(graph: Graph, node: Node, turn: int, count: int, plain: bool, same: Collection[str]) -> tuple[Graph, OpenLoop]:
     """``graph`` with a node for ``count`` turns of ``turn`` steps in the place of a loop. Where its steps are ``plain`` they are
     a length, whose name is given later; else they are computed. ``same`` are constants that begin alike at all lengths."""
-    steps, made = _steps(graph, node), MadeNodes(Names(graph.types), node.version)
+    steps, made = _trip_count(graph, node), MadeNodes(Names(graph.types), node.version)
     assert steps is not None, "forward_loops tells which are known"
-    formal = len(node.inputs) - len(captures(node))
+    formal = len(node.inputs) - len(captured_names(node))
     split = 2 if node.op == "Loop" else 0, formal - int(node.attributes.get("num_scan_inputs", 0))
-    given = [_computed(graph, made, n, same) for n in node.inputs[split[0] : formal]]
+    given = [_wrap_varying_constant(graph, made, n, same) for n in node.inputs[split[0] : formal]]
     index = made.constant(np.arange(count * turn, dtype=np.int64), f"{loop_title(node)}_indices")
     number = TensorType("int64", ())
     left = made.fresh(f"{loop_title(node)}_steps", number)
@@ -171,7 +171,7 @@ def opened_loop(graph: Graph, node: Node, turn: int, count: int, plain: bool, sa
         made.node("Identity", [known], number, left)
     body = node.attributes["body"]
     masked = replace(
-        body, proto=_masked(body, node.op == "Loop", split[1] - split[0]), captures=(*body.captures, _steps_name(body))
+        body, proto=_mask_body(body, node.op == "Loop", split[1] - split[0]), captures=(*body.captures, _steps_name(body))
     )
     scan = replace(
         node,
@@ -185,10 +185,10 @@ def opened_loop(graph: Graph, node: Node, turn: int, count: int, plain: bool, sa
     read = tuple(i for i in scan.inputs if i and not (plain and i == left))
     placed = Node(TURNS, read, tuple(filter(None, node.outputs)), {}, node.name, DOMAIN, node.version)
     nodes = [m for n in graph.nodes for m in ([*made.nodes, placed] if n is node else [n])]
-    return rebuilt(replace(graph, types=whole.types), nodes, made.constants), OpenLoop(placed, rolled, left)
+    return rebuild_graph(replace(graph, types=whole.types), nodes, made.constants), OpenLoop(placed, rolled, left)
 
 
-def _computed(graph: Graph, made: MadeNodes, name: str, same: Collection[str]) -> str:
+def _wrap_varying_constant(graph: Graph, made: MadeNodes, name: str, same: Collection[str]) -> str:
     """``name``, or what is computed of a constant that is another one at other lengths."""
     if name not in graph.constants or name in same:
         return name
@@ -196,7 +196,7 @@ def _computed(graph: Graph, made: MadeNodes, name: str, same: Collection[str]) -
     return made.node("Identity", [name], kind, made.fresh(f"{name}_value", kind))
 
 
-def _prefix(body: GraphProto) -> str:
+def _fresh_prefix(body: GraphProto) -> str:
     """What no name in a body begins with."""
     graphs = [*model_checks.graphs_below([body])]
     taken = {n for g in graphs for node in g.node for n in (*node.input, *node.output)}
@@ -205,12 +205,12 @@ def _prefix(body: GraphProto) -> str:
 
 
 def _steps_name(body: SubGraph) -> str:
-    return f"{_prefix(graph_of(body))}steps"
+    return f"{_fresh_prefix(graph_of(body))}steps"
 
 
-def _masked(body: SubGraph, loop: bool, states: int) -> bytes:
+def _mask_body(body: SubGraph, loop: bool, states: int) -> bytes:
     """A body whose last input is the number of its step: its states stay as they are from the step on that is none any more."""
-    made, prefix = GraphProto(), _prefix(graph_of(body))
+    made, prefix = GraphProto(), _fresh_prefix(graph_of(body))
     made.CopyFrom(graph_of(body))
     formal, results = list(made.input)[2 if loop else 0 :], list(made.output)[1 if loop else 0 :]
     at = helper.make_tensor_value_info(f"{prefix}at", TensorProto.INT64, [])

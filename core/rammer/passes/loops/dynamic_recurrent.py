@@ -19,14 +19,14 @@ from rammer.device.capabilities import Between
 from rammer.errors import BadInput
 from rammer.frontend.bind.loop_body import DOMAIN, TURNS, RolledTurn, rolled_turn
 from rammer.ir.graph import Graph, Node, Value
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.port import InputPort
 from rammer.ir.types import TensorType
 from rammer.passes.loops.chunk_recurrent import MOST_TURN, Rolling, in_order
 from rammer.passes.loops.dynamic_loop import forward_loops, is_loop, loop_title, opened_loop, steps_of_turn
 from rammer.passes.loops.recurrent_stacks import Stack, first_stack, is_cell, steps_of
 from rammer.passes.loops.split_bidirectional import one_way
-from rammer.passes.rewrite import rebuilt
+from rammer.passes.rewrite import rebuild_graph
 
 #: The input of a turn that says how many steps all turns have.
 _STEPS: Final = "turn.steps"
@@ -39,7 +39,7 @@ def turn_for(least: int, most: int, between: int) -> int:
     return -(-most // -(-most // turn))
 
 
-def layers(graph: Graph) -> tuple[Graph, dict[str, int]]:
+def split_layers(graph: Graph) -> tuple[Graph, dict[str, int]]:
     """``graph`` with layers of one direction and loops that go ahead, and the steps of each by its first result."""
     graph, found = forward_loops(one_way(graph, 0))
     return graph, {**found, **{n.outputs[0]: steps_of(graph, n) for n in graph.nodes if is_cell(n)}}
@@ -79,7 +79,7 @@ class OpenStack:
     steps: str = ""
 
 
-def opened(graph: Graph, sizes: Mapping[str, OpenSize], same: Collection[str]) -> tuple[Graph, list[OpenStack]]:
+def open_loops(graph: Graph, sizes: Mapping[str, OpenSize], same: Collection[str]) -> tuple[Graph, list[OpenStack]]:
     """``graph`` with a node in the place of each loop, and stack of the layers, in ``sizes``; loops, and stacks of most steps,
     tell their turns. ``same`` are constants that begin alike at all lengths."""
     found = list[OpenStack]()
@@ -89,19 +89,19 @@ def opened(graph: Graph, sizes: Mapping[str, OpenSize], same: Collection[str]) -
         found.append(OpenStack(loop_title(node), loop.node, loop.turn, loop.steps))
     while (stack := first_stack(graph, 0, sizes)) is not None:
         size = sizes[stack.cells[0][0].outputs[0]]
-        graph, made = _opened(graph, stack, size, stack.steps == size.most)
+        graph, made = _open_stack(graph, stack, size, stack.steps == size.most)
         found.append(made)
     return graph, found
 
 
-def _opened(graph: Graph, stack: Stack, size: OpenSize, told: bool) -> tuple[Graph, OpenStack]:
+def _open_stack(graph: Graph, stack: Stack, size: OpenSize, told: bool) -> tuple[Graph, OpenStack]:
     turn, count, lens = size.turn, size.count, _Lens(graph, stack, size)
     given = replace(stack, nodes=lens.nodes)
     whole = replace(graph, types=lens.types, constants={**graph.constants, **lens.constants})
     rolling = Rolling(whole, given, turn)
     rolling.count, rolling.rest, made = count, 0, rolling.made
     states = {n.outputs[0]: rolling.initial(n) for n, _ in given.cells}
-    mains = [made.fresh(f"{n}_turns", _turns(whole.types[n], count, turn, n in lens.parts)) for n, _, _ in rolling.sliced]
+    mains = [made.fresh(f"{n}_turns", _chunked_type(whole.types[n], count, turn, n in lens.parts)) for n, _, _ in rolling.sliced]
     turned = rolling.scan(states, mains)
     scan = made.nodes.pop()
     outside = {m: lens.parts.get(n, n) for m, (n, _, _) in zip(mains, rolling.sliced, strict=True)}
@@ -115,19 +115,19 @@ def _opened(graph: Graph, stack: Stack, size: OpenSize, told: bool) -> tuple[Gra
     inside = {id(n) for n, _ in stack.nodes}
     nodes = [*(n for n in graph.nodes if id(n) not in inside), *lens.made, *made.nodes, node]
     known = {*graph.constants, *lens.constants, *made.constants, *(v.name for v in graph.inputs)}
-    result = rebuilt(replace(graph, types=types), in_order(nodes, known), {**lens.constants, **made.constants})
-    found = _turn(result, scan, types, outside, named, turn) if told else None
+    result = rebuild_graph(replace(graph, types=types), in_order(nodes, known), {**lens.constants, **made.constants})
+    found = _make_chunk(result, scan, types, outside, named, turn) if told else None
     if found is not None and lens.starts:
-        found = _counting(found, lens.starts, lens.steps, turn)
+        found = _count_remaining_steps(found, lens.starts, lens.steps, turn)
     return result, OpenStack(stack.cells[0][0].outputs[0], node, found, lens.steps)
 
 
-def _turns(kind: TensorType, count: int, turn: int, lengths: bool) -> TensorType:
+def _chunked_type(kind: TensorType, count: int, turn: int, lengths: bool) -> TensorType:
     """What the turns get slices of, by turns."""
     return TensorType(kind.dtype, (count, *kind.shape) if lengths else (count, turn, *kind.shape[1:]))
 
 
-def _turn(
+def _make_chunk(
     graph: Graph, scan: Node, types: Mapping[str, TensorType], outside: Mapping[str, str], named: Mapping[str, str], step: int
 ) -> RolledTurn:
     """One turn of ``step`` steps, by the names that values have in ``graph``."""
@@ -143,7 +143,7 @@ def _turn(
     )
 
 
-def _counting(turn: RolledTurn, starts: str, steps: str, step: int) -> RolledTurn:
+def _count_remaining_steps(turn: RolledTurn, starts: str, steps: str, step: int) -> RolledTurn:
     """``turn`` that counts itself how many of its ``step`` steps are left, for all of a batch, by where it starts."""
     model, front = turn.model, list[NodeProto]()
     ports = {p.name: p for p in model.inputs}
@@ -181,46 +181,46 @@ class _Lens:
         self.parts: dict[str, str] = {}  #: Lengths -> steps of each turn.
         self.made: list[Node] = []
         self.turn, self.count, self.version = size.turn, size.count, max(n.version for n, _ in stack.nodes)
-        self.nodes = tuple((self._lengthened(n, stack.steps) if is_cell(n) else n, way) for n, way in stack.nodes)
+        self.nodes = tuple((self._add_lengths(n, stack.steps) if is_cell(n) else n, way) for n, way in stack.nodes)
 
-    def _lengthened(self, cell: Node, steps: int) -> Node:
+    def _add_lengths(self, cell: Node, steps: int) -> Node:
         inputs = [*cell.inputs, *[""] * (5 - len(cell.inputs))]
         if not inputs[4]:
             batch = self.graph.types[cell.inputs[0]].shape[1]
-            inputs[4] = next((n for n, a in self.constants.items() if a.shape == (batch,)), "") or self._constant(
+            inputs[4] = next((n for n, a in self.constants.items() if a.shape == (batch,)), "") or self._add_constant(
                 np.full(batch, steps, np.int32), f"{cell.outputs[0]}_steps"
             )
         if inputs[4] not in self.parts:
             whole = inputs[4] in self.constants and self.plain
-            self.parts[inputs[4]] = self._started() if whole else self._split(inputs[4])
+            self.parts[inputs[4]] = self._chunk_starts() if whole else self._split_lengths(inputs[4])
         return replace(cell, inputs=tuple(inputs))
 
-    def _started(self) -> str:
+    def _chunk_starts(self) -> str:
         """At which step each turn starts."""
         if not self.starts:
-            self.starts = self._constant(np.arange(self.count) * self.turn, "turn_starts")
-            self.steps = identifier("turn_steps", self.names)
+            self.starts = self._add_constant(np.arange(self.count) * self.turn, "turn_starts")
+            self.steps = make_identifier("turn_steps", self.names)
             self.types[self.steps] = TensorType("int64", ())
         return self.starts
 
-    def _split(self, lens: str) -> str:
+    def _split_lengths(self, lens: str) -> str:
         """How many of the steps are in each turn."""
         dtype = self.types[lens].dtype
         if len(self.types[lens].shape) != 1:
             raise BadInput("lengths of sequences have one for each of the batch")
         kind = TensorType(dtype, (self.count, *self.types[lens].shape))
-        starts = self._constant((np.arange(self.count) * self.turn)[:, None].astype(dtype), f"{lens}_starts")
-        zero, most = (self._constant(np.array(n, dtype), f"{lens}_{hint}") for n, hint in ((0, "none"), (self.turn, "most")))
-        left = self._node("Sub", [lens, starts], f"{lens}_left", kind)
-        return self._node("Min", [self._node("Max", [left, zero], f"{lens}_some", kind), most], f"{lens}_parts", kind)
+        starts = self._add_constant((np.arange(self.count) * self.turn)[:, None].astype(dtype), f"{lens}_starts")
+        zero, most = (self._add_constant(np.array(n, dtype), f"{lens}_{hint}") for n, hint in ((0, "none"), (self.turn, "most")))
+        left = self._add_node("Sub", [lens, starts], f"{lens}_left", kind)
+        return self._add_node("Min", [self._add_node("Max", [left, zero], f"{lens}_some", kind), most], f"{lens}_parts", kind)
 
-    def _constant(self, value: np.ndarray, hint: str) -> str:
-        name = identifier(hint, self.names)
+    def _add_constant(self, value: np.ndarray, hint: str) -> str:
+        name = make_identifier(hint, self.names)
         self.constants[name], self.types[name] = value, TensorType(str(value.dtype), value.shape)
         return name
 
-    def _node(self, op: str, inputs: list[str], hint: str, kind: TensorType) -> str:
-        name = identifier(hint, self.names)
+    def _add_node(self, op: str, inputs: list[str], hint: str, kind: TensorType) -> str:
+        name = make_identifier(hint, self.names)
         self.types[name] = kind
         self.made.append(Node(op, tuple(inputs), (name,), {}, name, "", self.version))
         return name

@@ -26,7 +26,7 @@ def steps_of(graph: Graph, node: Node) -> int:
     return graph.types[node.inputs[0]].shape[0]
 
 
-def backwards(node: Node) -> bool:
+def is_backwards(node: Node) -> bool:
     """Whether a layer of one direction goes backwards."""
     return str(node.attributes.get("direction", "forward")) == "reverse"
 
@@ -84,7 +84,7 @@ class _Growing:
 
     def offer(self, node: Node) -> None:
         """Take ``node`` in, or note that it hangs on what is in."""
-        way = self._way(node)
+        way = self._node_direction(node)
         if way is None:
             self.leave(node)
             return
@@ -98,13 +98,13 @@ class _Growing:
         if any(i in self.ways or i in self.tainted for i in node.inputs):
             self.tainted.update(filter(None, node.outputs))
 
-    def _way(self, node: Node) -> bool | None:
+    def _node_direction(self, node: Node) -> bool | None:
         """The way that a node goes in the stack; None where it is none of it."""
         inputs = [i for i in node.inputs if i]
         if self.tainted.intersection(inputs):
             return None
         if is_cell(node):
-            own, x = backwards(node), node.inputs[0]
+            own, x = is_backwards(node), node.inputs[0]
             fits = steps_of(self.graph, node) == self.steps and self.ways.get(x, own) == own
             return own if fits and not any(i in self.ways for i in inputs[1:]) else None
         given = {self.ways[i] for i in inputs if i in self.ways}
@@ -135,47 +135,51 @@ def _each_step(graph: Graph, node: Node, ways: Collection[str], steps: int) -> b
     return test is not None and bool(shape) and shape[0] == steps and test(graph, node, ways)
 
 
-def _same(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+def _is_stepwise(graph: Graph, node: Node, ways: Collection[str]) -> bool:
     return node.inputs[0] in ways and not any(i in ways for i in node.inputs[1:])
 
 
-def _unmoved(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+def _is_step_reshape(graph: Graph, node: Node, ways: Collection[str]) -> bool:
     """What only gives the elements of a step another shape."""
-    return _same(graph, node, ways) and graph.types[node.inputs[0]].shape[:1] == graph.types[node.outputs[0]].shape[:1]
+    return _is_stepwise(graph, node, ways) and graph.types[node.inputs[0]].shape[:1] == graph.types[node.outputs[0]].shape[:1]
 
 
-def _order(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+def _is_step_transpose(graph: Graph, node: Node, ways: Collection[str]) -> bool:
     return bool(node.attributes.get("perm")) and int(node.attributes["perm"][0]) == 0
 
 
-def _broadcast(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+def _is_step_broadcast(graph: Graph, node: Node, ways: Collection[str]) -> bool:
     """Operands are in ``ways`` and of the result's rank, or the same for all steps."""
     rank = len(graph.types[node.outputs[0]].shape)
     shapes = [(i in ways, graph.types[i].shape) for i in node.inputs]
     return all(len(s) == rank if inside else len(s) < rank or s[0] == 1 for inside, s in shapes)
 
 
-def _product(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+def _is_step_product(graph: Graph, node: Node, ways: Collection[str]) -> bool:
     a, b = node.inputs
     return a in ways and b not in ways and len(graph.types[a].shape) > 2 and len(graph.types[b].shape) <= 2
 
 
-def _rows(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+def _is_step_row_operator(graph: Graph, node: Node, ways: Collection[str]) -> bool:
     axis, rank = int(node.attributes.get("axis", -1)), len(graph.types[node.inputs[0]].shape)
-    return axis % rank != 0 and _same(graph, node, ways) and all(len(graph.types[i].shape) < rank for i in node.inputs[1:] if i)
+    return (
+        axis % rank != 0
+        and _is_stepwise(graph, node, ways)
+        and all(len(graph.types[i].shape) < rank for i in node.inputs[1:] if i)
+    )
 
 
-def _concat(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+def _is_step_concat(graph: Graph, node: Node, ways: Collection[str]) -> bool:
     rank = len(graph.types[node.outputs[0]].shape)
     return int(node.attributes["axis"]) % rank != 0 and all(i in ways for i in node.inputs)
 
 
 _TESTS: Final[Mapping[str, Callable[[Graph, Node, Collection[str]], bool]]] = {
-    **dict.fromkeys((*_UNARY, *_UNARY_MORE), _same),
-    **dict.fromkeys(_BINARY, _broadcast),
-    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), _unmoved),
-    "Transpose": _order,
-    "MatMul": _product,
-    "LayerNormalization": _rows,
-    "Concat": _concat,
+    **dict.fromkeys((*_UNARY, *_UNARY_MORE), _is_stepwise),
+    **dict.fromkeys(_BINARY, _is_step_broadcast),
+    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), _is_step_reshape),
+    "Transpose": _is_step_transpose,
+    "MatMul": _is_step_product,
+    "LayerNormalization": _is_step_row_operator,
+    "Concat": _is_step_concat,
 }

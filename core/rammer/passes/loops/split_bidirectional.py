@@ -10,10 +10,10 @@ import numpy as np
 
 from rammer.frontend.lower.recurrence import PARAMETERS
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, make_identifier
 from rammer.ir.types import TensorType
 from rammer.passes.loops.recurrent_stacks import STATES, is_cell
-from rammer.passes.rewrite import rebuilt
+from rammer.passes.rewrite import rebuild_graph
 
 #: Inputs that have a part for each direction, and those whose batch comes first where ``layout`` says so.
 _BY_DIRECTION = (1, 2, 3, 5, 6, 7)
@@ -22,7 +22,7 @@ _TURNED = (0, 5, 6)
 
 def one_way(graph: Graph, most: int) -> Graph:
     """``graph`` with layers of more than ``most`` steps in that form; itself where they are."""
-    long = [n for n in graph.nodes if is_cell(n) and _odd(n) and _steps(graph, n) > most]
+    long = [n for n in graph.nodes if is_cell(n) and _is_irregular_layer(n) and _sequence_length(graph, n) > most]
     if not long:
         return graph
     splitting = _Splitting(graph)
@@ -32,15 +32,15 @@ def one_way(graph: Graph, most: int) -> Graph:
             splitting.layer(node)
         else:
             splitting.nodes.append(node)
-    return rebuilt(replace(graph, types=splitting.types), splitting.nodes, splitting.constants)
+    return rebuild_graph(replace(graph, types=splitting.types), splitting.nodes, splitting.constants)
 
 
-def _odd(node: Node) -> bool:
+def _is_irregular_layer(node: Node) -> bool:
     two = node.attributes.get("direction") == "bidirectional"
     return two or bool(node.attributes.get("layout", 0)) or not node.outputs[0]  # by which stacks know a layer
 
 
-def _steps(graph: Graph, node: Node) -> int:
+def _sequence_length(graph: Graph, node: Node) -> int:
     return graph.types[node.inputs[0]].shape[1 if node.attributes.get("layout", 0) else 0]
 
 
@@ -58,30 +58,30 @@ class _Splitting:
         inputs = [*node.inputs, *[""] * (8 - len(node.inputs))]
         if node.attributes.get("layout", 0):
             for place in _TURNED:
-                inputs[place] = self._moved(inputs[place], (1, 0, 2), node) if inputs[place] else ""
-        ways = ("forward", "reverse") if node.attributes.get("direction") == "bidirectional" else (_way(node),)
-        made = [self._direction(node, inputs, d, way, len(ways)) for d, way in enumerate(ways)]
+                inputs[place] = self._transpose_value(inputs[place], (1, 0, 2), node) if inputs[place] else ""
+        ways = ("forward", "reverse") if node.attributes.get("direction") == "bidirectional" else (_layer_direction(node),)
+        made = [self._add_direction(node, inputs, d, way, len(ways)) for d, way in enumerate(ways)]
         for place, name in enumerate(node.outputs):
             if name:
-                self._result(node, name, [m[place] for m in made], place)
+                self._join_result(node, name, [m[place] for m in made], place)
 
-    def _direction(self, node: Node, inputs: Sequence[str], d: int, way: str, ways: int) -> list[str]:
+    def _add_direction(self, node: Node, inputs: Sequence[str], d: int, way: str, ways: int) -> list[str]:
         """The layer of one direction; its results."""
-        own = [self._piece(n, d, node) if n and ways > 1 and i in _BY_DIRECTION else n for i, n in enumerate(inputs)]
+        own = [self._slice_direction(n, d, node) if n and ways > 1 and i in _BY_DIRECTION else n for i, n in enumerate(inputs)]
         while not own[-1]:
             own.pop()
         width = self.types[own[2]].shape[-1]
         steps, batch = self.types[own[0]].shape[:2]
         dtype = self.types[own[0]].dtype
         shapes = [(steps, 1, batch, width), *[(1, batch, width)] * STATES[node.op]]
-        outputs = [self._fresh(f"{node.outputs[0] or node.outputs[1]}_{way}", TensorType(dtype, s)) for s in shapes]
-        attributes = {**node.attributes, **_activations(node, d, ways), "direction": way}
+        outputs = [self._new_value(f"{node.outputs[0] or node.outputs[1]}_{way}", TensorType(dtype, s)) for s in shapes]
+        attributes = {**node.attributes, **_direction_activations(node, d, ways), "direction": way}
         attributes.pop("layout", None)
         kept = {k: v for k, v in attributes.items() if v != ()}
         self.nodes.append(replace(node, inputs=tuple(own), outputs=tuple(outputs), attributes=kept))
         return outputs
 
-    def _result(self, node: Node, name: str, parts: Sequence[str], place: int) -> None:
+    def _join_result(self, node: Node, name: str, parts: Sequence[str], place: int) -> None:
         """A result of the layer from those of its directions."""
         turned = bool(node.attributes.get("layout", 0))
         order = ((2, 0, 1, 3) if place == 0 else (1, 0, 2)) if turned else ()
@@ -89,45 +89,45 @@ class _Splitting:
         if len(parts) > 1:
             axis, kind = (1 if place == 0 else 0), self.types[parts[0]]
             shape = tuple(n * len(parts) if i == axis else n for i, n in enumerate(kind.shape))
-            whole = self._fresh(f"{name}_both", TensorType(kind.dtype, shape)) if order else name
-            self._node(node, "Concat", parts, whole, axis=axis)
+            whole = self._new_value(f"{name}_both", TensorType(kind.dtype, shape)) if order else name
+            self._add_node(node, "Concat", parts, whole, axis=axis)
         if order or len(parts) == 1:
-            self._node(node, "Transpose" if order else "Identity", [whole], name, **({"perm": order} if order else {}))
+            self._add_node(node, "Transpose" if order else "Identity", [whole], name, **({"perm": order} if order else {}))
 
-    def _moved(self, name: str, order: tuple[int, ...], node: Node) -> str:
+    def _transpose_value(self, name: str, order: tuple[int, ...], node: Node) -> str:
         kind = self.types[name]
-        result = self._fresh(f"{name}_turned", TensorType(kind.dtype, tuple(kind.shape[i] for i in order)))
-        return self._node(node, "Transpose", [name], result, perm=order)
+        result = self._new_value(f"{name}_turned", TensorType(kind.dtype, tuple(kind.shape[i] for i in order)))
+        return self._add_node(node, "Transpose", [name], result, perm=order)
 
-    def _piece(self, name: str, d: int, node: Node) -> str:
+    def _slice_direction(self, name: str, d: int, node: Node) -> str:
         """The part of direction ``d``."""
         value, kind = self.graph.constant(name), self.types[name]
         kind = TensorType(kind.dtype, (1, *kind.shape[1:]))
         if value is not None:
-            return self._constant(value[d : d + 1], f"{name}_{d}")
-        bounds = [self._constant(np.array([n], np.int64), f"{name}_bound") for n in (d, d + 1, 0)]
-        return self._node(node, "Slice", [name, *bounds], self._fresh(f"{name}_{d}", kind))
+            return self._add_constant(value[d : d + 1], f"{name}_{d}")
+        bounds = [self._add_constant(np.array([n], np.int64), f"{name}_bound") for n in (d, d + 1, 0)]
+        return self._add_node(node, "Slice", [name, *bounds], self._new_value(f"{name}_{d}", kind))
 
-    def _constant(self, value: np.ndarray, hint: str) -> str:
-        name = self._fresh(hint, TensorType(str(value.dtype), value.shape))
+    def _add_constant(self, value: np.ndarray, hint: str) -> str:
+        name = self._new_value(hint, TensorType(str(value.dtype), value.shape))
         self.constants[name] = value
         return name
 
-    def _node(self, like: Node, op: str, inputs: Sequence[str], result: str, **attributes: Any) -> str:
+    def _add_node(self, like: Node, op: str, inputs: Sequence[str], result: str, **attributes: Any) -> str:
         self.nodes.append(Node(op, tuple(inputs), (result,), attributes, like.name, "", like.version))
         return result
 
-    def _fresh(self, hint: str, kind: TensorType) -> str:
-        name = identifier(hint, self.names)
+    def _new_value(self, hint: str, kind: TensorType) -> str:
+        name = make_identifier(hint, self.names)
         self.types[name] = kind
         return name
 
 
-def _way(node: Node) -> str:
+def _layer_direction(node: Node) -> str:
     return str(node.attributes.get("direction", "forward"))
 
 
-def _activations(node: Node, d: int, ways: int) -> dict[str, tuple[Any, ...]]:
+def _direction_activations(node: Node, d: int, ways: int) -> dict[str, tuple[Any, ...]]:
     """The activations of one direction, and their parameters: "the order of activation functions"."""
     names = tuple(node.attributes.get("activations") or ())
     count = len(names) // ways

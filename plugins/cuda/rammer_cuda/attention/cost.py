@@ -12,10 +12,10 @@ from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 
-from rammer_cuda.attention.kernel import CHUNKS, ROWS, Block16, attention, block_of
-from rammer_cuda.attention.recognise import Attention, attention_of, tiled
+from rammer_cuda.attention.kernel import CHUNKS, ROWS, Block16, attention_kernel, block_of
+from rammer_cuda.attention.recognise import Attention, attention_of, tile_attention
 from rammer_cuda.contraction.cost import F16_COST, TF32X3_COST
-from rammer_cuda.family import sizes
+from rammer_cuda.family import size_keys
 from rammer_cuda.gpu import Gpu
 
 #: Rows of warps, and warps that share a row's keys.
@@ -37,10 +37,10 @@ def _leaders_first(choices: Iterable[Choice]) -> Sequence[Choice]:
     return sorted(ranked, key=lambda f: leaders.get(f.operator.config[:2]) is not f.operator)
 
 
-def _tilings(found: Attention, gpu: Gpu) -> Iterator[Attention]:
+def _enumerate_tilings(found: Attention, gpu: Gpu) -> Iterator[Attention]:
     """Divisions into groups, warps, chunks and buffers that fit and are not wasteful."""
     for groups, warps, chunk, stages in product(GROUPS, WARPS, CHUNKS, (2, 3)):
-        option = tiled(found, groups * ROWS, {"groups": groups, "warps": warps, "chunk": chunk, "stages": stages})
+        option = tile_attention(found, groups * ROWS, {"groups": groups, "warps": warps, "chunk": chunk, "stages": stages})
         try:
             block = block_of(found, dict(option.config))
         except Unsuited:
@@ -51,7 +51,7 @@ def _tilings(found: Attention, gpu: Gpu) -> Iterator[Attention]:
             yield replace(found, operator=option)
 
 
-def _seconds(found: Attention, binding: Binding, gpu: Gpu) -> float:
+def _predict_seconds(found: Attention, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks, without the launch."""
     block, share = block_of(found, dict(found.operator.config)), -(-found.operator.task_count // gpu.sms)
     room = gpu.shared // (block.shared(len(found.reductions)) + 1024)
@@ -61,24 +61,24 @@ def _seconds(found: Attention, binding: Binding, gpu: Gpu) -> float:
     size = 2 if block.half else 4
     moved = size * block.chunk * (block.first * (block.keys + block.groups * ROWS) + block.second * block.keys)
     waits = (block.first + block.second) * 2 * BARRIER + len(found.reductions) * (JOIN if block.warps > 1 else 40)
-    cycles = resident * moved / L2_BYTES + warps * _warp(found, block) + waits
+    cycles = resident * moved / L2_BYTES + warps * _warp_cycles(found, block) + waits
     return (START + rounds * cycles) / gpu.model_clock
 
 
-def _warp(found: Attention, block: Block16) -> float:
+def _warp_cycles(found: Attention, block: Block16) -> float:
     """Cycles of a scheduler for everything that one warp computes."""
     cost, wide = (F16_COST if block.half else TF32X3_COST), block.chunk // 8
     depth, keys = block.first * block.chunk, block.fragments * 8
     first, second = cost.warp(depth, 1, block.fragments), cost.warp(keys, 1, wide)
-    work = sum(ex.flops(c.body) + bool(c.reduce) for c in found.between if c.shape == found.scores.shape or c.reduce)
+    work = sum(ex.count_flops(c.body) + bool(c.reduce) for c in found.between if c.shape == found.scores.shape or c.reduce)
     rows = OPERATION * work * block.fragments * 4
     stores = STORE * block.second * block.chunk * ROWS / (32 * block.warps)
     return float(first + block.second * second + rows + stores)
 
 
-_FORMS: Final = Forms(attention_of, _tilings, _seconds, attention, _leaders_first)
+_FORMS: Final = Forms(attention_of, _enumerate_tilings, _predict_seconds, attention_kernel, _leaders_first)
 ATTENTION: Final = replace(
-    _FORMS.family("attention", sizes("groups", "warps", "chunk", "stages")),
+    _FORMS.family("attention", size_keys("groups", "warps", "chunk", "stages")),
     needs=lambda gpu: gpu.tf32,
     most=14,
     first=lambda *operator: True,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rammer.codegen import operations as ops
-from rammer.codegen.c_text import total, weighted
+from rammer.codegen.c_text import format_sum, weighted_terms
 from rammer.codegen.contraction_form import Operand
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
@@ -23,12 +23,12 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Load, Ref
 
-from rammer_cuda.attention.recognise import Attention, live
-from rammer_cuda.device import source
+from rammer_cuda.attention.recognise import Attention, live_axes
+from rammer_cuda.device import device_source
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.kernels.epilogue import finish
+from rammer_cuda.kernels.epilogue import write_epilogue
 from rammer_cuda.kernels.frame import WARP, Frame
-from rammer_cuda.kernels.lengths import ceiling
+from rammer_cuda.kernels.lengths import ceiling_quotient
 from rammer_cuda.kernels.task import TaskKernel
 
 #: Rows of a warp; most fragments of 8 keys a warp, whose scores take 4 registers each; most warps of a block.
@@ -103,7 +103,7 @@ def block_of(attention: Attention, config: Mapping[str, int]) -> Block16:
     return Block16(groups, warps, chunk, stages, fragments, first, second, attention.half)
 
 
-def attention(found: Attention, binding: Binding) -> TaskKernel:
+def attention_kernel(found: Attention, binding: Binding) -> TaskKernel:
     """The kernel of a tiled attention. Unsuited where its block is no possible one."""
     operator, block = found.operator, block_of(found, dict(found.operator.config))
     if operator.tile[found.row] > block.groups * ROWS or len(operator.tile) != len(found.scores.axes):
@@ -117,7 +117,7 @@ def attention(found: Attention, binding: Binding) -> TaskKernel:
 def ends_of(found: Attention) -> bool:
     """Whether all that is summed over keys, or otherwise reduced, stops at one length of the run."""
     stops = {(s.compute, s.axis): s.extent for s in found.operator.stops}
-    extents = {stops.get((c.name, r.name)) for c in (*found.reductions, found.context) for r in live(c.reduce)}
+    extents = {stops.get((c.name, r.name)) for c in (*found.reductions, found.context) for r in live_axes(c.reduce)}
     return len(extents) == 1 and None not in extents
 
 
@@ -126,10 +126,10 @@ class _Attention:
         self.a, self.b, self.binding = found, block, binding
         maps = {c.name: c for c in (*found.between, *found.after) if not c.reduce}
         shared = block.shared(len(found.reductions))
-        device = source("copies", "mma", "attention_f16" if block.half else "attention_tf32x3")
+        device = device_source("copies", "mma", "attention_f16" if block.half else "attention_tf32x3")
         # Shared memory leaves room for few blocks: registers need not be saved, let alone spilled, for more of them.
         self.ends = ends_of(found)
-        device += source("attention_ended_f16" if block.half else "attention_ended_tf32x3") if self.ends else ""
+        device += device_source("attention_ended_f16" if block.half else "attention_ended_tf32x3") if self.ends else ""
         self.frame = Frame(found.operator, binding, maps, block.threads, shared=shared, dynamic=shared, device=device, resident=1)
         self.type = "unsigned short" if block.half else "float"
         self.pointer = {a.tensor: f"p{k}" for k, a in enumerate(self.frame.arguments)}
@@ -139,13 +139,13 @@ class _Attention:
     def kernel(self) -> TaskKernel:
         """The finished kernel."""
         self._places()
-        self._fetches()
-        self._scores()
+        self._write_fetches()
+        self._write_scores()
         for number, c in enumerate(self.a.reductions):
             self._hold_before(c)
-            self._reduce(number, c)
+            self._write_reduction(number, c)
         self._hold_before(None)
-        self._context()
+        self._write_context()
         return self.frame.kernel("t_")
 
     # --- places and copies ----------------------------------------------------------------------
@@ -160,7 +160,7 @@ class _Attention:
         line("const int lg = tid % 32 / 4, lt = tid % 4;")
         self.limit = self.frame.stop(self.a.context, self.a.context.reduce) if self.ends else str(self.a.keys)
         if self.ends:  # the run's keys are shared by all warps
-            each = f"({ceiling(self.limit, 16 * b.warps)}) * 2" if b.half else ceiling(self.limit, 8 * b.warps)
+            each = f"({ceiling_quotient(self.limit, 16 * b.warps)}) * 2" if b.half else ceiling_quotient(self.limit, 8 * b.warps)
             line(f"const int count = {each}, key0 = own * count * 8;")
         else:
             line(f"const int key0 = own * {b.fragments * 8};")
@@ -176,7 +176,7 @@ class _Attention:
         for h in (0, 1):
             line(f"const int row{h} = min(o{self.a.row} + group * {ROWS} + lg + {8 * h}, {last});")
 
-    def _fetches(self) -> None:
+    def _write_fetches(self) -> None:
         """Queries, then the first buffers; ``fetch`` copies chunk ``c`` of keys, then of values, into the next buffer."""
         a, b, line, (pq, pk, _) = self.a, self.b, self.frame.line, self.b.pitches
         row, key = a.scores.axes[a.row].name, a.scores.axes[a.column].name
@@ -208,7 +208,7 @@ class _Attention:
         whole = step == 1 and o.aligned and o.constant % wide == 0 and all(s % wide == 0 for s in others)
         vector = wide if whole and column.extent % wide == 0 else 1
         names = {x.name: f"o{d}" for d, x in enumerate(product.axes) if d != self.a.column and x.extent > 1}
-        base = total(weighted(o.steps, names), o.constant)
+        base = format_sum(weighted_terms(o.steps, names), o.constant)
         words, copy = columns // vector, {wide: "rm_copy16", 1: "rm_copy2" if self.b.half else "rm_copy4"}[vector]
         turned = step != 1 and across_step == 1
         places = f"i % {rows}, w = i / {rows} * {vector}" if turned else f"i / {words}, w = i % {words} * {vector}"
@@ -222,12 +222,12 @@ class _Attention:
 
     # --- products -------------------------------------------------------------------------------
 
-    def _refill(self) -> None:
+    def _write_refill(self) -> None:
         """Wait until all warps have left the buffer of chunk ``c``, and copy its next one."""
         if self.b.first + self.b.second > self.b.stages:
             self.frame.block.lines += ["__syncthreads();", f"fetch(c + {self.b.stages});"]
 
-    def _arrived(self) -> list[str]:
+    def _wait_lines(self) -> list[str]:
         """Wait for the copies of chunk ``c``: every chunk is one group of them, and there are always ``stages`` under way
         where buffers are filled again."""
         chunks, stages = self.b.first + self.b.second, self.b.stages
@@ -235,35 +235,35 @@ class _Attention:
             return [f"rm_arrived<{stages - 1}>();", "__syncthreads();"]
         return [f"if (c < {self.b.first}) rm_arrived<{self.b.second}>(); else rm_arrived<0>();", "__syncthreads();"]
 
-    def _scores(self) -> None:
+    def _write_scores(self) -> None:
         b, (pq, pk, _), lines = self.b, self.b.pitches, self.frame.block.lines
         lines += ["// The first product: scores of this warp's keys.", f"float s[{b.fragments}][4] = {{}};"]
         with self.frame.scope(f"for (int c = 0; c < {b.first}; ++c)", "#pragma unroll 1"):
-            lines += self._arrived()
+            lines += self._wait_lines()
             places = f"qs + qat + c * {b.chunk}, ring + c % {b.stages} * {b.sizes[1]} + kat"
-            lines.append(f"rm_scores<{b.fragments}, {b.chunk}, {pq}, {pk}>({places}, s{self._count});")
-            self._refill()
+            lines.append(f"rm_scores<{b.fragments}, {b.chunk}, {pq}, {pk}>({places}, s{self._count_argument});")
+            self._write_refill()
 
-    def _context(self) -> None:
+    def _write_context(self) -> None:
         b, (_, pk, po), lines, rows = self.b, self.b.pitches, self.frame.block.lines, self.b.groups * ROWS
         lines.append("// The second product: this warp's part of the result.")
         places = f"s, ring + c % {b.stages} * {b.sizes[1]} + vat"
         with self.frame.scope(f"for (int c = {b.first}; c < {b.first + b.second}; ++c)", "#pragma unroll 1"):
-            lines += self._arrived()
+            lines += self._wait_lines()
             lines += [
                 f"float o[{b.chunk // 8}][4] = {{}};",
-                f"rm_context<{b.fragments}, {b.chunk // 8}, {pk}>({places}, o{self._count});",
+                f"rm_context<{b.fragments}, {b.chunk // 8}, {pk}>({places}, o{self._count_argument});",
                 f"float *const mine = parts + (own * {rows} + group * {ROWS} + lg) * {po} + lt * 2;",
             ]
             with self.frame.scope(f"for (int j = 0; j < {b.chunk // 8}; ++j)", "#pragma unroll"):
                 lines.append("*(float2 *)(mine + j * 8) = make_float2(o[j][0], o[j][1]);")
                 lines.append(f"*(float2 *)(mine + {8 * po} + j * 8) = make_float2(o[j][2], o[j][3]);")
-            self._refill()
+            self._write_refill()
             if b.first + b.second <= b.stages:
                 lines.append("__syncthreads();")
-            self._store()
+            self._write_store()
 
-    def _store(self) -> None:
+    def _write_store(self) -> None:
         a, b, (_, _, po), rows = self.a, self.b, self.b.pitches, self.b.groups * ROWS
         tile = a.operator.tile[a.row]
         self.frame.line("// The parts of all warps, maps and stores.")
@@ -283,17 +283,17 @@ class _Attention:
             ]
             self.frame.unit.ranges |= {"row": (0, a.rows - 1), "column": (0, a.width - 1)}
             point = a.point(Ref("row"), Ref("column"))
-            finish(scope, self.frame.places, Load(a.context.name, point), "sum", a.context.dtype, a.operator.outputs)
+            write_epilogue(scope, self.frame.places, Load(a.context.name, point), "sum", a.context.dtype, a.operator.outputs)
 
     # --- rows -----------------------------------------------------------------------------------
 
-    def _element(self, scope: Block) -> tuple[Expr, ...]:
+    def _define_element(self, scope: Block) -> tuple[Expr, ...]:
         """One of this thread's scores, number ``i``: its place, and what is known there."""
         a, last = self.a, self.a.keys - 1
         if self.ends:
             scope.line("if (i / 4 >= count) continue;")
         scope.line("const int row = i % 4 / 2 ? row1 : row0, place = key0 + i / 4 * 8 + lt * 2 + i % 2;")
-        scope.line(f"const int key = {f'min(place, {self._last})' if self._ragged else 'place'};")
+        scope.line(f"const int key = {f'min(place, {self._last})' if self._is_ragged else 'place'};")
         self.frame.unit.ranges |= {"row": (0, a.rows - 1), "key": (0, last)}
         point = a.point(Ref("row"), Ref("key"))
         scope.memo[Load(self.own, point)] = Val(
@@ -304,7 +304,7 @@ class _Attention:
         return point
 
     @property
-    def _ragged(self) -> bool:
+    def _is_ragged(self) -> bool:
         return self.ends or self.b.keys != self.a.keys
 
     @property
@@ -312,7 +312,7 @@ class _Attention:
         return f"{self.limit} - 1" if self.ends else str(self.a.keys - 1)
 
     @property
-    def _count(self) -> str:
+    def _count_argument(self) -> str:
         return ", count" if self.ends else ""
 
     def _each(self) -> str:
@@ -327,24 +327,24 @@ class _Attention:
             if c.name not in self.a.held or c.name not in self.frame.unit.inlined:
                 continue
             with self.frame.block.nest(self._each()) as scope:
-                point = self._element(scope)
-                value = ops.convert(CUDA, scope.load(Load(c.name, point)), "float32").text
+                point = self._define_element(scope)
+                value = ops.convert_value(CUDA, scope.load(Load(c.name, point)), "float32").text
                 # Keys that are none take part in no sum.
-                scope.line(f"s[i / 4][i % 4] = {f'place < {self.limit} ? {value} : 0.0f' if self._ragged else value};")
+                scope.line(f"s[i / 4][i % 4] = {f'place < {self.limit} ? {value} : 0.0f' if self._is_ragged else value};")
             self.own = c.name
             del self.frame.unit.inlined[c.name]
 
-    def _reduce(self, number: int, c: Compute) -> None:
+    def _write_reduction(self, number: int, c: Compute) -> None:
         """``c`` of the thread's two rows, known to every thread of theirs."""
         b, block, rows, t = self.b, self.frame.block, self.b.groups * ROWS, f"t{number}"
-        begin = ops.start(CUDA, c)
+        begin = ops.initial_value(CUDA, c)
         block.line(f"// Reduction {number} along rows.")
         block.line(f"float {t}[2] = {{{begin}, {begin}}};")
         with block.nest(self._each()) as scope:
-            self._element(scope)
+            self._define_element(scope)
             values = self.a.along(c, Ref("row"), Ref("key"))
             statement = scope.combine(c, f"{t}[i % 4 / 2]", scope.value(ex.substitute(c.body, values)))
-            scope.line(f"if (place < {self.limit}) {{ {statement} }}" if self._ragged else statement)
+            scope.line(f"if (place < {self.limit}) {{ {statement} }}" if self._is_ragged else statement)
         other = Val("other", c.dtype, atom=True)
         with self.frame.scope("for (int i = 0; i < 4; ++i)", "#pragma unroll"):
             block.line(f"const float other = __shfl_xor_sync(0xffffffffu, {t}[i % 2], 1 + i / 2);")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rammer.codegen.contraction_form import Operand, check_followers, operand_of
-from rammer.codegen.symbolic_bounds import tidy
+from rammer.codegen.symbolic_bounds import canonicalise_sum
 from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -43,7 +43,7 @@ class Attention:
     @property
     def depth(self) -> Axis:
         """What the first product sums over."""
-        return live(self.scores.reduce)[0]
+        return live_axes(self.scores.reduce)[0]
 
     @property
     def keys(self) -> int:
@@ -92,13 +92,13 @@ class Attention:
             raise Unsuited(f"{c.name} reduces no scores")
         values: dict[str, Expr] = {i.axis: p for i, p in zip(load.indices, point, strict=True) if isinstance(i, Ref)}
         values |= {a.name: integer(0) for a in (*c.axes, *c.reduce) if a.extent == 1}
-        over = [values.get(r.name) for r in live(c.reduce)]
+        over = [values.get(r.name) for r in live_axes(c.reduce)]
         if over != [key] or any(a.name not in values for a in c.axes) or key in [values[a.name] for a in c.axes]:
             raise Unsuited(f"{c.name} does not reduce rows of scores")
-        return {n: tidy(e) for n, e in values.items()}
+        return {n: canonicalise_sum(e) for n, e in values.items()}
 
 
-def live(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+def live_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """Axes of more than one element."""
     return tuple(a for a in axes if a.extent > 1)
 
@@ -113,21 +113,21 @@ def attention_of(operator: ROperator, binding: Binding) -> Attention:
     if any(0 in (*c.shape, *(r.extent for r in c.reduce)) for c in operator.computes):
         raise Unsuited("nothing to compute")
     last = (between or (scores,))[-1]
-    p, v = _split(context, last.name)
-    column = _column(context, p, v)
+    p, v = _split_operands(context, last.name)
+    column = _column_position(context, p, v)
     if last.shape != scores.shape or scores.shape[:column] + scores.shape[column + 1 :] != (
         context.shape[:column] + context.shape[column + 1 :]
     ):
         raise Unsuited("the products have other rows")
-    q, k, row = _sides(scores, column)
+    q, k, row = _score_operands(scores, column)
     dtypes = {binding.types[ld.tensor].dtype for ld in (q, k, v)}
     kept = {c.dtype for c in (scores, context, *between)}
     if len(dtypes) != 1 or not dtypes | kept <= FLOATS:
         raise Unsuited(f"a mixture of {', '.join(sorted(dtypes | kept))}")
-    if len(live(scores.reduce)) != 1 or scores.shape[column] > MOST_KEYS or scores.shape[column] < 2:
+    if len(live_axes(scores.reduce)) != 1 or scores.shape[column] > MOST_KEYS or scores.shape[column] < 2:
         raise Unsuited("the rows are too long, or no rows")
     _check_after(after, context, {c.name for c in (scores, *between)})
-    first, second, third = (_operand(ld, c, binding) for ld, c in ((q, scores), (k, scores), (v, context)))
+    first, second, third = (_unpadded_operand(ld, c, binding) for ld, c in ((q, scores), (k, scores), (v, context)))
     found = Attention(operator, scores, context, first, second, third, row, column, between, after, dtypes == {"float16"})
     for c in found.reductions:
         found.along(c, Ref("row"), Ref("key"))
@@ -136,7 +136,7 @@ def attention_of(operator: ROperator, binding: Binding) -> Attention:
     return found
 
 
-def _split(context: Compute, rows: str) -> tuple[Load, Load]:
+def _split_operands(context: Compute, rows: str) -> tuple[Load, Load]:
     """The operand that is the rows, and the other one."""
     operands = contraction_operands(context)
     if operands is None:
@@ -147,9 +147,9 @@ def _split(context: Compute, rows: str) -> tuple[Load, Load]:
     return operands if own[0] else (operands[1], operands[0])
 
 
-def _column(context: Compute, p: Load, v: Load) -> int:
+def _column_position(context: Compute, p: Load, v: Load) -> int:
     """The position of the second product's columns."""
-    reduce = live(context.reduce)
+    reduce = live_axes(context.reduce)
     places = [d for d, i in enumerate(p.indices) if len(reduce) == 1 and i == Ref(reduce[0].name)]
     if len(places) != 1 or len(p.indices) != len(context.axes) or p.fill is not None:
         raise Unsuited("the second product does not sum over one axis of the rows")
@@ -162,7 +162,7 @@ def _column(context: Compute, p: Load, v: Load) -> int:
     return column
 
 
-def _sides(scores: Compute, column: int) -> tuple[Load, Load, int]:
+def _score_operands(scores: Compute, column: int) -> tuple[Load, Load, int]:
     """The operands of the scores, rows first, and the position of the row axis."""
     operands = contraction_operands(scores)
     if operands is None:
@@ -181,13 +181,13 @@ def _check_after(after: tuple[Compute, ...], context: Compute, interior: set[str
         raise Unsuited("a map behind the second product reads the first")
 
 
-def _operand(load: Load, product: Compute, binding: Binding) -> Operand:
+def _unpadded_operand(load: Load, product: Compute, binding: Binding) -> Operand:
     operand = operand_of(load, product, binding)
     if operand.guards:
         raise Unsuited("padded operands")
     return operand
 
 
-def tiled(attention: Attention, rows: int, config: Mapping[str, int]) -> ROperator:
+def tile_attention(attention: Attention, rows: int, config: Mapping[str, int]) -> ROperator:
     """The operator with tasks of one head and ``rows`` rows."""
     return replace(attention.operator, tile=attention.tile(rows), family="attention", config=tuple(config.items()))

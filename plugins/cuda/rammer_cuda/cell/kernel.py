@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from rammer.codegen.c_text import Text, digits, total
+from rammer.codegen.c_text import Text, format_sum, split_digits
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.scalar import Block
 from rammer.codegen.task_parameters import Argument, hash_of
@@ -25,14 +25,14 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage
 
 from rammer_cuda.cell.recognise import THREADS, WARPS, Cell, Part, cell_candidates, cell_of, cell_seconds, vectors_of
-from rammer_cuda.device import source
+from rammer_cuda.device import device_source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.family import Family, Held
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.kernels.task import HeldKernel, origins, place_of
+from rammer_cuda.kernels.task import HeldKernel, origin_lines, place_of
 from rammer_cuda.rows.gemv import GEMV
 
-PREAMBLE = source("cell")
+PREAMBLE = device_source("cell")
 
 
 def word_span(storage: Storage) -> int:
@@ -41,7 +41,9 @@ def word_span(storage: Storage) -> int:
     return -(-(high - low) // 4) * 4
 
 
-def cell(operator: ROperator, binding: Binding, words: Collection[str] = (), plain: Collection[str] | None = None) -> HeldKernel:
+def cell_kernel(
+    operator: ROperator, binding: Binding, words: Collection[str] = (), plain: Collection[str] | None = None
+) -> HeldKernel:
     """The kernel of a tiled cell. Unsuited where the operator is none or a thread could not hold its weights.
 
     Vectors and outputs in ``words`` travel as such; outputs that are not in ``plain`` (None: all are) are not stored
@@ -85,14 +87,14 @@ class _CellText:
         received = dict.fromkeys(p.vector.tensor for p, word in zip(cell.parts, self.read, strict=True) if word)
         self.words = (*received, *self.sent)
         self.stored = [t for t in self.operator.outputs if plain is None or t in plain]
-        self.arguments = self._arguments()
+        self.arguments = self._kernel_arguments()
         self.staged = len(cell.parts) * cell.rows * cell.depth
         self.shared = 4 * (self.staged + len(cell.parts) * cell.rows * cell.columns)
         # Each thread of the first ones has one result of the maps, if there are threads enough.
         self.results = math.prod(self.operator.tile)
         self.early = self.results <= THREADS
 
-    def _arguments(self) -> list[Argument]:
+    def _kernel_arguments(self) -> list[Argument]:
         """Packed weights, then every tensor that is read, then stored outputs."""
         inside = {c.name for c in self.operator.computes}
         maps = [c for c in self.operator.computes if not c.reduce]
@@ -103,9 +105,9 @@ class _CellText:
 
     def kernel(self) -> HeldKernel:
         """The finished kernel."""
-        maps, unit = self._maps()
+        maps, unit = self._emit_maps()
         held = self.cell.each * self.cell.share + len(unit.constant)
-        hold, step = self._hold(unit), self._step(unit, maps)
+        hold, step = self._hold_text(unit), self._step(unit, maps)
         parameters = tuple(f"{'' if a.written else 'const '}float *p{k}" for k, a in enumerate(self.arguments))
         plain, extra = ", ".join(parameters), "".join(f", unsigned *q{k}" for k in range(len(self.words)))
         walk = ", const rm_walk &walk, int order" if self.words else ""
@@ -123,7 +125,7 @@ class _CellText:
             f"k_{name}",
             device(name),
             parameters,
-            "" if self.words else str(self._body(name, held)),
+            "" if self.words else str(self._task_body(name, held)),
             tuple(self.arguments),
             THREADS,
             self.shared,
@@ -133,7 +135,7 @@ class _CellText:
             words=self.words,
         )
 
-    def _body(self, name: str, held: int) -> Text:
+    def _task_body(self, name: str, held: int) -> Text:
         """One task: constants, the wait for the kernels before, and the rest."""
         text, pointers = Text(), ", ".join(f"p{k}" for k in range(len(self.arguments)))
         text.line("extern __shared__ __align__(16) float scratch[];")
@@ -144,59 +146,59 @@ class _CellText:
 
     # --- places -----------------------------------------------------------------------------------
 
-    def _point(self, text: Text, index: str) -> str:
+    def _define_point(self, text: Text, index: str) -> str:
         """Define the result numbered ``index`` of the task as ``x0, x1, ...``; returns the test that it exists."""
         tests = [f"{index} < {self.results}"] if self.early else []
-        for d, (place, axis) in enumerate(zip(digits(index, self.operator.tile), self.operator.anchor.axes, strict=True)):
+        for d, (place, axis) in enumerate(zip(split_digits(index, self.operator.tile), self.operator.anchor.axes, strict=True)):
             text.line(f"const int x{d} = o{d} + {place};")
             tests += [f"x{d} < {axis.extent}"] if axis.extent % self.operator.tile[d] else []
         return " && ".join(tests) or "true"
 
-    def _pointer(self, tensor: str) -> str:
+    def _tensor_parameter(self, tensor: str) -> str:
         """The parameter of an unpacked tensor; "" where it has none."""
         found = (f"p{k}" for k, a in enumerate(self.arguments) if a.tensor == tensor and a.packing is None)
         return next(found, "")
 
-    def _word(self, tensor: str) -> str:
+    def _word_parameter(self, tensor: str) -> str:
         return f"q{self.words.index(tensor)}"
 
     # --- parts of the kernel ----------------------------------------------------------------------
 
-    def _hold(self, unit: _EarlyContext) -> Text:
+    def _hold_text(self, unit: _EarlyContext) -> Text:
         """Weights, and what the maps read of constants."""
         cell, text = self.cell, Text()
         text.line("// Weights of this lane, and what the maps read of constants.")
         text.line("const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;")
         low = cell.box[cell.column_axes[-1]][0]
         tiled = [k for k, n in enumerate(self.operator.grid) if n > 1 and low == Ref(f"o{k}")]
-        tile = digits("task", self.operator.grid)[tiled[0]] if tiled else "0"
+        tile = split_digits("task", self.operator.grid)[tiled[0]] if tiled else "0"
         parts = "".join(f"lane / {cell.lanes} == {k} ? p{k} : " for k in range(len(cell.parts) - 1))
         first = f"({tile} * {WARPS} + warp) * {cell.each * cell.share * cell.lanes} + lane % {cell.lanes} * 4"
         text.line(f"const float *const from = ({parts}p{len(cell.parts) - 1}) + {first};")
         text.all(["#pragma unroll", f"for (int i = 0; i < {cell.each * cell.share // 4}; ++i)"])
         text.line(f"  *(float4 *)(w + 4 * i) = __ldg((const float4 *)(from + i * {cell.lanes * 4}));")
         if unit.constant:
-            text.all(origins(self.operator))
-            test = self._point(text, "tid")
+            text.all(origin_lines(self.operator))
+            test = self._define_point(text, "tid")
             text.all(f"w[{unit.first} + {k}] = {test} ? {source} : 0.0f;" for source, k in unit.constant.items())
         return text
 
     def _step(self, unit: _EarlyContext, maps: list[str]) -> Text:
         text = Text()
         text.line("const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;")
-        text.all(origins(self.operator))
+        text.all(origin_lines(self.operator))
         text.line(f"float *const vectors = scratch; float *const sums = scratch + {self.staged};")
         if self.early:
-            test = self._point(text, "tid")
+            test = self._define_point(text, "tid")
             text.line(f"const bool mine = {test};")
             text.all(f"const float early{k} = mine ? {source} : 0.0f;" for source, k in unit.other.items())
-        self._stage(text)
-        self._multiply(text)
-        self._finish(text, maps)
+        self._stage_vectors(text)
+        self._write_products(text)
+        self._write_maps(text, maps)
         text.line("return true;")
         return text
 
-    def _stage(self, text: Text) -> None:
+    def _stage_vectors(self, text: Text) -> None:
         """Vectors of all rows and products to shared memory, by as many threads for each product. Other SMs may have
         written them: they are read past the first-level cache."""
         cell = self.cell
@@ -204,7 +206,7 @@ class _CellText:
         text.line("// Vectors to shared memory.")
         text.line("bool alive = true;") if self.words else None
         for number, part in enumerate(cell.parts):
-            wide = 4 if count % (4 * group) == 0 and self._aligned(part) else 1
+            wide = 4 if count % (4 * group) == 0 and self._is_aligned(part) else 1
             each = -(-count // (wide * group))
             ragged, tensor = bool(count % (wide * group)), part.vector.tensor
             own = f"tid % {group} + n * {group}"
@@ -214,12 +216,12 @@ class _CellText:
                     text.line(f"const int e = {f'min(({own}) * {wide}, {count - 1})' if ragged else f'({own}) * {wide}'};")
                     place = f"min(e % {cell.depth}, {part.depth - wide})" if part.depth < cell.depth else f"e % {cell.depth}"
                     text.line(f"const int r = e / {cell.depth}, k = {place};")
-                    text.line(f"at[n] = {total(self._terms(part), part.constant)};")
+                    text.line(f"at[n] = {format_sum(self._address_terms(part), part.constant)};")
                 if self.read[number]:
                     span = word_span(self.binding.storages[tensor])
-                    text.line(f"alive = rm_receive(walk, {self._word(tensor)}, {span}, at, value, order);")
+                    text.line(f"alive = rm_receive(walk, {self._word_parameter(tensor)}, {span}, at, value, order);")
                 else:
-                    text.line(f"rm_read({self._pointer(tensor)}, at, value);")
+                    text.line(f"rm_read({self._tensor_parameter(tensor)}, at, value);")
                 test = f"if ({own} < {count}) " if ragged else ""
                 value = f"({own}) * {wide} % {cell.depth} < {part.depth} ? value[n] : rm_vector<{wide}>{{}}"
                 text.all(["#pragma unroll", f"for (int n = 0; n < {each}; ++n)"])
@@ -229,21 +231,21 @@ class _CellText:
                 )
         text.line("if (!__syncthreads_and(alive)) return false;" if self.words else "__syncthreads();")
 
-    def _terms(self, part: Part) -> list[tuple[str, int]]:
+    def _address_terms(self, part: Part) -> list[tuple[str, int]]:
         """The address of position ``k`` of row ``r``."""
-        rows = digits("r", [self.cell.box[d][1] for d in self.cell.row_axes])
+        rows = split_digits("r", [self.cell.box[d][1] for d in self.cell.row_axes])
         terms = [("k", 1)]
         for d, place in zip(self.cell.row_axes, rows, strict=True):
             terms.append((f"({self.cell.box[d][0]} + {place})", part.steps.get(part.compute.axes[d].name, 0)))
         return terms
 
-    def _aligned(self, part: Part) -> bool:
+    def _is_aligned(self, part: Part) -> bool:
         """Whether every row's vector starts at a multiple of 16 bytes."""
         steps = [s for a, s in part.steps.items() if a != part.along]
         offset = self.binding.storages[part.vector.tensor].offset
         return all(n % 4 == 0 for n in (offset, part.constant, *steps))
 
-    def _multiply(self, text: Text) -> None:
+    def _write_products(self, text: Text) -> None:
         """This warp's columns times every row; the sums to shared memory as ``[product, row, column]``."""
         cell = self.cell
         values = cell.each * cell.rows
@@ -262,21 +264,21 @@ class _CellText:
 
     # --- the maps ---------------------------------------------------------------------------------
 
-    def _maps(self) -> tuple[list[str], _EarlyContext]:
+    def _emit_maps(self) -> tuple[list[str], _EarlyContext]:
         """The statements that compute one result, and the unit with what it reads early."""
-        operator, unit = self.operator, self._unit()
+        operator, unit = self.operator, self._make_context()
         block = (_Early if self.early else Block)(unit)
         point = tuple(Ref(f"x{d}") for d in range(len(operator.anchor.axes)))
         for name in operator.outputs:
             value = block.load(Load(name, point)) if name in self.sent else block.unrounded(Load(name, point))
             if name in self.sent:  # first, since somebody waits for it
-                span, at = word_span(self.binding.storages[name]), block.address(self._global(name), point)
-                block.line(f"rm_send(walk, {self._word(name)}, {span}, {at}, {value.text});")
+                span, at = word_span(self.binding.storages[name]), block.address(self._global_place(name), point)
+                block.line(f"rm_send(walk, {self._word_parameter(name)}, {span}, {at}, {value.text});")
             if name in self.stored:  # a product's own result, too, which for the maps is a tile in shared memory
-                block.store(self._global(name), point, value, ())
+                block.store(self._global_place(name), point, value, ())
         return block.lines, unit
 
-    def _finish(self, text: Text, maps: list[str]) -> None:
+    def _write_maps(self, text: Text, maps: list[str]) -> None:
         """The maps, one result a thread or, where there are more of them, in a loop."""
         text.line("// Maps and stores.")
         if self.early:
@@ -284,14 +286,14 @@ class _CellText:
                 text.all(maps)
             return
         with text.block(f"for (int e = tid; e < {self.results}; e += {THREADS})"):
-            test = self._point(text, "e")
+            test = self._define_point(text, "e")
             with text.block(f"if ({test})"):
                 text.all(maps)
 
-    def _unit(self) -> _EarlyContext:
+    def _make_context(self) -> _EarlyContext:
         operator, axes = self.operator, self.operator.anchor.axes
-        places = {t: self._global(t) for t in (*(a.tensor for a in self.arguments if a.packing is None), *self.sent)}
-        tiles = {p.compute.name: self._tile(number) for number, p in enumerate(self.cell.parts)}
+        places = {t: self._global_place(t) for t in (*(a.tensor for a in self.arguments if a.packing is None), *self.sent)}
+        tiles = {p.compute.name: self._product_place(number) for number, p in enumerate(self.cell.parts)}
         ranges: dict[str, Interval] = {f"{letter}{d}": (0, a.extent - 1) for d, a in enumerate(axes) for letter in "xo"}
         inlined = {c.name: c for c in operator.computes if not c.reduce}
         return _EarlyContext(
@@ -305,10 +307,10 @@ class _CellText:
             first=self.cell.each * self.cell.share,
         )
 
-    def _global(self, tensor: str) -> Place:
-        return place_of(tensor, self._pointer(tensor), self.binding)
+    def _global_place(self, tensor: str) -> Place:
+        return place_of(tensor, self._tensor_parameter(tensor), self.binding)
 
-    def _tile(self, number: int) -> Place:
+    def _product_place(self, number: int) -> Place:
         """A product's sums as the maps see them: a tile in shared memory."""
         cell = self.cell
         strides, below = [0] * len(cell.box), 1
@@ -324,11 +326,18 @@ class _CellText:
         )
 
 
-def pays(operator: ROperator, binding: Binding, gpu: Gpu) -> bool:
+def is_profitable(operator: ROperator, binding: Binding, gpu: Gpu) -> bool:
     """Whether to hold weights: where they are used again, or where nothing else multiplies few rows."""
     return bool(binding.reused & {*operator.inputs}) or not GEMV.candidates(operator, binding, gpu)
 
 
 CELL: Final = Family(
-    "cell", {}, cell_candidates, cell_seconds, cell, most=1 << 10, first=pays, own=Held(THREADS, cell, vectors_of)
+    "cell",
+    {},
+    cell_candidates,
+    cell_seconds,
+    cell_kernel,
+    most=1 << 10,
+    first=is_profitable,
+    own=Held(THREADS, cell_kernel, vectors_of),
 )

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rammer.codegen.contraction_form import address
+from rammer.codegen.contraction_form import affine_address
 from rammer.codegen.kernel_family import Choice
-from rammer.codegen.packed_constants import in_tiles, packing
-from rammer.codegen.task_parameters import Array, Packing, Unsuited, padded
+from rammer.codegen.packed_constants import in_tiles, make_packing
+from rammer.codegen.task_parameters import Array, Packing, Unsuited, pad_axis
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands
@@ -111,18 +111,18 @@ class Cell:
         def arrange(full: Array) -> Array:
             cut = in_tiles(full.reshape(-1, axes[-1].extent, along.extent), width, width)
             tasks = np.moveaxis(cut, 1, 0).reshape(tiles, -1, along.extent)
-            whole = padded(padded(tasks, 1, WARPS * each), 2, self.depth)
+            whole = pad_axis(pad_axis(tasks, 1, WARPS * each), 2, self.depth)
             return whole.reshape(tiles, WARPS, each, share // 4, lanes, 4)
 
         size = tiles * WARPS * each * self.depth
-        return packing(part.weights, (*axes, along), size, arrange, "cell", width, each, lanes)
+        return make_packing(part.weights, (*axes, along), size, arrange, "cell", width, each, lanes)
 
 
 def cell_of(operator: ROperator, binding: Binding) -> Cell:
     """How a tiled operator is divided. Unsuited where it is no cell or a thread could not hold its weights."""
     parts = parts_of(operator, binding)
     axes, weights = parts[0].compute.axes, ex.axes_of(parts[0].weights)
-    box = _box(operator, parts[0].compute, binding)
+    box = _task_box(operator, parts[0].compute, binding)
     columns = tuple(d for d, a in enumerate(axes) if a.name in weights)
     cell = Cell(operator, parts, box, tuple(d for d in range(len(box)) if d not in columns), columns)
     if cell.each * cell.share > MOST_HELD:
@@ -139,7 +139,7 @@ def parts_of(operator: ROperator, binding: Binding) -> tuple[Part, ...]:
     inside = {c.name for c in operator.computes}
     if any(not inside.isdisjoint(c.reads) for c in operator.computes if c.reduce):
         raise Unsuited("a product of what the task itself computes")
-    parts = tuple(_part(c, binding) for c in operator.computes if c.reduce)
+    parts = tuple(_parse_product(c, binding) for c in operator.computes if c.reduce)
     if not parts or any(c.dtype != "float32" for c in operator.computes):
         raise Unsuited("no product in float32")
     if any(p.compute.axes != parts[0].compute.axes or p.depth != parts[0].depth for p in parts):
@@ -149,7 +149,7 @@ def parts_of(operator: ROperator, binding: Binding) -> tuple[Part, ...]:
     return parts
 
 
-def _part(c: Compute, binding: Binding) -> Part:
+def _parse_product(c: Compute, binding: Binding) -> Part:
     operands = contraction_operands(c)
     if operands is None or len(c.reduce) != 1:
         raise Unsuited(f"{c.name} is no product of two tensors along one axis")
@@ -159,13 +159,13 @@ def _part(c: Compute, binding: Binding) -> Part:
         rows = math.prod(n for a, n in axes.items() if a not in columns)
         if weights.tensor not in binding.constants or rows > MOST_ROWS or not columns or ex.axes_of(vector) & {*columns}:
             continue
-        steps, constant = address(vector, binding.storages[vector.tensor].strides)
+        steps, constant = affine_address(vector, binding.storages[vector.tensor].strides)
         if weights.fill is None and vector.fill is None and steps.get(along.name) == 1:
             return Part(c, weights, vector, along.name, along.extent, steps, constant)
     raise Unsuited(f"{c.name} has no constant weights for at most {MOST_ROWS} rows")
 
 
-def _box(operator: ROperator, c: Compute, binding: Binding) -> tuple[tuple[Expr, int], ...]:
+def _task_box(operator: ROperator, c: Compute, binding: Binding) -> tuple[tuple[Expr, int], ...]:
     """(first index, extent) of each axis of ``c``'s part of a task: all of it, or as the tile has it."""
     result = list[tuple[Expr, int]]()
     own = [operator.task_box(t) for t in (0, operator.task_count - 1)]
@@ -189,10 +189,10 @@ def vectors_of(operator: ROperator, binding: Binding) -> frozenset[str]:
 
 def cell_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled cell, if their blocks hold the weights already. Unsuited as ``cell_of``."""
-    return _seconds(operator, binding, gpu) * -(-operator.task_count // gpu.sms)
+    return _task_seconds(operator, binding, gpu) * -(-operator.task_count // gpu.sms)
 
 
-def _seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
+def _task_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """The same of one task."""
     cell = cell_of(operator, binding)
     multiplies = cell.each * cell.share * cell.rows * WARPS / 4  # issue slots of one of an SM's four schedulers
@@ -211,7 +211,7 @@ def cell_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Cho
     for width in sorted({-(-shape[-1] // n) for n in range(1, shape[-1] + 1)}):
         tiled = replace(operator, tile=(*shape[:-1], width), family="cell", config=())
         try:
-            seconds = _seconds(tiled, binding, gpu)
+            seconds = _task_seconds(tiled, binding, gpu)
         except Unsuited:
             continue
         tasks = tiled.task_count

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from rammer.codegen.c_text import Text, digits, total, weighted
+from rammer.codegen.c_text import Text, format_sum, split_digits, weighted_terms
 from rammer.codegen.context import FunctionContext
 from rammer.codegen.kernel_family import Forms
 from rammer.codegen.scalar import Block
@@ -21,13 +21,13 @@ from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref
 
 from rammer_cuda.chain.recognise import Chain, Layer, chain_of
-from rammer_cuda.contraction.warpgroup import preamble
-from rammer_cuda.device import source
+from rammer_cuda.contraction.warpgroup import wgmma_preamble
+from rammer_cuda.device import device_source
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.family import sizes
+from rammer_cuda.family import size_keys
 from rammer_cuda.gpu import TARGETS, Gpu
-from rammer_cuda.kernels.epilogue import finish
-from rammer_cuda.kernels.task import TaskKernel, origins, parameter, place_of
+from rammer_cuda.kernels.epilogue import write_epilogue
+from rammer_cuda.kernels.task import TaskKernel, declare_parameter, origin_lines, place_of
 
 #: Rows and threads of a warpgroup.
 GROUP, THREADS = 64, 128
@@ -49,22 +49,22 @@ MOVED = 24.0
 RESERVED = 1024
 
 
-def _tilings(chain: Chain, gpu: Gpu) -> Iterator[Chain]:
+def _enumerate_tilings(chain: Chain, gpu: Gpu) -> Iterator[Chain]:
     """Warpgroups whose registers suffice, with the most buffers that fit and with fewer."""
     for groups in GROUPS:
-        tiled = replace(chain.operator, tile=_tile(chain, groups * GROUP), family="gemm_chain")
-        most = min(len(chain.layers), max(s for s in (0, *STAGES) if _bytes(chain, groups, s) <= gpu.shared))
+        tiled = replace(chain.operator, tile=_tile_shape(chain, groups * GROUP), family="gemm_chain")
+        most = min(len(chain.layers), max(s for s in (0, *STAGES) if _shared_bytes(chain, groups, s) <= gpu.shared))
         if groups * THREADS * chain.registers > gpu.registers or most < 2:
             continue
         for stages in sorted({most, min(most, 3), 2}):
             yield replace(chain, operator=replace(tiled, config=(("groups", groups), ("stages", stages))))
 
 
-def _seconds(chain: Chain, binding: Binding, gpu: Gpu) -> float:
+def _predict_seconds(chain: Chain, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks, without the launch."""
     config = dict(chain.operator.config)
     groups, stages = config["groups"], config["stages"]
-    resident = min(_resident(chain, groups, stages), -(-chain.operator.task_count // gpu.sms))
+    resident = min(_resident_blocks(chain, groups, stages), -(-chain.operator.task_count // gpu.sms))
     rounds = -(-chain.operator.task_count // (gpu.sms * resident))
     tensor, alone = 0.0, 0.0
     for layer in chain.layers:
@@ -76,19 +76,19 @@ def _seconds(chain: Chain, binding: Binding, gpu: Gpu) -> float:
     return (START + rounds * max(tensor, alone, moved)) / gpu.model_clock
 
 
-def _resident(chain: Chain, groups: int, stages: int) -> int:
+def _resident_blocks(chain: Chain, groups: int, stages: int) -> int:
     """Blocks that an SM holds at once."""
-    room, registers = _bytes(chain, groups, stages) + RESERVED, groups * THREADS * chain.registers
+    room, registers = _shared_bytes(chain, groups, stages) + RESERVED, groups * THREADS * chain.registers
     return max(1, min(SM.shared // room, SM.registers // registers))
 
 
-def _bytes(chain: Chain, groups: int, stages: int) -> int:
+def _shared_bytes(chain: Chain, groups: int, stages: int) -> int:
     """Shared memory: weights, barriers, and what the warpgroups hold of their operands beyond the first chunk."""
     parked = max(0, *(x.padded[0] // 8 - CHUNK for x in chain.layers)) * 16 * groups * THREADS
     return stages * chain.weights_bytes + BARRIERS + parked
 
 
-def _tile(chain: Chain, rows: int) -> tuple[int, ...]:
+def _tile_shape(chain: Chain, rows: int) -> tuple[int, ...]:
     """About ``rows`` rows: inner row axes whole, one split, the outer ones 1; the column axis whole."""
     shape, left = chain.operator.anchor.shape, rows
     tile = list(shape)
@@ -122,34 +122,34 @@ class _ChainText:
 
     def kernel(self) -> TaskKernel:
         """The finished kernel."""
-        threads, dynamic = self.groups * THREADS, _bytes(self.c, self.groups, self.stages)
-        self._origins()
-        self._start()
+        threads, dynamic = self.groups * THREADS, _shared_bytes(self.c, self.groups, self.stages)
+        self._write_origins()
+        self._write_start()
         self._first()
         for number, layer in enumerate(self.c.layers):
-            self._layer(number, layer)
-        parameters = tuple(parameter("float", a, k, self.binding) for k, a in enumerate(self.arguments))
-        before = preamble([x.padded[1] for x in self.c.layers]) + source("bulk_copy") + "".join(self.tables.values())
-        shape = threads, dynamic, dynamic, 1, _resident(self.c, self.groups, self.stages)
+            self._write_layer(number, layer)
+        parameters = tuple(declare_parameter("float", a, k, self.binding) for k, a in enumerate(self.arguments))
+        before = wgmma_preamble([x.padded[1] for x in self.c.layers]) + device_source("bulk_copy") + "".join(self.tables.values())
+        shape = threads, dynamic, dynamic, 1, _resident_blocks(self.c, self.groups, self.stages)
         return TaskKernel("", before, parameters, str(self.text), tuple(self.arguments), *shape).named("g_")
 
-    def _origins(self) -> None:
+    def _write_origins(self) -> None:
         text, o = self.text, self.c.operator
         text.line("// The task, and this thread's two rows.")
         text.line("const int tid = (int)threadIdx.x, lg = tid % 32 / 4, lt = tid % 4;")
         text.line("const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;")
-        text.all(origins(o))
+        text.all(origin_lines(o))
         # Each thread has two rows, 8 apart. Rows outside the result are computed from the last one and not stored.
         for h in (0, 1):
             text.line(f"const int row{h} = tid / 32 * 16 + lg + {8 * h};")
             tests = [f"row{h} < {self.c.row_count}"]
-            for d, place in zip(self.c.rows, digits(f"row{h}", [o.tile[d] for d in self.c.rows]), strict=True):
+            for d, place in zip(self.c.rows, split_digits(f"row{h}", [o.tile[d] for d in self.c.rows]), strict=True):
                 extent = o.anchor.axes[d].extent
                 text.line(f"const int x{d}_{h} = min(o{d} + {place}, {extent - 1});")
                 tests += [f"o{d} + {place} < {extent}"] if extent % o.tile[d] else []
             text.line(f"const bool inside{h} = {' && '.join(tests)};")
 
-    def _start(self) -> None:
+    def _write_start(self) -> None:
         """Barriers, and the first layers' weights: constants, which need not wait for earlier kernels."""
         text, layers, weights = self.text, self.c.layers, self.stages * self.c.weights_bytes
         text.line("// Barriers, and the weights of the first layers.")
@@ -179,7 +179,7 @@ class _ChainText:
         pairs = step == 1 and o.aligned and layer.inner.extent % 2 == 0 and all(s % 2 == 0 for s in (*others, o.constant))
         for h in (0, 1):
             names = {a.name: f"x{d}_{h}" for d, a in enumerate(layer.main.axes) if d != self.c.column}
-            text.line(f"const float *const from{h} = p0 + ({total(weighted(o.steps, names), o.constant)});")
+            text.line(f"const float *const from{h} = p0 + ({format_sum(weighted_terms(o.steps, names), o.constant)});")
         text.line("#pragma unroll")
         with text.block(f"for (int s = 0; s < {steps}; ++s)"):
             text.line("const int k = s * 8 + lt * 2;")
@@ -187,14 +187,14 @@ class _ChainText:
                 if pairs:
                     test = f"k < {layer.inner.extent}"
                     text.line(f"const float2 w{h} = {test} ? *(const float2 *)(from{h} + k) : make_float2(0.0f, 0.0f);")
-                    text.line(self._keep(0, str(h), f"w{h}.x"))
-                    text.line(self._keep(0, str(h + 2), f"w{h}.y"))
+                    text.line(self._store_operand(0, str(h), f"w{h}.x"))
+                    text.line(self._store_operand(0, str(h + 2), f"w{h}.y"))
                     continue
                 for e in (0, 1):
                     value = f"(k + {e} < {layer.inner.extent} ? from{h}[(k + {e}) * {step}] : 0.0f)"
-                    text.line(self._keep(0, str(h + 2 * e), value))
+                    text.line(self._store_operand(0, str(h + 2 * e), value))
 
-    def _layer(self, number: int, layer: Layer) -> None:
+    def _write_layer(self, number: int, layer: Layer) -> None:
         text, (depth, width) = self.text, layer.padded
         text.all([f"// Layer {number}: products.", f"float d{number}[{width // 2}];"])
         for first in range(0, depth // 8, CHUNK):
@@ -211,7 +211,7 @@ class _ChainText:
         text.line(f"// Layer {number}: maps{'' if last else ', into the next operand'}.")
         if not last:
             text.line(f"float in{number + 1}[{CHUNK}][4];")
-        self._results(number, layer, last)
+        self._write_results(number, layer, last)
 
     def _products(self, number: int, layer: Layer, first: int) -> None:
         """The products of a chunk of the operand that begins at step ``first``."""
@@ -234,12 +234,12 @@ class _ChainText:
             return f"in{number}[{step}][{slot}]"
         return f"parked[(({step} - {CHUNK}) * 4 + {slot}) * {self.groups * THREADS}]"
 
-    def _keep(self, number: int, slot: str, value: str) -> str:
+    def _store_operand(self, number: int, slot: str, value: str) -> str:
         """Keep ``value`` as the next operand's, in the unrolled loop over ``s``."""
         here, there = self._value(number, f"min(s, {CHUNK - 1})", slot, False), self._value(number, "s", slot, True)
         return f"if (s < {CHUNK}) {here} = {value}; else {there} = {value};"
 
-    def _results(self, number: int, layer: Layer, last: bool) -> None:
+    def _write_results(self, number: int, layer: Layer, last: bool) -> None:
         """The maps on every result of the thread, into the next operand or to memory."""
         text, column = self.text, self.c.column
         # Nothing that depends on the column is loaded before the products are there: registers are scarce until then.
@@ -250,7 +250,7 @@ class _ChainText:
                 text.line(f"const int x{column} = s * 8 + at{number} + e % 2;")
                 text.all(f"const int x{d} = e / 2 ? x{d}_1 : x{d}_0;" for d in self.c.rows)
                 inside = f"x{column} < {layer.column.extent}" if layer.column.extent % 8 else ""
-                lines, value = self._maps(number, layer, last)
+                lines, value = self._emit_maps(number, layer, last)
                 if last:
                     text.line(f"if (!((e / 2 ? inside1 : inside0){f' && {inside}' if inside else ''})) continue;")
                     text.all(lines)
@@ -259,23 +259,23 @@ class _ChainText:
                     text.line("float next = 0.0f;")
                     with text.block(f"if ({inside})" if inside else ""):
                         text.all([*lines, f"next = {value};"])
-                    text.line(self._keep(number + 1, "e / 2 + e % 2 * 2", "next"))
+                    text.line(self._store_operand(number + 1, "e / 2 + e % 2 * 2", "next"))
 
-    def _maps(self, number: int, layer: Layer, last: bool) -> tuple[list[str], str]:
+    def _emit_maps(self, number: int, layer: Layer, last: bool) -> tuple[list[str], str]:
         """The maps at one point: statements, the stores of the last layer among them, and the value that others hand on."""
         point = tuple(Ref(f"x{d}") for d in range(len(layer.main.axes)))
         ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(layer.main.axes)}
         unit = FunctionContext(CUDA, self.binding.types, {c.name: c for c in layer.maps}, self.places, ranges)
         block = Block(unit)
-        finish(block, self.places, Load(layer.main.name, point), "sum", "float32", [layer.last] if last else [])
+        write_epilogue(block, self.places, Load(layer.main.name, point), "sum", "float32", [layer.last] if last else [])
         value = "" if last else block.load(Load(layer.last, point)).text
         self.tables |= unit.tables
         return [f"const float sum = d{number}[s * 4 + e];", *block.lines], value
 
 
-_FORMS: Final = Forms(chain_of, _tilings, _seconds, lambda chain, binding: _ChainText(chain, binding).kernel())
+_FORMS: Final = Forms(chain_of, _enumerate_tilings, _predict_seconds, lambda chain, binding: _ChainText(chain, binding).kernel())
 CHAIN: Final = replace(
-    _FORMS.family("gemm_chain", sizes("groups", "stages")),
+    _FORMS.family("gemm_chain", size_keys("groups", "stages")),
     needs=lambda gpu: gpu.warpgroups,
     most=1 << 10,
     first=lambda *operator: True,

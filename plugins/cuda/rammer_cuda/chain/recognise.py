@@ -19,12 +19,12 @@ from rammer.codegen.task_parameters import Array, Packing, Unsuited, packing_key
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands, identity_load
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.packing import DEEP, cores
-from rammer_cuda.contraction.warpgroup import RESULT_ORDER, halves
+from rammer_cuda.contraction.packing import DEEP, to_core_matrices
+from rammer_cuda.contraction.warpgroup import RESULT_ORDER, split_tf32
 
 #: Widest product, and fewest products of a chain.
 WIDEST, FEWEST = 128, 2
@@ -57,11 +57,11 @@ class Layer:
         body = (self.inner, self.column, *(r for r in self.main.reduce if r != self.inner))
 
         def make(values: Array) -> Array:
-            full = evaluate(Compute("packed", "float32", body, self.weights), {self.weights.tensor: values})
+            full = evaluate_compute(Compute("packed", "float32", body, self.weights), {self.weights.tensor: values})
             full = full.reshape(self.inner.extent, self.column.extent)
             missing = depth - self.inner.extent, width - self.column.extent
-            matrices = cores(np.pad(full, [(0, m) for m in missing]), RESULT_ORDER)
-            return np.stack(halves(matrices))
+            matrices = to_core_matrices(np.pad(full, [(0, m) for m in missing]), RESULT_ORDER)
+            return np.stack(split_tf32(matrices))
 
         key = packing_key("chain", str(self.weights), str(self.inner), str(self.column))
         return Packing(key, 2 * depth * width, make)
@@ -102,16 +102,16 @@ def chain_of(operator: ROperator, binding: Binding) -> Chain:
     names = (*operator.inputs, *(c.name for c in operator.computes))
     if any(binding.types[n].dtype != "float32" for n in names):
         raise Unsuited("not float32")
-    groups = _groups(operator.computes)
+    groups = _group_computes(operator.computes)
     if len(groups) < FEWEST:
         raise Unsuited(f"{len(groups)} products are no chain")
-    first = _layer(groups[0], binding)
+    first = _make_layer(groups[0], binding)
     column = first.main.axes.index(first.column)
     layers = [first]
     for group in groups[1:]:
-        layers.append(_layer(group, binding))
+        layers.append(_make_layer(group, binding))
         _check_follows(layers[-2], layers[-1], column)
-    operand = operand_of(_data(first), first.main, binding)
+    operand = operand_of(_data_operand(first), first.main, binding)
     if operand.guards:
         raise Unsuited("the rows are padded")
     if operator.tile and operator.tile[column] != operator.anchor.axes[column].extent:
@@ -119,7 +119,7 @@ def chain_of(operator: ROperator, binding: Binding) -> Chain:
     return Chain(operator, tuple(layers), operand, column)
 
 
-def _groups(computes: Sequence[Compute]) -> list[list[Compute]]:
+def _group_computes(computes: Sequence[Compute]) -> list[list[Compute]]:
     """Every contraction with the maps up to the next one."""
     groups: list[list[Compute]] = []
     for c in computes:
@@ -132,7 +132,7 @@ def _groups(computes: Sequence[Compute]) -> list[list[Compute]]:
     return groups
 
 
-def _layer(group: list[Compute], binding: Binding) -> Layer:
+def _make_layer(group: list[Compute], binding: Binding) -> Layer:
     main, maps = group[0], tuple(group[1:])
     operands = contraction_operands(main)
     if operands is None:
@@ -152,13 +152,13 @@ def _layer(group: list[Compute], binding: Binding) -> Layer:
     return Layer(main, constant[0], inner[0], along[0], maps)
 
 
-def _data(layer: Layer) -> Load:
+def _data_operand(layer: Layer) -> Load:
     """The load of the operand that is no constant."""
     return next(ld for ld in contraction_operands(layer.main) or () if ld != layer.weights)
 
 
 def _check_follows(before: Layer, layer: Layer, column: int) -> None:
-    data, axes = _data(layer), layer.main.axes
+    data, axes = _data_operand(layer), layer.main.axes
     want = tuple(Ref(layer.inner.name) if d == column else Ref(a.name) for d, a in enumerate(axes))
     if axes.index(layer.column) != column or data.tensor != before.last or data.indices != want or data.fill is not None:
         raise Unsuited(f"{layer.main.name} does not read {before.last} row by row")

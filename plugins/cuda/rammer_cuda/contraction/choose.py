@@ -34,8 +34,8 @@ from rammer_cuda.contraction.cost import (
 )
 from rammer_cuda.contraction.depth import Depth, depth_of
 from rammer_cuda.contraction.instruction import Instruction
-from rammer_cuda.contraction.kernel import contraction
-from rammer_cuda.contraction.tiles import alike_tiles, at_lengths, one_tile, patches, task_count, tile_parts
+from rammer_cuda.contraction.kernel import contraction_kernel
+from rammer_cuda.contraction.tiles import alike_tiles, at_lengths, one_tile, patch_tiles, task_count, tile_parts
 from rammer_cuda.family import Family
 from rammer_cuda.gpu import Gpu
 
@@ -63,7 +63,7 @@ Candidates: TypeAlias = Callable[[ROperator, Binding, Gpu], Iterable[Choice]]
 Seconds: TypeAlias = Callable[[ROperator, Binding, Gpu], float]
 
 
-def _roles(i: Instruction, operator: ROperator, binding: Binding) -> Roles | None:
+def _find_roles(i: Instruction, operator: ROperator, binding: Binding) -> Roles | None:
     """The roles of a contraction of the instruction's operands in a precision that it serves; None where it is none."""
     read = {binding.types[n].dtype for n in operator.computes[0].reads}
     kind = BYTE if read <= set(BYTES) else "float16" if "float16" in read else "float32"
@@ -80,14 +80,14 @@ def _roles(i: Instruction, operator: ROperator, binding: Binding) -> Roles | Non
 
 def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Choice]:
     """The best few of every block shape and split, best predicted first; some cannot be expressed as a kernel."""
-    roles = _roles(cost.instruction, operator, binding)
+    roles = _find_roles(cost.instruction, operator, binding)
     if roles is None:
         return
     mains = at_lengths(roles.main, operator, binding.parts)
     alike = alike_tiles(roles.main.shape, roles.rows, roles.columns, roles.groups, tuple(c.shape for c in mains))
     blocks = np.array(list(alike), np.int64).reshape(-1, 2 + len(mains))
     places, seen = list(alike.values()), dict[tuple[object, ...], int]()
-    for seconds, place, config in _ranked(blocks, cost, roles, mains, binding, gpu):
+    for seconds, place, config in _rank_blocks(blocks, cost, roles, mains, binding, gpu):
         for tile in places[place]:
             # Neighbours in the model's order are often equals.
             key = math.prod(tile), dict(config)["split_k"]
@@ -96,7 +96,7 @@ def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu
                 yield Choice(seconds, replace(operator, tile=tile, family=cost.instruction.name, config=config))
 
 
-def _ranked(
+def _rank_blocks(
     blocks: Numbers, cost: RingCost, roles: Roles, mains: Sequence[Compute], binding: Binding, gpu: Gpu
 ) -> Iterator[tuple[float, int, Config]]:
     """(predicted seconds, position in ``blocks``, config) of every possible block, sorted; ``blocks`` has the
@@ -108,19 +108,19 @@ def _ranked(
     if not len(blocks):
         return
     rows, width, *tasks = blocks.T[:, :, None]
-    configs, table = _table(cost, SPLITS if gpu.clusters else (1,))
+    configs, table = _config_table(cost, SPLITS if gpu.clusters else (1,))
     depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in cost.blocks}
     walk = DepthWalk.each([depths[bk] for bk in table["bk"]])
     s = shape_of(rows, width, table, cost.tensor)
     if cost.tensor:
-        s = replace(s, stages=ring(s, cost.item, walk.blocks, -(-tasks[-1] * s.split_k // gpu.sms), gpu))
+        s = replace(s, stages=ring_buffers(s, cost.item, walk.blocks, -(-tasks[-1] * s.split_k // gpu.sms), gpu))
     possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split_k <= np.maximum(1, walk.blocks // 2))
     if cost.tensor:
         possible &= _best_slices(s, configs, possible)
-    lots = _lots(roles, binding, depths, table["bk"]) if cost.item == 1 else (0, 0)
+    lots = _copy_sizes(roles, binding, depths, table["bk"]) if cost.item == 1 else (0, 0)
     seconds = 0.0
     for main, count in zip(mains, tasks, strict=True):
-        work = Work(count, rows * width, roles.changed, _together(roles, binding), lots=lots)
+        work = Work(count, rows * width, roles.changed, _is_likely_contiguous(roles, binding), lots=lots)
         ends = {bk: depth_of(main.reduce, bk) for bk in depths}
         here = walk if main is roles.main else DepthWalk.each([ends[bk] for bk in table["bk"]])
         seconds = seconds + ring_seconds(cost, s, here, work, gpu) / len(mains)
@@ -148,14 +148,14 @@ def _best_slices(s: Shape, configs: Sequence[Config], possible: Numbers) -> Numb
     return best
 
 
-def _together(roles: Roles, binding: Binding) -> bool:
+def _is_likely_contiguous(roles: Roles, binding: Binding) -> bool:
     """Whether eight columns or eight products of ``b`` probably lie together: what 16-byte copies of float16 need."""
     columns = math.prod(roles.main.shape[d] for d in roles.columns)
     deep = roles.main.reduce[-1].extent
     return roles.b.tensor in binding.constants or (roles.b.fill is None and (columns % 8 == 0 or deep % 8 == 0))
 
 
-def _lots(roles: Roles, binding: Binding, depths: Mapping[int, Depth], blocks: Sequence[int]) -> tuple[Numbers, Numbers]:
+def _copy_sizes(roles: Roles, binding: Binding, depths: Mapping[int, Depth], blocks: Sequence[int]) -> tuple[Numbers, Numbers]:
     """Bytes of rows and of columns that are probably copied at a time, for each of ``blocks`` products: by their walk."""
     main = roles.main
     found = list[Numbers]()
@@ -164,12 +164,12 @@ def _lots(roles: Roles, binding: Binding, depths: Mapping[int, Depth], blocks: S
             operand = operand_of(with_quotients(load, {a.name: 1 for a in main.axes}), main, binding)
         except Unsuited:
             operand = None
-        lots = {bk: 1 if operand is None else _lot(operand, depth) for bk, depth in depths.items()}
+        lots = {bk: 1 if operand is None else _copy_bytes(operand, depth) for bk, depth in depths.items()}
         found.append(np.array([lots[bk] for bk in blocks]))
     return found[0], found[1]
 
 
-def _lot(operand: Operand, depth: Depth) -> int:
+def _copy_bytes(operand: Operand, depth: Depth) -> int:
     """Bytes of an operand that are copied at a time."""
     if operand.packable:
         return 16
@@ -181,7 +181,7 @@ def _lot(operand: Operand, depth: Depth) -> int:
     return next((n for n in (16, 8, 4) if all(s % n == 0 for s in steps)), 1)
 
 
-def ring(shape: Shape, item: int, blocks: Numbers, per_sm: Numbers, gpu: Gpu) -> Numbers:
+def ring_buffers(shape: Shape, item: int, blocks: Numbers, per_sm: Numbers, gpu: Gpu) -> Numbers:
     """Buffers of the ring: what is in flight hides latency, as far as shared memory and the number of blocks go."""
     room = gpu.shared // np.maximum(LEAST_RESIDENT[item], np.minimum(per_sm, MOST_RESIDENT)) - 1024
     steps = -(-blocks // shape.split_k)
@@ -190,7 +190,7 @@ def ring(shape: Shape, item: int, blocks: Numbers, per_sm: Numbers, gpu: Gpu) ->
 
 
 @cache
-def _table(cost: RingCost, splits: Sequence[int]) -> tuple[list[Config], dict[str, Numbers]]:
+def _config_table(cost: RingCost, splits: Sequence[int]) -> tuple[list[Config], dict[str, Numbers]]:
     """All configs, and their numbers by name."""
     configs = cost.configs(splits)
     return configs, {n: np.array([dict(c)[n] for c in configs], np.int64) for n, _ in configs[0]}
@@ -201,7 +201,7 @@ def ring_time(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -
     p = cost.instruction.product(operator, binding)
     s = cost.instruction.block(p)
     changed = "a" if p.a.prologue else "b" if p.b.prologue else ""
-    lots = _lot(p.a, depth_of(p.main.reduce, s.bk)), _lot(p.b, depth_of(p.main.reduce, s.bk))
+    lots = _copy_bytes(p.a, depth_of(p.main.reduce, s.bk)), _copy_bytes(p.b, depth_of(p.main.reduce, s.bk))
     work = Work(operator.task_count, p.row_count * p.width, changed, together=not p.b.guards, lots=lots)
     return float(ring_seconds(cost, s, DepthWalk.of(depth_of(p.main.reduce, s.bk)), work, gpu)) - gpu.launch
 
@@ -212,11 +212,11 @@ def ring_time(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -
 def warpgroup_choices(cost: WarpgroupCost, operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Choice]:
     """The best two of every tile, best predicted first; some cannot be expressed as a kernel. None where the operands or the
     precision are another family's."""
-    roles = _roles(cost.instruction, operator, binding)
+    roles = _find_roles(cost.instruction, operator, binding)
     if roles is None:
         return
     mains = at_lengths(roles.main, operator, binding.parts)
-    found = [p for down in _ways(cost, roles, binding) for p in _predictions(cost, roles, mains, down, gpu)]
+    found = [p for down in _row_orientations(cost, roles, binding) for p in _predict_configs(cost, roles, mains, down, gpu)]
     seen: dict[tuple[int, ...], int] = {}
     for seconds, tile, config in sorted(found):
         seen[tile] = seen.get(tile, 0) + 1
@@ -224,7 +224,7 @@ def warpgroup_choices(cost: WarpgroupCost, operator: ROperator, binding: Binding
             yield Choice(seconds, replace(operator, tile=tile, family=cost.instruction.name, config=config))
 
 
-def _ways(cost: WarpgroupCost, roles: Roles, binding: Binding) -> tuple[bool, ...]:
+def _row_orientations(cost: WarpgroupCost, roles: Roles, binding: Binding) -> tuple[bool, ...]:
     """Whether a warpgroup's 64 are rows, as far as the family can choose; () where it cannot take the operands."""
     constants = [ld.tensor in binding.constants for ld in (roles.a, roles.b)]
     rows, columns = (math.prod(roles.main.shape[d] for d in side) for side in (roles.rows, roles.columns))
@@ -249,11 +249,11 @@ def _by_16_bytes(cost: WarpgroupCost, load: Load, side: tuple[int, ...], roles: 
     depth, lot = depth_of(main.reduce, cost.blocks[0]), 16 // cost.item
     deep = operand.steps.get(depth.inner.name, 0) == 1 and depth.inner.extent % lot == 0 and not depth.flat
     if cost.item == 1:
-        return _lot(operand, depth) == lot
+        return _copy_bytes(operand, depth) == lot
     return operand.aligned and (deep or (not operand.guards and any(operand.steps.get(main.axes[d].name) == 1 for d in side)))
 
 
-def _predictions(
+def _predict_configs(
     cost: WarpgroupCost, roles: Roles, mains: Sequence[Compute], down: bool, gpu: Gpu
 ) -> Iterator[tuple[float, tuple[int, ...], Config]]:
     read, names = roles.a if down else roles.b, [a.name for a in roles.main.axes]
@@ -270,7 +270,7 @@ def _predictions(
             known[key] = []
             work = [Work(count, rows * width, roles.changed, halo=halo) for count in tasks]
             block = partial(warpgroup_shape, rows, width, down=down, sixteens=cost.item == 1)
-            for config in _configs(cost, block, halo, depths, gpu):
+            for config in _fitting_configs(cost, block, halo, depths, gpu):
                 shape = block(dict(config))
                 times = [
                     warpgroup_seconds(cost, shape, depth_of(c.reduce, shape.bk), w, gpu) for c, w in zip(mains, work, strict=True)
@@ -286,7 +286,7 @@ def _warpgroup_tiles(shape: tuple[int, ...], roles: Roles, down: bool) -> Iterat
     groups = frozenset() if down else roles.groups
     whole, most = [shape[d] for d in through], MOST_GROUPS * GROUP
     parts = tile_parts(whole, 8, most, roles.groups if down else frozenset())
-    for long in (*parts, *([] if down and roles.groups else patches(whole, GROUP, most, parts))):
+    for long in (*parts, *([] if down and roles.groups else patch_tiles(whole, GROUP, most, parts))):
         size = math.prod(long)
         if size < FILLED * -(-size // GROUP) * GROUP and size != math.prod(shape[d] for d in through):
             continue
@@ -294,7 +294,7 @@ def _warpgroup_tiles(shape: tuple[int, ...], roles: Roles, down: bool) -> Iterat
             yield one_tile(len(shape), (*through, *fixed), (*long, *short))
 
 
-def _configs(
+def _fitting_configs(
     cost: WarpgroupCost, block: Callable[[dict[str, int]], WarpgroupShape], halo: int, depths: dict[int, Depth], gpu: Gpu
 ) -> Iterator[Config]:
     """Those whose ``block`` fits the SM: of each kind the one with the most buffers."""
@@ -331,12 +331,12 @@ def warpgroup_time(cost: WarpgroupCost, operator: ROperator, binding: Binding, g
 # --- the families -------------------------------------------------------------------------------
 
 
-def _blocks(operator: ROperator) -> int:
+def _blocks_per_task(operator: ROperator) -> int:
     """Blocks of a task, each on an SM: parts of one sum."""
     return max(1, dict(operator.config).get("split_k", 1))
 
 
-def _family(i: Instruction, keys: Sequence[str], candidates: Candidates, seconds: Seconds) -> Family:
+def _make_family(i: Instruction, keys: Sequence[str], candidates: Candidates, seconds: Seconds) -> Family:
     configs = dict.fromkeys(keys, range(0, 1025))
     threads: Callable[[ROperator, Binding], int] = lambda o, b: int(i.block(i.product(o, b)).threads)  # noqa: E731
     return Family(
@@ -344,10 +344,10 @@ def _family(i: Instruction, keys: Sequence[str], candidates: Candidates, seconds
         configs,
         candidates,
         seconds,
-        contraction,
+        contraction_kernel,
         i.needs,
         product=True,
-        spread=_blocks,
+        spread=_blocks_per_task,
         threads=threads,
         operand_rounding=i.operand_rounding,
     )
@@ -357,6 +357,9 @@ _RING = ("tm", "tn", "bk", "split_k", "slice_k", "stages")
 _WARPGROUPS = ("bk", "stages", "split_k", "halo", "producers", "down")
 #: Those of single threads and warps, then those of warpgroups.
 PRODUCTS: Final = (
-    *(_family(c.instruction, _RING, partial(ring_choices, c), partial(ring_time, c)) for c in RING_COSTS),
-    *(_family(c.instruction, _WARPGROUPS, partial(warpgroup_choices, c), partial(warpgroup_time, c)) for c in WARPGROUP_COSTS),
+    *(_make_family(c.instruction, _RING, partial(ring_choices, c), partial(ring_time, c)) for c in RING_COSTS),
+    *(
+        _make_family(c.instruction, _WARPGROUPS, partial(warpgroup_choices, c), partial(warpgroup_time, c))
+        for c in WARPGROUP_COSTS
+    ),
 )

@@ -274,8 +274,8 @@ def ring_seconds(cost: RingCost, s: Shape, walk: DepthWalk, work: Work, gpu: Gpu
     copies = (s.bm / lot + s.bn / (lot if cost.item == 2 and work.together else 1)) * s.bk / threads
     if cost.item == 1:
         copies = sum((1 + BYTE_COPY * (n == 1)) * e / n for n, e in zip(work.lots, (s.bm, s.bn), strict=True)) * s.bk / threads
-    per_sm = -(-work.tasks * s.split_k // _filled(s.split_k, gpu.sms))
-    resident = np.minimum(per_sm, _resident(cost, s, gpu))
+    per_sm = -(-work.tasks * s.split_k // _usable_array(s.split_k, gpu.sms))
+    resident = np.minimum(per_sm, _resident_blocks(cost, s, gpu))
     busiest = np.ceil(resident * warps / 4)
     elements = resident * cells / threads * s.slice_k
     moved = busiest * copies * np.where(walk.flat, 2.5, 1.0)
@@ -291,19 +291,19 @@ def ring_seconds(cost: RingCost, s: Shape, walk: DepthWalk, work: Work, gpu: Gpu
     return (cycles + cost.l2 * staged / (L2_BYTES * gpu.sms)) / gpu.model_clock + gpu.launch
 
 
-def _filled(split: Numbers, sms: int) -> Numbers:
+def _usable_array(split: Numbers, sms: int) -> Numbers:
     """``usable`` for an array."""
-    return np.array([usable(max(1, n), sms) for n in range(int(np.max(split)) + 1)])[split]
+    return np.array([usable_sms(max(1, n), sms) for n in range(int(np.max(split)) + 1)])[split]
 
 
 @cache
-def usable(split: int, sms: int) -> int:
+def usable_sms(split: int, sms: int) -> int:
     """SMs that clusters of ``split_k`` blocks can fill at once: a cluster stays inside one processing cluster."""
     groups = [g * sms // sum(GROUPS) for g in GROUPS]
     return max(split, sum(g // split * split for g in groups))
 
 
-def _resident(cost: RingCost, s: Shape, gpu: Gpu) -> Numbers:
+def _resident_blocks(cost: RingCost, s: Shape, gpu: Gpu) -> Numbers:
     """Blocks that fit an SM together."""
     shared = np.maximum(cost.item * s.stages * s.bk * (s.bm + s.bn), 4 * s.bm * s.bn * s.slice_k)
     each = 4 * s.tm * s.tn + 8 * s.tm + 40 if cost.tensor else s.tm * s.tn + s.tm + s.tn + 40
@@ -314,7 +314,7 @@ def _resident(cost: RingCost, s: Shape, gpu: Gpu) -> Numbers:
 def warpgroup_seconds(cost: WarpgroupCost, s: WarpgroupShape, depth: Depth, work: Work, gpu: Gpu) -> float:
     """Seconds of one launch; what passes through maps first is the operand that is no constant."""
     groups, instructions, cells = s.through // GROUP, s.bk / cost.instruction.form.k, work.cells
-    per_sm = -(-work.tasks * s.split_k // usable(s.split_k, gpu.sms))
+    per_sm = -(-work.tasks * s.split_k // usable_sms(s.split_k, gpu.sms))
     registers = s.threads * cost.registers(s)
     resident = max(1, min(gpu.shared // (cost.shared(s, work.halo, depth.halos) + 1024), gpu.registers // registers, per_sm))
     tensor = MATRIX * cost.products * instructions * s.fixed / 8
@@ -341,7 +341,7 @@ def halo_elements(read: Load, tile: Mapping[str, int], depth: Depth) -> int:
         return 0
     count = 1
     for index in read.indices:
-        form = ex.affine(index)
+        form = ex.affine_form(index)
         if form is not None and depth.inner.name not in form[0]:
             count *= length_under(form[0], {**tile, **taps})
     return count

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rammer.ir.compute import Axis
 
-from rammer_cuda.kernels.lengths import Stopped, ceiling
+from rammer_cuda.kernels.lengths import Stopped, ceiling_quotient
 
 #: Tap order is taken unless padding the axis to whole blocks costs more than this share of the products.
 MOST_PADDING = 0.3
@@ -58,7 +58,7 @@ class Depth:
             return -(-self.total // self.block)
         return math.prod(a.extent for a in self.outer) * self.per_tap
 
-    def _stop(self, axis: Axis) -> str:
+    def _stop_variable(self, axis: Axis) -> str:
         """The variable that ends an axis; "" where it has none, or is walked to its bound all the same."""
         possible = axis is self.axes[0] or (axis is self.inner and not self.flat)
         return self.stopped[axis.name].name if possible and axis.name in self.stopped else ""
@@ -66,22 +66,23 @@ class Depth:
     @property
     def stops(self) -> bool:
         """Whether a run may have fewer blocks."""
-        return any(map(self._stop, self.axes))
+        return any(map(self._stop_variable, self.axes))
 
     def definitions(self) -> Iterator[str]:
         """Statements that say where a run ends: of the inner axis (in flat order: of all) ``deep``, of a tap's blocks
         ``per_tap``; ``last`` blocks in all. None where it ends at the bound."""
         if not self.stops:
             return
-        yield from (self.stopped[a.name].definition for a in self.axes if self._stop(a))
-        first, below = self._stop(self.axes[0]), math.prod(a.extent for a in self.axes[1:])
+        yield from (self.stopped[a.name].definition for a in self.axes if self._stop_variable(a))
+        first, below = self._stop_variable(self.axes[0]), math.prod(a.extent for a in self.axes[1:])
         if self.flat:
-            yield f"const int deep = {first} * {below}, last = {ceiling('deep', self.block)};"
+            yield f"const int deep = {first} * {below}, last = {ceiling_quotient('deep', self.block)};"
             return
         taps = (
             f"{first} * {math.prod(a.extent for a in self.outer[1:])}" if first else str(math.prod(a.extent for a in self.outer))
         )
-        yield f"const int deep = {self._stop(self.inner) or self.inner.extent}, per_tap = {ceiling('deep', self.block)};"
+        depth, per_tap = self._stop_variable(self.inner) or self.inner.extent, ceiling_quotient("deep", self.block)
+        yield f"const int deep = {depth}, per_tap = {per_tap};"
         yield f"const int last = {f'{taps} * ' if self.outer else ''}per_tap;"
 
     @property

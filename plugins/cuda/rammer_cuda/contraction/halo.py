@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rammer.codegen.c_text import Text, digits, total, weighted
+from rammer.codegen.c_text import Text, format_sum, split_digits, weighted_terms
 from rammer.codegen.contraction_form import Operand, Product
 from rammer.codegen.halo import Side, sides_of
 from rammer.codegen.task_parameters import Unsuited
@@ -90,41 +90,48 @@ class InputHalo:
             place = f"tid % {across}" + (f" + {g * across}" if g else "")
             text.line(f"const int {n}j{g} = {place};")
             tests = [f"{n}j{g} < {self.unit}"] if (g + 1) * across > self.unit else []
-            offset = weighted(rest, fixed)
-            for i, (side, digit) in enumerate(zip(self.sides, digits(f"{n}j{g}", [s.length for s in self.sides]), strict=True)):
-                origin = total(
-                    [*weighted({a: s for a, s in side.steps.items() if a != side.tap}, fixed), (digit, 1)], side.constant
+            offset = weighted_terms(rest, fixed)
+            for i, (side, digit) in enumerate(
+                zip(self.sides, split_digits(f"{n}j{g}", [s.length for s in self.sides]), strict=True)
+            ):
+                origin = format_sum(
+                    [*weighted_terms({a: s for a, s in side.steps.items() if a != side.tap}, fixed), (digit, 1)], side.constant
                 )
                 text.line(f"const int {n}y{g}_{i} = {origin};")
                 tests.append(f"(unsigned){n}y{g}_{i} < {side.extent}u")
                 offset.append((f"{n}y{g}_{i}", side.stride))
             constant = self.operand.constant - sum(s.constant * s.stride for s in self.sides)
-            text.line(f"const int {n}o{g} = {total(offset, constant)};")
+            text.line(f"const int {n}o{g} = {format_sum(offset, constant)};")
             text.line(f"const bool {n}v{g} = {' && '.join(tests)};")
 
     def fetch(self, text: Text) -> None:
         """The copies of channels ``c0`` to ``c0 + block`` into ``{n}s``."""
         n, step = self.name, self.operand.steps.get(self.depth.inner.name, 0)
-        self._firsts(text)
+        self._define_destinations(text)
         text.all(f"const float *const {n}at{g} = {n}g + ({n}o{g} + (c0 + {n}k) * {step});" for g in range(self.groups))
         with self._rows(text):
-            for g, tests, valid in self._elements():
+            for g, tests, valid in self._thread_elements():
                 guard = f"if ({' && '.join(tests)}) " if tests else ""
-                text.line(f"{guard}rm_copy4({self._to(g)}, {n}at{g} + i * {self.lanes * step}, {' && '.join(valid)});")
+                text.line(
+                    f"{guard}rm_copy4({self._destination_address(g)}, {n}at{g} + i * {self.lanes * step}, {' && '.join(valid)});"
+                )
 
     def apply(self, text: Text, prologue: OperandPrologue) -> None:
         """The prologue on what this thread copied of those channels: call it where its copies have arrived."""
         names = {self.depth.inner.name: "(c0 + k)"}
-        self._firsts(text)
+        self._define_destinations(text)
         with self._rows(text):
-            prologue.apply(text, (Piece(self._to(g), [*tests, *valid], names, 1) for g, tests, valid in self._elements()))
+            prologue.apply(
+                text,
+                (Piece(self._destination_address(g), [*tests, *valid], names, 1) for g, tests, valid in self._thread_elements()),
+            )
 
-    def _firsts(self, text: Text) -> None:
+    def _define_destinations(self, text: Text) -> None:
         """Where the elements of a thread's first channel go; those of the others are constants further on."""
         n = self.name
         text.all(f"float *const {n}to{g} = {n}s + {n}k * {self.pitch} + {n}j{g};" for g in range(self.groups))
 
-    def _to(self, group: int) -> str:
+    def _destination_address(self, group: int) -> str:
         """Where an element of channel ``k`` goes."""
         return f"{self.name}to{group} + i * {self.lanes * self.pitch}"
 
@@ -136,7 +143,7 @@ class InputHalo:
             text.line(f"const int k = {self.name}k + i * {self.lanes};")
             yield
 
-    def _elements(self) -> Iterator[tuple[int, list[str], list[str]]]:
+    def _thread_elements(self) -> Iterator[tuple[int, list[str], list[str]]]:
         """The elements that a thread copies of channel ``k``: number, tests that it is its own, and that it is inside."""
         n, deep, across = self.name, self.depth.block, min(self.unit, self.threads)
         tests = [f"k < {deep}"] if deep % self.lanes else []
@@ -149,15 +156,17 @@ class InputHalo:
     def place(self, element: str) -> str:
         """Where tap 0 of the tile's element number ``element`` lies in a channel's halo."""
         tiles = [self.p.operator.tile[d] for d in self.axes]
-        names = {self.p.axis(d).name: t for d, t in zip(self.axes, digits(element, tiles), strict=True)}
-        return total([(f"({names[s.axis]} * {s.step})", below) for s, below in self._below() if s.axis])
+        names = {self.p.axis(d).name: t for d, t in zip(self.axes, split_digits(element, tiles), strict=True)}
+        return format_sum([(f"({names[s.axis]} * {s.step})", below) for s, below in self._side_strides() if s.axis])
 
     def tap(self, tap: str) -> str:
         """How much further on tap number ``tap`` lies."""
-        names = {a.name: t for a, t in zip(self.depth.outer, digits(tap, [a.extent for a in self.depth.outer]), strict=True)}
-        return total([(names[s.tap], s.reach * below) for s, below in self._below() if s.tap])
+        names = {
+            a.name: t for a, t in zip(self.depth.outer, split_digits(tap, [a.extent for a in self.depth.outer]), strict=True)
+        }
+        return format_sum([(names[s.tap], s.reach * below) for s, below in self._side_strides() if s.tap])
 
-    def _below(self) -> list[tuple[Side, int]]:
+    def _side_strides(self) -> list[tuple[Side, int]]:
         result, below = list[tuple[Side, int]](), 1
         for s in reversed(self.sides):
             result.append((s, below))

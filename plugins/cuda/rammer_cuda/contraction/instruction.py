@@ -28,7 +28,7 @@ from rammer_cuda.contraction.block import Shape, shape_of
 from rammer_cuda.contraction.operand import Staged
 from rammer_cuda.contraction.packing import Turned
 from rammer_cuda.contraction.staging import BYTES, HALVES, PLAIN, TF32_TURNED, TF32_WORDS, WORDS, Staging
-from rammer_cuda.device import source
+from rammer_cuda.device import device_source
 from rammer_cuda.gpu import Gpu
 
 #: Precisions that users may allow for products of float32 operands; without one of them products are as exact as float32.
@@ -138,7 +138,7 @@ class Instruction:
 class Ffma(Instruction):
     """``tm x tn`` results a thread, from 16 bytes of either operand at a time."""
 
-    device: ClassVar[str] = source("ffma")
+    device: ClassVar[str] = device_source("ffma")
 
     def line(self, width: int) -> int:
         """Elements from one row of the finished tile in shared memory to the next."""
@@ -192,7 +192,7 @@ class Mma(Instruction):
     @property
     def device(self) -> str:
         """The text of the files."""
-        return source(*self.files)
+        return device_source(*self.files)
 
     def line(self, width: int) -> int:
         """8 or 24 (mod 32) elements: the float2 stores of half a warp then reach every bank once."""
@@ -229,10 +229,10 @@ class Mma(Instruction):
         flags = "".join(f", {str(f).lower()}" for f in self.flags(a, b))
         return [
             f"{self.function}<{s.tm}, {s.tn}, {part}, {a.pitch}, {b.pitch}{flags}>(",
-            f"  ashared + {self._place(s, a, 'lt', 'ty + lg')}, bshared + {self._place(s, b, 'lt', 'tx + lg')}, acc);",
+            f"  ashared + {self._lane_place(s, a, 'lt', 'ty + lg')}, bshared + {self._lane_place(s, b, 'lt', 'tx + lg')}, acc);",
         ]
 
-    def _place(self, s: Shape, stage: Staged, k: str, e: str) -> str:
+    def _lane_place(self, s: Shape, stage: Staged, k: str, e: str) -> str:
         """Where this lane begins to read a buffer."""
         if self.blocks or isinstance(stage.arrangement, Turned):
             return f"use * {stage.size} + {stage.name}at"

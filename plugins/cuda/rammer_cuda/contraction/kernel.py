@@ -33,12 +33,12 @@ from rammer_cuda.contraction.operand import Staged
 from rammer_cuda.contraction.packing import Cores
 from rammer_cuda.contraction.prologue import prologue_of
 from rammer_cuda.contraction.warpgroup import WARPGROUPS, Wgmma
-from rammer_cuda.device import source
+from rammer_cuda.device import device_source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.epilogue import Epilogue
-from rammer_cuda.kernels.lengths import stopped, with_lengths
+from rammer_cuda.kernels.lengths import stopped_axes, with_lengths
 from rammer_cuda.kernels.quads import Quads
-from rammer_cuda.kernels.task import TaskKernel, origins, parameter
+from rammer_cuda.kernels.task import TaskKernel, declare_parameter, origin_lines
 
 
 class SharedRing:
@@ -163,7 +163,7 @@ class Producers:
                 k.copy_tables(f"thread - {s.works}", THREADS * n)
                 m.setup(text)
                 (self.halo or self.read).setup(text)
-                self._copies()
+                self._write_operand_copies()
                 if m.packing is None:  # float16: what kernels before this one write, both operands
                     text.line("rm_after();")
                 text.all(["#pragma unroll", f"for (int i = producer; i <= producer + {between}; i += {n})"])
@@ -177,7 +177,7 @@ class Producers:
                     self._copy(between)
                     text.line("rm_commit();")
                     with text.block(f"if (i >= {between})"):
-                        self._complete(between)
+                        self._complete_copy(between)
             text.line("rm_after();")
 
     def _copy(self, between: int) -> None:
@@ -196,7 +196,7 @@ class Producers:
                 text.line("if (turn >= 2) rm_barrier_wait(halo_empty + turn % 2 * 8, (turn / 2 - 1) & 1);")
                 text.line(f"{self.read.name}fetch(kb / {halo.taps}, turn % 2);")
 
-    def _complete(self, between: int) -> None:
+    def _complete_copy(self, between: int) -> None:
         """Wait for the copies of the block ``between`` before, prepare what they brought, and hand it over."""
         s, text, halo, n = self.s, self.text, self.halo, self.read.name
         text.line(f"const int done = i - {between};")
@@ -204,7 +204,7 @@ class Producers:
         if self.k.prologue and halo is None:
             text.line(f"{n}prologue(begin + done, done % {s.stages});")
         if self.i.parts > 1:
-            self._halve(f"done % {s.stages}")
+            self._split_constant(f"done % {s.stages}")
         text.line("rm_copies_to_async();")
         if halo is not None:
             with text.block(f"if (done == 0 || (begin + done) % {halo.taps} == 0)"):
@@ -214,7 +214,7 @@ class Producers:
                 text.line("rm_barrier_arrive(halo_full + turn * 8);")
         text.line(f"rm_barrier_arrive(full + done % {s.stages} * 8);")
 
-    def _halve(self, slot: str) -> None:
+    def _split_constant(self, slot: str) -> None:
         """Halve this thread's own copies of the constant in buffer ``slot``."""
         with self.text.block(""):
             place = f"{self.matrix.name}shared + ({slot}) * {self.whole} + tid * 4"
@@ -223,7 +223,7 @@ class Producers:
                 guard = f"if (tid * 4 + {at} < {self.whole}) " if at + 4 * THREADS > self.whole else ""
                 self.text.line(f"{guard}rm_halve(from + {at}, to + {at});")
 
-    def _copies(self) -> None:
+    def _write_operand_copies(self) -> None:
         """The copies of both operands, and the maps before the contraction on what was copied."""
         m, halo, k = self.matrix, self.halo, self.k
         if halo is None:
@@ -267,7 +267,7 @@ MOST_SPLIT_K = 8
 INSTRUCTIONS = {**RING, **WARPGROUPS}
 
 
-def contraction(operator: ROperator, binding: Binding) -> TaskKernel:
+def contraction_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled contraction by its family's instruction. Unsuited where it is none, its operands are not what
     the instruction takes, or its block is no possible one."""
     instruction = INSTRUCTIONS[operator.family]
@@ -281,7 +281,7 @@ class Contraction:
     def __init__(self, product: Product, binding: Binding, instruction: Any, shape: Shape) -> None:
         self.p, self.binding, self.i, self.s, self.text = product, binding, instruction, shape, Text()
         instruction.check(shape)
-        self.depth = self._depth()
+        self.depth = self._make_depth()
         self.split_k = min(shape.split_k, self.depth.blocks, MOST_SPLIT_K)
         wide = isinstance(shape, WarpgroupShape)
         threads, staged = THREADS if wide else shape.threads, instruction.staged
@@ -296,19 +296,19 @@ class Contraction:
         #: Where the prologue's tables lie in shared memory, and bytes of it in all.
         self.tables = -(-self.pipeline.dynamic // 16) * 16
         self.dynamic = self.tables + self.prologue.bytes if self.prologue else self.pipeline.dynamic
-        self.arguments = self._arguments()
+        self.arguments = self._kernel_arguments()
 
-    def _depth(self) -> Depth:
+    def _make_depth(self) -> Depth:
         """The walk over the products, to the length of a run where nothing else than zeros is staged beyond."""
         p, depth = self.p, depth_of(self.p.main.reduce, self.s.bk)
         if p.a.fill or p.b.fill or (isinstance(self.s, WarpgroupShape) and self.s.halo):
             return depth
-        ends = replace(depth, stopped=stopped(p.operator, p.main, p.main.reduce))
+        ends = replace(depth, stopped=stopped_axes(p.operator, p.main, p.main.reduce))
         if ends.flat and ends.stopped and not ends.stops:  # tap order can end its inner axis, whatever it pads
             ends = replace(taps_of(p.main.reduce, self.s.bk), stopped=ends.stopped)
         return ends
 
-    def _arguments(self) -> list[Argument]:
+    def _kernel_arguments(self) -> list[Argument]:
         """Operands, then what the maps around the contraction read, then outputs."""
         p = self.p
         inside = {p.main.name, *(c.name for c in p.after)}
@@ -324,20 +324,22 @@ class Contraction:
     def kernel(self) -> TaskKernel:
         """The finished kernel."""
         s, types = self.s, self.binding.types
-        self._origins()
+        self._write_origins()
         self.pipeline.declare()
         self._sum()
         bytes_ = self.i.dtype == BYTE
-        end = self._epilogue()
+        end = self._make_epilogue()
         copies = ["copies", *["copies_i8"] * bytes_, *["cluster", *["cluster_i32"] * bytes_] * (self.split_k > 1)]
-        before = source(*copies), self.pipeline.device, end.write()
+        before = device_source(*copies), self.pipeline.device, end.write()
         kinds = [CUDA.types[types[a.tensor].dtype] for a in self.arguments]
-        parameters = tuple(parameter(t, a, k, self.binding) for k, (t, a) in enumerate(zip(kinds, self.arguments, strict=True)))
+        parameters = tuple(
+            declare_parameter(t, a, k, self.binding) for k, (t, a) in enumerate(zip(kinds, self.arguments, strict=True))
+        )
         shape = s.threads, self.dynamic, self.dynamic, self.split_k
         made = TaskKernel("", "".join(before), parameters, str(self.text), tuple(self.arguments), *shape)
         return (with_lengths(self.p.operator, made) if self.depth.stops else made).named("g_")
 
-    def _epilogue(self) -> Epilogue:
+    def _make_epilogue(self) -> Epilogue:
         """What writes the maps behind the sums and the stores."""
         i, known = self.i, (self.p, self.s, self.binding, self.arguments, self.text, self.split_k, self.line)
         if i.dtype == BYTE:
@@ -346,13 +348,13 @@ class Contraction:
                 return quads
         return Epilogue(*known, i.unroll, i.number, i.totals)
 
-    def _origins(self) -> None:
+    def _write_origins(self) -> None:
         text = self.text
         text.line("// The task, and where its tile begins.")
         text.line("const int tid = (int)threadIdx.x;")
         text.line(f"const int slot = (int)blockIdx.x{f' / {self.split_k}' if self.split_k > 1 else ''};")
         text.line("const int task = order ? order[slot] : first + slot;")
-        text.all(origins(self.p.operator))
+        text.all(origin_lines(self.p.operator))
         text.all(self.depth.definitions())
 
     def pointers(self) -> list[str]:

@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rammer.codegen.c_text import Text, digits, numbered, total, weighted
-from rammer.codegen.contraction_form import QUOTIENT, Operand, PaddedAxis, Product, consecutive
+from rammer.codegen.c_text import Text, combine_digits, format_sum, split_digits, weighted_terms
+from rammer.codegen.contraction_form import QUOTIENT, Operand, PaddedAxis, Product, is_consecutive
 from rammer.codegen.task_parameters import Packing, Unsuited
 
 from rammer_cuda.contraction.depth import Depth
-from rammer_cuda.contraction.packing import Arrangement, Blocks, Common, common_order, pack, pack_common
+from rammer_cuda.contraction.packing import Arrangement, Blocks, Common, common_order, pack_common, pack_operand
 from rammer_cuda.contraction.prologue import OperandPrologue, Piece
 from rammer_cuda.contraction.staging import PLAIN, Staging
 
@@ -66,14 +66,14 @@ class Staged:
             if self.common is not None and self.along is not None:
                 self.packing, self.coordinates = pack_common(self.p, self.operand, self.along, blocks, self.common)
             else:
-                self.packing, self.coordinates = pack(self.p, self.operand, self.along, blocks)
+                self.packing, self.coordinates = pack_operand(self.p, self.operand, self.along, blocks)
         lots = (16, 8, 4) if s.kind == "int8" and not s.whole else (s.products,)
-        deep = next((n for n in lots if self._deep(n)), 0) if self.packing is None else 0
+        deep = next((n for n in lots if self._is_deep(n)), 0) if self.packing is None else 0
         #: Products of a deep copy, and elements of any.
         self.products = deep or s.products
         self.deep = deep > 0
         self.down = s.down if s.whole or not self.deep else 1
-        self.vector = deep or (s.lot if s.across and self.packing is None and self._vector() else 1)
+        self.vector = deep or (s.lot if s.across and self.packing is None and self._has_vector_copies() else 1)
         if s.whole and self.packing is None and self.vector != s.lot:
             raise Unsuited(f"{self.operand.load} cannot be copied by 16 bytes")
 
@@ -102,7 +102,7 @@ class Staged:
         """Where product ``row`` of element ``element`` lies in shared memory."""
         return self.arrangement.place(row, element, self.unit, self.depth.block)
 
-    def _deep(self, lot: int) -> bool:
+    def _is_deep(self, lot: int) -> bool:
         """Whether neighbours along the inner reduction axis lie together: ``lot`` of them, always aligned and valid or not
         together."""
         o, inner = self.operand, self.depth.inner
@@ -115,13 +115,13 @@ class Staged:
         inside = inner.extent % lot == 0 and not any(inner.name in g.steps for g in o.guards)
         return whole and inside and o.aligned and not self.depth.flat
 
-    def _vector(self) -> bool:
+    def _has_vector_copies(self) -> bool:
         """Whether a lot of neighbours of the unit are always 16 aligned bytes, valid or not together."""
         o, tile, grid, wide = self.operand, self.p.operator.tile, self.p.operator.grid, self.staging.lot
         if o.guards or not o.aligned or o.constant % wide or self.count % wide or not self.axes:
             return False
         axes = [self.p.axis(d) for d in self.axes]
-        if not consecutive(o.steps, axes, {a.name: tile[d] for a, d in zip(axes, self.axes, strict=True)}):
+        if not is_consecutive(o.steps, axes, {a.name: tile[d] for a, d in zip(axes, self.axes, strict=True)}):
             return False
         first = self.axes[0]
         below = self.count // tile[first]
@@ -148,13 +148,13 @@ class Staged:
         if self.along is not None:
             places.append((f"o{self.along} / {self.p.operator.tile[self.along]}", self.p.operator.grid[self.along]))
         size = self.depth.blocks * self.size
-        base = f"{self.name}g + (long long)({numbered(places)}) * {size} + tid * {self.staging.lot}"
+        base = f"{self.name}g + (long long)({combine_digits(places)}) * {size} + tid * {self.staging.lot}"
         text.line(f"const {self.staging.ctype} *const {self.name}p = {base};")
 
     def _setup_common(self, text: Text, common: Common) -> None:
         """Where the task's tile begins, and of each copy of this thread where it is in a block of rows, and in shared memory."""
         n, lot, per = self.name, self.staging.lot, self._per_row(common)
-        fixed = numbered([(f"o{d}", self.p.axis(d).extent) for d in self.coordinates]) if self.coordinates else "0"
+        fixed = combine_digits([(f"o{d}", self.p.axis(d).extent) for d in self.coordinates]) if self.coordinates else "0"
         tile = f"(long long)({fixed}) * {common.size} + (long long)o{self.along} * {common.wide}"
         text.line(f"const {self.staging.ctype} *const {n}p = {n}g + {tile};")
         for i in range(self._common_copies(common)):
@@ -198,7 +198,7 @@ class Staged:
             lane = f"{thread} % {across}" if groups == 1 else f"{thread} + {g * lanes}"
             text.line(f"const int {n}j{g} = ({lane}){f' * {self.vector}' if self.vector > 1 else ''};")
             inside = [f"{n}k < {rows}"] if groups == 1 and across * rows < self.threads else []
-            self._element(text, f"{n}j{g}", str(g), inside)
+            self._define_element(text, f"{n}j{g}", str(g), inside)
 
     def _words(self) -> int:
         """Copies along the reduction that neighbouring threads make of a *deep* operand's block."""
@@ -214,14 +214,14 @@ class Staged:
         text.line(f"const int {n}k = {thread} % {words}{f' * {lot}' if lot > 1 else ''};")
         for i in range(-(-self.unit // self._step())):
             text.line(f"const int {n}j{i} = {thread} / {words}{below} + {i * self._step()};")
-            self._element(text, f"{n}j{i}", str(i), [])
+            self._define_element(text, f"{n}j{i}", str(i), [])
 
-    def _element(self, text: Text, place: str, suffix: str, inside: list[str]) -> None:
+    def _define_element(self, text: Text, place: str, suffix: str, inside: list[str]) -> None:
         """Offset ``{n}o``, validity ``{n}v`` and padding coordinates ``{n}g`` of the element ``place`` of the unit."""
         n, p = self.name, self.p
-        local = {p.axis(d).name: t for d, t in zip(self.axes, digits(place, self.tiles), strict=True)}
+        local = {p.axis(d).name: t for d, t in zip(self.axes, split_digits(place, self.tiles), strict=True)}
         names = {a: f"(o{d} + {local[a]})" if a in local else f"o{d}" for d, a in enumerate(x.name for x in p.main.axes)}
-        text.line(f"const int {n}o{suffix} = {total(weighted(self.operand.steps, names), self.operand.constant)};")
+        text.line(f"const int {n}o{suffix} = {format_sum(weighted_terms(self.operand.steps, names), self.operand.constant)};")
         tests = list(inside)
         if self.count < self.unit or not self.axes:
             tests.append(f"{place} < {self.count}")
@@ -231,7 +231,7 @@ class Staged:
                 tests.append(f"{names[axis.name]} < {axis.extent}")
         text.line(f"const bool {n}v{suffix} = {' && '.join(tests) or 'true'};")
         for number, guard in enumerate(self.operand.guards):
-            text.line(f"const int {n}g{suffix}_{number} = {total(weighted(guard.steps, names), guard.constant)};")
+            text.line(f"const int {n}g{suffix}_{number} = {format_sum(weighted_terms(guard.steps, names), guard.constant)};")
 
     # --- once a block of products -----------------------------------------------------------------
 
@@ -243,22 +243,22 @@ class Staged:
         if self.packing is not None:
             self._fetch_packed(text)
             return
-        taps, known = self._tap(text) if not self.depth.flat else {}, Addresses(text)
+        taps, known = self._define_tap(text) if not self.depth.flat else {}, Addresses(text)
         for further, element, tests in self._pieces():
             self._copy(known, further, element, tests, taps)
 
     def apply(self, text: Text, prologue: OperandPrologue) -> None:
         """The prologue on what this thread copied of block ``kb``, in ``{n}s``: call it where its copies have arrived."""
-        taps = self._tap(text) if not self.depth.flat else {}
-        prologue.apply(text, self._changed(text, taps))
+        taps = self._define_tap(text) if not self.depth.flat else {}
+        prologue.apply(text, self._mapped_pieces(text, taps))
 
-    def _changed(self, text: Text, taps: Mapping[str, str]) -> Iterator[Piece]:
+    def _mapped_pieces(self, text: Text, taps: Mapping[str, str]) -> Iterator[Piece]:
         known = Addresses(text)
         for further, element, tests in self._pieces():
-            names, _, valid = self._element_at(self._row(further), element, taps)
-            yield Piece(self._to(known, further, element), [*tests, *valid], names, self.vector)
+            names, _, valid = self._element_at(self._block_row(further), element, taps)
+            yield Piece(self._destination_address(known, further, element), [*tests, *valid], names, self.vector)
 
-    def _row(self, further: int) -> str:
+    def _block_row(self, further: int) -> str:
         """The row of the block that is so many further than this thread's first one."""
         return f"({self.name}k + {further})" if further else f"{self.name}k"
 
@@ -275,7 +275,7 @@ class Staged:
         across, lanes = self.unit // self.vector, self.threads // self.down
         for i in range(-(-self.depth.block // rows)):
             for g in range(groups):
-                tests = [f"{self._row(i * rows)} < {self.depth.block}"] if (i + 1) * rows > self.depth.block else []
+                tests = [f"{self._block_row(i * rows)} < {self.depth.block}"] if (i + 1) * rows > self.depth.block else []
                 tests += [f"{n}k < {rows}"] if groups == 1 and across * rows < self.threads else []
                 tests += [f"{n}j{g} < {self.unit}"] if (g + 1) * lanes > across > lanes else []
                 yield i * rows, g, tests
@@ -287,41 +287,41 @@ class Staged:
             guard = f"if (tid * {wide} + {at} < {whole}) " if at + wide * self.threads > whole else ""
             text.line(f"{guard}rm_copy16({n}s + tid * {wide} + {at}, {n}p + (size_t){block} * {whole} + {at}, true);")
 
-    def _tap(self, text: Text) -> dict[str, str]:
+    def _define_tap(self, text: Text) -> dict[str, str]:
         """Work out the block's tap: ``{n}q`` (offset) and the padding tests of each element."""
         n, d = self.name, self.depth
-        names = {a.name: t for a, t in zip(d.outer, digits("tap", [a.extent for a in d.outer]), strict=True)}
-        text.line(f"const int {n}q = {total(weighted(self.operand.steps, names))};")
-        text.all(f"const int {n}q_{k} = {total(weighted(g.steps, names))};" for k, g in enumerate(self.operand.guards))
+        names = {a.name: t for a, t in zip(d.outer, split_digits("tap", [a.extent for a in d.outer]), strict=True)}
+        text.line(f"const int {n}q = {format_sum(weighted_terms(self.operand.steps, names))};")
+        text.all(f"const int {n}q_{k} = {format_sum(weighted_terms(g.steps, names))};" for k, g in enumerate(self.operand.guards))
         return names
 
     def _copy(self, known: Addresses, further: int, element: int, tests: Sequence[str], taps: Mapping[str, str]) -> None:
-        to, at = self._to(known, further, element), self._at(known, further, element, taps)
+        to, at = self._destination_address(known, further, element), self._at(known, further, element, taps)
         guard = f"if ({' && '.join(tests)}) " if tests else ""
-        valid = " && ".join(self._element_at(self._row(further), element, taps)[2])
+        valid = " && ".join(self._element_at(self._block_row(further), element, taps)[2])
         fill = f", {self.operand.fill % 256 * 0x01010101}u" if self.operand.fill else ""
         known.text.line(f"{guard}rm_copy{self.vector * self.staging.item}({to}, {at}, {valid}{fill});")
 
-    def _to(self, known: Addresses, further: int, element: int) -> str:
+    def _destination_address(self, known: Addresses, further: int, element: int) -> str:
         """Where a copy goes, by how far on it is from the thread's first one."""
-        ahead = self.arrangement.ahead(further, self._gap(element), self.unit, self.depth.block)
+        ahead = self.arrangement.ahead(further, self._element_gap(element), self.unit, self.depth.block)
         row, first, on = (0, 0, ahead) if ahead is not None else (further, element, 0)
-        place = self.place(self._row(row), f"{self.name}j{first}")
+        place = self.place(self._block_row(row), f"{self.name}j{first}")
         return known.after(f"{self.staging.ctype} *", f"{self.name}to{first}_{row}", f"{self.name}s + {place}", on)
 
     def _at(self, known: Addresses, further: int, element: int, taps: Mapping[str, str]) -> str:
         """Where a copy comes from, in the same way; in flat order each row has an address of its own."""
-        apart, steps = self._apart(self._gap(element)), self.operand.steps
+        apart, steps = self._tensor_distance(self._element_gap(element)), self.operand.steps
         row, on = (further, 0) if self.depth.flat else (0, further * steps.get(self.depth.inner.name, 0))
         first, on = (element, on) if apart is None else (0, on + apart)
-        address = f"{self.name}g + ({self._element_at(self._row(row), first, taps)[1]})"
+        address = f"{self.name}g + ({self._element_at(self._block_row(row), first, taps)[1]})"
         return known.after(f"const {self.staging.ctype} *", f"{self.name}at{first}_{row}", address, on)
 
-    def _gap(self, element: int) -> int:
+    def _element_gap(self, element: int) -> int:
         """Elements of the unit between a thread's first one and that number."""
         return element * (self._step() if self.deep else self.threads // self.down * self.vector)
 
-    def _apart(self, gap: int) -> int | None:
+    def _tensor_distance(self, gap: int) -> int | None:
         """How far elements of the unit with such a gap are apart in the tensor; None where that depends on which they are."""
         names, steps = [self.p.axis(d).name for d in self.axes], self.operand.steps
         if gap == 0:
@@ -340,19 +340,20 @@ class Staged:
         inner = f"(c0 + {row})"
         tests = [f"{n}v{element}"]
         if d.flat:
-            names = {a.name: t for a, t in zip(d.axes, digits(inner, [a.extent for a in d.axes]), strict=True)}
-            offset = total([(f"{n}o{element}", 1), *weighted(o.steps, names)])
+            names = {a.name: t for a, t in zip(d.axes, split_digits(inner, [a.extent for a in d.axes]), strict=True)}
+            offset = format_sum([(f"{n}o{element}", 1), *weighted_terms(o.steps, names)])
             tests += [f"{inner} < {d.deep}"] if d.ragged else []
-            tests += [self._inside(g, f"{n}g{element}_{k}", weighted(g.steps, names)) for k, g in enumerate(o.guards)]
+            tests += [self._inside_test(g, f"{n}g{element}_{k}", weighted_terms(g.steps, names)) for k, g in enumerate(o.guards)]
             return names, offset, tests
         names = {d.inner.name: inner}
-        offset = total([(f"{n}o{element}", 1), (f"{n}q", 1), *weighted(o.steps, names)])
+        offset = format_sum([(f"{n}o{element}", 1), (f"{n}q", 1), *weighted_terms(o.steps, names)])
         tests += [f"{inner} < {d.deep}"] if d.ragged else []
         tests += [
-            self._inside(g, f"{n}g{element}_{k}", [(f"{n}q_{k}", 1), *weighted(g.steps, names)]) for k, g in enumerate(o.guards)
+            self._inside_test(g, f"{n}g{element}_{k}", [(f"{n}q_{k}", 1), *weighted_terms(g.steps, names)])
+            for k, g in enumerate(o.guards)
         ]
         return {**taps, **names}, offset, tests
 
     @staticmethod
-    def _inside(guard: PaddedAxis, base: str, terms: Sequence[tuple[str, int]]) -> str:
-        return f"(unsigned)({total([(base, 1), *terms])}) < {guard.extent}u"
+    def _inside_test(guard: PaddedAxis, base: str, terms: Sequence[tuple[str, int]]) -> str:
+        return f"(unsigned)({format_sum([(base, 1), *terms])}) < {guard.extent}u"

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from rammer.codegen.contraction_form import Operand, Product
-from rammer.codegen.packed_constants import in_tiles, packing
-from rammer.codegen.task_parameters import Array, Packing, padded
+from rammer.codegen.packed_constants import in_tiles, make_packing
+from rammer.codegen.task_parameters import Array, Packing, pad_axis
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 
@@ -69,7 +69,7 @@ class Rows:
         return products * self.pitch(unit, block) + elements
 
     def packed(self, values: Array) -> Array:
-        return padded(values, values.ndim - 1, self.pitch(values.shape[-1], 0))
+        return pad_axis(values, values.ndim - 1, self.pitch(values.shape[-1], 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Turned:
 
     def packed(self, values: Array) -> Array:
         turned = np.swapaxes(values, -2, -1)
-        return padded(turned, values.ndim - 1, self.pitch(0, turned.shape[-1]))
+        return pad_axis(turned, values.ndim - 1, self.pitch(0, turned.shape[-1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +122,10 @@ class Cores:
 
     def packed(self, values: Array) -> Array:
         assert not self.across, "constants are packed along products"
-        return cores(values)
+        return to_core_matrices(values)
 
 
-def cores(values: Array, order: Sequence[int] = range(DEEP)) -> Array:
+def to_core_matrices(values: Array, order: Sequence[int] = range(DEEP)) -> Array:
     """``values[..., k, n]`` as wgmma's operand B, ``[..., k / 8, 8 / w, n / 8, 8, w]``: core matrices of 8 columns by the
     ``w`` products that make 16 bytes (4 of float32, 8 of float16; 16 bytes lie ``[..., k / 16, 1, n / 8, 8, 16]``). Place i of 8
     products holds product ``order[i]``."""
@@ -151,13 +151,13 @@ class Blocks:
     kind: str = "float32"
 
 
-def pack(p: Product, operand: Operand, along: int | None, blocks: Blocks) -> tuple[Packing, list[int]]:
+def pack_operand(p: Product, operand: Operand, along: int | None, blocks: Blocks) -> tuple[Packing, list[int]]:
     """``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks, a block of products]``, padded with zeros.
 
     Also returns the positions of the fixed axes, outermost first.
     """
     unit, depth, arrangement, kind = blocks.unit, blocks.depth, blocks.arrangement, blocks.kind
-    fixed, axes, line = _sides(p, operand, along)
+    fixed, axes, line = _split_axes(p, operand, along)
     tile = p.operator.tile[along] if along is not None else 1
     tiles = -(-line.extent // tile)
     size = math.prod(a.extent for a in axes) * tiles * depth.blocks * arrangement.size(unit, depth.block)
@@ -165,29 +165,31 @@ def pack(p: Product, operand: Operand, along: int | None, blocks: Blocks) -> tup
     taps = math.prod(a.extent for a in depth.outer)
 
     def arrange(full: Array) -> Array:
-        data = padded(full.reshape(-1, line.extent, taps, depth.inner.extent), 3, depth.padded)
-        data = padded(data.reshape(-1, line.extent, taps * depth.padded), 2, depth.blocks * depth.block)
+        data = pad_axis(full.reshape(-1, line.extent, taps, depth.inner.extent), 3, depth.padded)
+        data = pad_axis(data.reshape(-1, line.extent, taps * depth.padded), 2, depth.blocks * depth.block)
         lines = in_tiles(data, tile, unit).reshape(-1, tiles, unit, depth.blocks, depth.block)
         turned = np.moveaxis(lines, 2, -1)
         return arrangement.packed(rounded_to_tf32(turned) if kind == "tf32" else turned)
 
     facts = kind, str(arrangement), tile, unit, str(depth)
-    return packing(operand.load, _read(p, depth, axes, line), size, arrange, *facts, dtype=_dtype(kind, operand)), fixed
+    return make_packing(
+        operand.load, _packed_axes(p, depth, axes, line), size, arrange, *facts, dtype=_packed_dtype(kind, operand)
+    ), fixed
 
 
-def _sides(p: Product, operand: Operand, along: int | None) -> tuple[list[int], list[Axis], Axis]:
+def _split_axes(p: Product, operand: Operand, along: int | None) -> tuple[list[int], list[Axis], Axis]:
     """The fixed axes of an operand, as positions and themselves, and the axis that runs through its unit."""
     used = ex.axes_of(operand.load)
     fixed = [d for d, a in enumerate(p.main.axes) if a.name in used and d != along]
     return fixed, [p.main.axes[d] for d in fixed], p.main.axes[along] if along is not None else Axis("one__", 1)
 
 
-def _read(p: Product, depth: Depth, axes: Sequence[Axis], line: Axis) -> tuple[Axis, ...]:
+def _packed_axes(p: Product, depth: Depth, axes: Sequence[Axis], line: Axis) -> tuple[Axis, ...]:
     """All axes of an operand in the order in which it is packed."""
     return (*axes, line, *depth.outer, depth.inner, *(r for r in p.main.reduce if r not in depth.axes))
 
 
-def _dtype(kind: str, operand: Operand) -> str:
+def _packed_dtype(kind: str, operand: Operand) -> str:
     return {"float16": "float16", "int8": "int8" if operand.signed else "uint8"}.get(kind, "float32")
 
 
@@ -230,20 +232,22 @@ def common_order(p: Product, operand: Operand, along: int | None, blocks: Blocks
 def pack_common(p: Product, operand: Operand, along: int, blocks: Blocks, common: Common) -> tuple[Packing, list[int]]:
     """``operand`` as ``[fixed axes..., rows, elements, products of a row]``, and the positions of the fixed axes. What a tile
     reads beyond the last element is the next row's, or behind all of them zeros; nobody stores what becomes of it."""
-    fixed, axes, line = _sides(p, operand, along)
+    fixed, axes, line = _split_axes(p, operand, along)
     depth, wide, kind = blocks.depth, common.wide, blocks.kind
     taps, deep = math.prod(a.extent for a in depth.outer), common.size // common.elements
     inner = common.tap * wide or depth.inner.extent
     size = math.prod(a.extent for a in axes) * common.size + BEYOND * wide
 
     def arrange(full: Array) -> Array:
-        data = padded(full.reshape(-1, line.extent, taps, depth.inner.extent), 3, inner).reshape(-1, line.extent, taps * inner)
-        split = padded(padded(data, 2, deep), 1, common.elements).reshape(-1, common.elements, deep // wide, wide)
+        data = pad_axis(full.reshape(-1, line.extent, taps, depth.inner.extent), 3, inner).reshape(-1, line.extent, taps * inner)
+        split = pad_axis(pad_axis(data, 2, deep), 1, common.elements).reshape(-1, common.elements, deep // wide, wide)
         rows = np.ascontiguousarray(np.swapaxes(split, 1, 2)).reshape(-1)
-        return padded(rounded_to_tf32(rows) if kind == "tf32" else rows, 0, size)
+        return pad_axis(rounded_to_tf32(rows) if kind == "tf32" else rows, 0, size)
 
     facts = "common", kind, wide, str(common), BEYOND
-    return packing(operand.load, _read(p, depth, axes, line), size, arrange, *facts, dtype=_dtype(kind, operand)), fixed
+    return make_packing(
+        operand.load, _packed_axes(p, depth, axes, line), size, arrange, *facts, dtype=_packed_dtype(kind, operand)
+    ), fixed
 
 
 def rounded_to_tf32(values: Array) -> Array:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rammer.codegen.c_text import Text, total, weighted
+from rammer.codegen.c_text import Text, format_sum, weighted_terms
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.contraction_form import Operand
 from rammer.codegen.operations import Val
@@ -60,7 +60,7 @@ class OperandPrologue:
     def declare(self, text: Text, offset: int) -> None:
         """Where the tables lie, ``offset`` bytes (whole words of 16) from the start of shared memory; one element's maps."""
         text.line(f"float *const {self.name}tables = shared + {offset // 4};")
-        self._function(text)
+        self._write_function(text)
 
     def copy(self, text: Text, pointers: Mapping[str, str], thread: str, threads: int) -> None:
         """Start the copies of the tables by ``threads`` threads, numbered ``thread``: before the maps they must have arrived
@@ -71,7 +71,7 @@ class OperandPrologue:
             text.line(f"for (int e = ({thread}) * {wide}; e < {size}; e += {threads * wide}) {copy}")
         text.line("rm_commit();")
 
-    def _function(self, text: Text) -> None:
+    def _write_function(self, text: Text) -> None:
         p, types = self.prologue, self.binding.types
         places, zero = dict[str, Place](), integer(0)
         for tensor, at in self.at.items():
@@ -96,12 +96,12 @@ class OperandPrologue:
         for piece in pieces:
             waiting.append(piece)
             if len(waiting) == TOGETHER:
-                self._together(text, waiting)
+                self._write_batched_maps(text, waiting)
                 waiting = []
         if waiting:
-            self._together(text, waiting)
+            self._write_batched_maps(text, waiting)
 
-    def _together(self, text: Text, pieces: Sequence[Piece]) -> None:
+    def _write_batched_maps(self, text: Text, pieces: Sequence[Piece]) -> None:
         """All loads before all stores: the compiler cannot know that the pieces are apart."""
         with text.block(""):
             for i, piece in enumerate(pieces):
@@ -110,7 +110,7 @@ class OperandPrologue:
                 kind, none = ("float4", "make_float4(0.0f, 0.0f, 0.0f, 0.0f)") if piece.width == 4 else ("float", "0.0f")
                 text.line(f"{kind} w{i} = ok{i} ? *(const {kind} *)to{i} : {none};")
                 for d in self.prologue.dimensions:
-                    text.line(f"const int q{i}_{d} = ok{i} ? {self._position(d, piece.names)} : 0;")
+                    text.line(f"const int q{i}_{d} = ok{i} ? {self._index_position(d, piece.names)} : 0;")
             for i, piece in enumerate(pieces):
                 places = "".join(f", q{i}_{d}" for d in self.prologue.dimensions)
                 parts = [f".{c}" for c in "xyzw"] if piece.width == 4 else [""]
@@ -118,11 +118,11 @@ class OperandPrologue:
             for i, piece in enumerate(pieces):
                 text.line(f"if (ok{i}) *({'float4' if piece.width == 4 else 'float'} *)to{i} = w{i};")
 
-    def _position(self, d: int, names: Mapping[str, str]) -> str:
-        form = ex.affine(self.prologue.load.indices[d])
+    def _index_position(self, d: int, names: Mapping[str, str]) -> str:
+        form = ex.affine_form(self.prologue.load.indices[d])
         if form is None:
             raise Unsuited(f"{self.prologue.load} is not affine")
-        return total(weighted(form[0], names), form[1])
+        return format_sum(weighted_terms(form[0], names), form[1])
 
 
 def prologue_of(name: str, operand: Operand, binding: Binding) -> OperandPrologue | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
 
-from rammer.ir.at_length import shorter
+from rammer.ir.at_length import shrink_to_parts
 from rammer.ir.compute import Compute
 from rammer.ir.operator import ROperator
 
@@ -23,7 +23,7 @@ LEAST_WIDE, FULLER = 8, 1.25
 
 def at_lengths(main: Compute, operator: ROperator, parts: Sequence[float]) -> list[Compute]:
     """A product as it is at ``parts`` of the longest length, of which it is priced at each: a static one alone."""
-    found = [o.computes for o in shorter(operator, parts)]
+    found = [o.computes for o in shrink_to_parts(operator, parts)]
     return [main if cs == operator.computes else next((c for c in cs if c.name == main.name), main) for cs in found]
 
 
@@ -43,13 +43,13 @@ def alike_tiles(
     """Tiles by their rows, columns and tasks at each of ``lengths``: what a prediction depends on. They are parts of all, and of
     what there is at the last of the lengths. Several families ask for the same ones."""
     alike: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-    for tile in sorted({*_tiles(shape, rows, columns, groups), *_tiles(lengths[-1], rows, columns, groups)}):
+    for tile in sorted({*_enumerate_tiles(shape, rows, columns, groups), *_enumerate_tiles(lengths[-1], rows, columns, groups)}):
         height, width = (math.prod(tile[d] for d in side) for side in (rows, columns))
         alike.setdefault((height, width, *(task_count(s, tile) for s in lengths)), []).append(tile)
     return alike
 
 
-def _tiles(
+def _enumerate_tiles(
     shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...], groups: frozenset[int]
 ) -> list[tuple[int, ...]]:
     """Row tiles near ``ROWS`` by column tiles; axes of neither kind have tile 1."""
@@ -73,26 +73,26 @@ def tile_parts(extents: Sequence[int], fewest: int, most: int, groups: frozenset
     found = set[tuple[int, ...]]()
     below = 1
     for k in range(len(extents) - 1, -1, -1):
-        for size in _sizes(extents[k], groups if k == 0 else frozenset()):
+        for size in _tile_sizes(extents[k], groups if k == 0 else frozenset()):
             if below * size <= most and (below * size >= fewest or math.prod(extents) == below * size):
                 found.add((*([1] * k), size, *extents[k + 1 :]))
         below *= extents[k]
     return sorted(found) or [tuple([1] * (len(extents) - 1) + [min(extents[-1], most)])]
 
 
-def filled(extents: Sequence[int], tile: Sequence[int], group: int) -> float:
+def filled_fraction(extents: Sequence[int], tile: Sequence[int], group: int) -> float:
     """The share of the places of all tiles' groups of ``group`` that are elements."""
     size = math.prod(tile)
     return math.prod(extents) / (task_count(tuple(extents), tuple(tile)) * -(-size // group) * group)
 
 
-def patches(extents: Sequence[int], group: int, most: int, others: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+def patch_tiles(extents: Sequence[int], group: int, most: int, others: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Tiles of a part of several rows, of up to ``most`` elements, where those of ``others`` leave much of their groups empty: a
     row of 86 is two groups of 64, and a piece of 5 x 12 is one. Of as many groups and tasks the squarest."""
     if len(extents) < 2 or not others:
         return []
     high, wide = extents[-2:]
-    least = FULLER * max(filled(extents, t, group) for t in others)
+    least = FULLER * max(filled_fraction(extents, t, group) for t in others)
     found = dict[tuple[int, int], tuple[int, ...]]()
     for h, groups in product({-(-high // n) for n in range(1, high)}, range(1, most // group + 1)):
         w = groups * group // h
@@ -100,13 +100,13 @@ def patches(extents: Sequence[int], group: int, most: int, others: Sequence[Sequ
         if not LEAST_WIDE <= w < wide:
             continue
         tile = (*([1] * (len(extents) - 2)), h, w)
-        if filled(extents, tile, group) >= least:
+        if filled_fraction(extents, tile, group) >= least:
             key = -(-math.prod(tile) // group), task_count(tuple(extents), tile)
             found[key] = min(found.get(key, tile), tile, key=sum)
     return sorted(found.values())
 
 
-def _sizes(extent: int, groups: frozenset[int]) -> list[int]:
+def _tile_sizes(extent: int, groups: frozenset[int]) -> list[int]:
     """Tile sizes along an axis: even parts (long axes in multiples of 8), powers of two; only divisors of ``groups``."""
     even = {-(-extent // n) for n in range(1, min(extent, PARTS) + 1)}
     if extent > MOST_COLUMNS and not groups:

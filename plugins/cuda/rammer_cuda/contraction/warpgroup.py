@@ -30,7 +30,7 @@ from rammer_cuda.contraction.halo import InputHalo
 from rammer_cuda.contraction.instruction import EVERY, LOWER, Form, Fragment, Instruction
 from rammer_cuda.contraction.operand import Staged
 from rammer_cuda.contraction.staging import BYTE_CORES, FLOAT32_CORES, HALF_CORES, TF32_CORES, WORDS
-from rammer_cuda.device import filled, source
+from rammer_cuda.device import device_source, fill_template
 from rammer_cuda.gpu import Gpu
 
 #: The order of products within 8 in which a result's registers serve as the next product's operand: lane t holds
@@ -117,7 +117,7 @@ class Wgmma(Instruction):
         """Device functions, of ``fixed`` columns and operands that are ``turned`` or not, and ``signed`` or not (bytes)."""
         if self.dtype == BYTE:
             return byte_preamble(fixed, signed)
-        return half_preamble(fixed, turned) if self.form.a is None else preamble([fixed])
+        return half_preamble(fixed, turned) if self.form.a is None else wgmma_preamble([fixed])
 
     def leave(self, s: Shape, line: int) -> list[str]:
         """Leave the registers in shared memory, the tile's rows as rows."""
@@ -159,7 +159,7 @@ class Registers:
         ]
 
 
-def _registers(k: ProductLoop, held: Fragment) -> Registers:
+def _register_reads(k: ProductLoop, held: Fragment) -> Registers:
     """How this thread's elements of the operand in registers are read; writes what all blocks share."""
     text, n, s, halo = k.text, k.read, k.s, k.halo
     (row, other), (inner, step) = held.rows, held.columns
@@ -183,7 +183,7 @@ def three_products(k: ProductLoop) -> None:
     """Three products for one, each warpgroup at its own pace."""
     s, steps, m, text = k.s, k.s.bk // 8, k.matrix, k.text
     groups, fixed = s.works // THREADS, s.fixed
-    held = _registers(k, WORDS_A)
+    held = _register_reads(k, WORDS_A)
     turn, pass_on = list[str](), list[str]()
     if groups > 1:
         # In turns: left alone, the warpgroups' products would interleave, and then all of them convert at once.
@@ -220,7 +220,7 @@ def one_product(k: ProductLoop) -> None:
     which ptxas takes no account when it loads the next values (ResNeXt-29 on an H200: an error of 2e-2 for 7e-4).
     """
     text, s, m = k.text, k.s, k.matrix
-    held = _registers(k, WORDS_A)
+    held = _register_reads(k, WORDS_A)
     text.line(f"unsigned held[{s.bk // 8}][4];")
     with k.blocks():
         text.all(
@@ -259,14 +259,14 @@ def from_shared(k: ProductLoop) -> None:
     text.all(["rm_warpgroup_wait<0>();", "rm_pin(acc[0]);"])
 
 
-def preamble(columns: Sequence[int]) -> str:
+def wgmma_preamble(columns: Sequence[int]) -> str:
     """Device functions for tf32 products of these numbers of columns (multiples of 8, at most 256)."""
-    return source("wgmma") + "".join(_product(n) for n in sorted(set(columns)))
+    return device_source("wgmma") + "".join(_product_text(n) for n in sorted(set(columns)))
 
 
-def _product(n: int) -> str:
+def _product_text(n: int) -> str:
     count = n // 2
-    return filled(
+    return fill_template(
         "wgmma_tf32",
         n=n,
         count=count,
@@ -274,7 +274,7 @@ def _product(n: int) -> str:
         matrix=count + 4,
         step=n * 8 * 4 // 16,
         operands=",".join(f"%{count + i}" for i in range(4)),
-        **_results(count),
+        **_sum_operands(count),
     )
 
 
@@ -282,7 +282,7 @@ def half_preamble(n: int, turned: tuple[bool, bool]) -> str:
     """Device function ``rm_products_{half_name}``: float16 products of ``n`` columns; ``turned`` says of each operand that
     neighbouring rows (or columns), not neighbouring products, are contiguous."""
     count = n // 2
-    return source("wgmma") + filled(
+    return device_source("wgmma") + fill_template(
         "wgmma_f16",
         n=n,
         count=count,
@@ -292,14 +292,14 @@ def half_preamble(n: int, turned: tuple[bool, bool]) -> str:
         last=count + 2,
         ta=int(turned[0]),
         tb=int(turned[1]),
-        **_results(count),
+        **_sum_operands(count),
     )
 
 
 def byte_preamble(n: int, signed: tuple[bool, bool]) -> str:
     """Device function ``rm_products_{byte_name}``: products of bytes of ``n`` columns, of either sign."""
     count = n // 2
-    return source("wgmma") + filled(
+    return device_source("wgmma") + fill_template(
         "wgmma_i8",
         n=n,
         count=count,
@@ -309,7 +309,7 @@ def byte_preamble(n: int, signed: tuple[bool, bool]) -> str:
         last=count + 2,
         ta="us"[signed[0]] + "8",
         tb="us"[signed[1]] + "8",
-        **_results(count, "r"),
+        **_sum_operands(count, "r"),
     )
 
 
@@ -318,7 +318,7 @@ def byte_name(n: int, signed: tuple[bool, bool]) -> str:
     return f"i8_{n}_{'us'[signed[0]]}{'us'[signed[1]]}"
 
 
-def _results(count: int, kind: str = "f") -> dict[str, str]:
+def _sum_operands(count: int, kind: str = "f") -> dict[str, str]:
     """The sums as operands of an instruction, in registers of ``kind``."""
     outputs = ", ".join(f'"+{kind}"(d[{i}])' for i in range(count))
     return {"results": ",".join(f"%{i}" for i in range(count)), "outputs": outputs}
@@ -329,7 +329,7 @@ def half_name(n: int, turned: tuple[bool, bool]) -> str:
     return f"f16_{n}_{'nt'[turned[0]]}{'nt'[turned[1]]}"
 
 
-def halves(values: Array) -> tuple[Array, Array]:
+def split_tf32(values: Array) -> tuple[Array, Array]:
     """float32 ``values`` as (rounded to tf32, the rest)."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     big = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)

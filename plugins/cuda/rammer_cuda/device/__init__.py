@@ -12,11 +12,11 @@ from importlib.resources import files
 
 
 @cache
-def source(*names: str) -> str:
+def device_source(*names: str) -> str:
     """The texts of ``{name}.cuh``, one after the other."""
     return "".join((files(__package__) / f"{name}.cuh").read_text(encoding="utf-8") for name in names)
 
 
-def filled(name: str, /, **values: object) -> str:
+def fill_template(name: str, /, **values: object) -> str:
     """The text of ``{name}.cuh`` with every ``@value@`` filled in. KeyError where one is missing."""
-    return re.sub(r"@(\w+)@", lambda m: str(values[m[1]]), source(name))
+    return re.sub(r"@(\w+)@", lambda m: str(values[m[1]]), device_source(name))

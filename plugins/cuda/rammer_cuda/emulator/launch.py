@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rammer.child_processes import find_program, run_program
-from rammer.codegen.dialects import helpers
+from rammer.codegen.dialects import helper_functions
 from rammer.codegen.guarded_buffer import Array, GuardedBuffer
 from rammer.codegen.task_parameters import Argument
 from rammer.device.manifest import Binding
@@ -101,7 +101,7 @@ def run_on_host(kernel: HostKernel, values: Mapping[str, Array], first: int = 0)
     """
     if COMPILER is None:
         raise DeviceUnavailable("no C++ compiler on this machine", hint="install g++")
-    library, arguments, binding = _library(kernel), kernel.arguments, kernel.binding
+    library, arguments, binding = _load_library(kernel), kernel.arguments, kernel.binding
     rng = np.random.default_rng()
     tensors = {
         a.tensor: GuardedBuffer(binding.storages[a.tensor], values.get(a.tensor), binding.types[a.tensor].dtype, rng)
@@ -124,7 +124,7 @@ def launch_on_host(kernel: HostKernel, addresses: Mapping[str, int], late: Seque
     """
     if COMPILER is None:
         raise DeviceUnavailable("no C++ compiler on this machine", hint="install g++")
-    library = _library(kernel)
+    library = _load_library(kernel)
     places = [a.packed.ctypes.data if a.packed is not None else addresses[a.tensor] for a in kernel.arguments]
     values = [buffer.copy() for buffer in late]
 
@@ -162,7 +162,7 @@ def find_race(kernel: HostKernel) -> str:
         .replace("@THREADS@", str(kernel.threads))
     )
     main = main.replace("@SWITCHES@", "".join(f"rm_switches[{k}] = {int(on)}; " for k, on in enumerate(kernel.switches)))
-    program = _compile(kernel.source + main, "-O1", "-g", "-fsanitize=thread")
+    program = _compile_text(kernel.source + main, "-O1", "-g", "-fsanitize=thread")
     options = {"TSAN_OPTIONS": f"halt_on_error=1 exitcode={RACE}"}
     done = run_program([str(program)], environment=options, timeout=PATIENCE)
     if done.returncode not in (0, RACE) or "FATAL: ThreadSanitizer" in done.stderr:
@@ -170,10 +170,10 @@ def find_race(kernel: HostKernel) -> str:
     return done.stderr if done.returncode else ""
 
 
-def _library(kernel: HostKernel) -> ctypes.CDLL:
+def _load_library(kernel: HostKernel) -> ctypes.CDLL:
     """The kernel's library, by a name of its own: nothing is left in it of an earlier run."""
-    made = _compile(kernel.source, "-Og", "-shared", "-fPIC", *LINKER)
-    with tempfile.NamedTemporaryFile(dir=_folder(), suffix=".so") as fresh:
+    made = _compile_text(kernel.source, "-Og", "-shared", "-fPIC", *LINKER)
+    with tempfile.NamedTemporaryFile(dir=_build_folder(), suffix=".so") as fresh:
         shutil.copyfile(made, fresh.name)
         library = ctypes.CDLL(fresh.name)
     places = (ctypes.c_int * 4).in_dll(library, "rm_switches")
@@ -183,7 +183,7 @@ def _library(kernel: HostKernel) -> ctypes.CDLL:
 
 
 @cache
-def _folder() -> Path:
+def _build_folder() -> Path:
     """Where this process compiles; gone when it ends."""
     folder = tempfile.TemporaryDirectory(prefix="rammer_cuda_")
     atexit.register(folder.cleanup)
@@ -191,24 +191,24 @@ def _folder() -> Path:
 
 
 @cache
-def _flags(*flags: str) -> tuple[str, ...]:
+def _compile_flags(*flags: str) -> tuple[str, ...]:
     """All flags of a compilation, the headers that it finds precompiled for just these among them."""
-    header = Path(tempfile.mkdtemp(dir=_folder())) / "all.h"
-    header.write_text(INCLUDES + HEAD + helpers("static inline", CUDA.types, overloaded=False))
+    header = Path(tempfile.mkdtemp(dir=_build_folder())) / "all.h"
+    header.write_text(INCLUDES + HEAD + helper_functions("static inline", CUDA.types, overloaded=False))
     made = ("-std=c++17", "-w", "-pthread", "-U_FORTIFY_SOURCE", *flags)
-    _run(*made, "-x", "c++-header", "-o", f"{header}.gch", str(header))
+    _run_compiler(*made, "-x", "c++-header", "-o", f"{header}.gch", str(header))
     return (*made, "-include", str(header))
 
 
 @lru_cache(64)
-def _compile(text: str, *flags: str) -> Path:
-    folder = Path(tempfile.mkdtemp(dir=_folder()))
+def _compile_text(text: str, *flags: str) -> Path:
+    folder = Path(tempfile.mkdtemp(dir=_build_folder()))
     source, made = folder / "kernel.cpp", folder / "kernel"
     source.write_text(text)
-    _run(*_flags(*flags), "-o", str(made), str(source))
+    _run_compiler(*_compile_flags(*flags), "-o", str(made), str(source))
     return made
 
 
-def _run(*words: str) -> None:
+def _run_compiler(*words: str) -> None:
     done = run_program([str(COMPILER), *words])
     assert done.returncode == 0, f"{done.stderr}\n{Path(words[-1]).read_text()}"

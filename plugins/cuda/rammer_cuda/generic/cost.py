@@ -14,11 +14,11 @@ from rammer.codegen.kernel_family import Choice
 from rammer.device.manifest import Binding
 from rammer.fusion.tile_traffic import task_cost
 from rammer.ir import expr as ex
-from rammer.ir.at_length import shorter
+from rammer.ir.at_length import shrink_to_parts
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.family import Family
-from rammer_cuda.generic.kernel import generic
+from rammer_cuda.generic.kernel import generic_kernel
 from rammer_cuda.generic.staged import staged_cycles
 from rammer_cuda.gpu import THREADS as BLOCK_THREADS
 from rammer_cuda.gpu import Gpu
@@ -46,23 +46,23 @@ WARPS = 48
 
 def plain_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
     """Tiled copies, best first; [] where the family does not suit."""
-    if not suits(operator):
+    if not is_suitable(operator):
         return []
     found = []
     for tile in sorted({contiguous_tile(operator.anchor.shape, size) for size in SIZES}):
         tiled = replace(operator, tile=tile)
         elements = math.prod(tile)
-        parts = _parts(operator, elements)
+        parts = _reduction_threads(operator, elements)
         wanted = max(elements * parts, 32)
         threads = min(THREADS, -(-wanted // 32) * 32)
         tiled = replace(tiled, config=(("threads", threads),))
-        lengths = [plain_seconds(o, binding, gpu, parts) for o in shorter(tiled, binding.parts)]
+        lengths = [plain_seconds(o, binding, gpu, parts) for o in shrink_to_parts(tiled, binding.parts)]
         found.append(Choice(sum(lengths) / len(lengths) + gpu.launch, tiled))
     found.sort(key=lambda f: (f[0], f[1].tile))
     return found
 
 
-def suits(operator: ROperator) -> bool:
+def is_suitable(operator: ROperator) -> bool:
     """Whether the operator stages no tile on chip, has no chain of reductions, which elements would repeat, and its tiles may be
     cut anywhere."""
     staged = any(c.layer == "veu" for c in operator.connections)
@@ -75,10 +75,10 @@ def plain_seconds(operator: ROperator, binding: Binding, gpu: Gpu, parts: int = 
     clock = gpu.model_clock
     elements, tasks = math.prod(operator.tile), operator.task_count
     threads = dict(operator.config).get("threads", BLOCK_THREADS)
-    parts = parts or _parts(operator, elements)
+    parts = parts or _reduction_threads(operator, elements)
     rounds = -(-elements * parts // threads)
     if not any(c.reduce for c in operator.computes):
-        own = sum(ex.flops(c.body) + 1 for c in operator.computes)
+        own = sum(ex.count_flops(c.body) + 1 for c in operator.computes)
         read = sum(len(c.loads) for c in operator.computes)
         busy = -(-threads // 32) * tasks / gpu.sms / 4
         cycles = MAP_START + BLOCK * tasks + rounds * (MAP_ROUND + CHAIN * own + busy * (LOAD * read + OPERATION * own))
@@ -90,7 +90,7 @@ def plain_seconds(operator: ROperator, binding: Binding, gpu: Gpu, parts: int = 
         deep = operator.main.reduce if c in before else c.reduce
         repeat = math.prod(r.extent for r in deep) / (parts if deep else 1)
         loads += max(1.0, repeat / UNROLLED) if c.loads else 0.0
-        work += repeat * (ex.flops(c.body) + 6 * len(c.loads) + 2)
+        work += repeat * (ex.count_flops(c.body) + 6 * len(c.loads) + 2)
     warps = -(-threads // 32)
     per_sm = -(-tasks // gpu.sms)
     resident = max(1, min(per_sm, WARPS // warps))
@@ -100,7 +100,7 @@ def plain_seconds(operator: ROperator, binding: Binding, gpu: Gpu, parts: int = 
     return max(cycles / clock, traffic / gpu.bandwidth)
 
 
-def _parts(operator: ROperator, elements: int) -> int:
+def _reduction_threads(operator: ROperator, elements: int) -> int:
     """Threads that share each element's reduction in the generic kernel."""
     deep = max((math.prod(r.extent for r in c.reduce) for c in operator.computes), default=1)
     most = min(SHARED // elements, deep // LEAST) if elements <= SHARED // 2 else 1
@@ -109,14 +109,14 @@ def _parts(operator: ROperator, elements: int) -> int:
 
 def generic_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    alone, crowded = times(operator, binding, gpu)
+    alone, crowded = predict_times(operator, binding, gpu)
     return max(alone, crowded * -(-operator.task_count // gpu.sms)) if operator.task_count else 0.0
 
 
-def times(operator: ROperator, binding: Binding, gpu: Gpu) -> tuple[float, float]:
+def predict_times(operator: ROperator, binding: Binding, gpu: Gpu) -> tuple[float, float]:
     """Predicted seconds of one round of tasks, alone and crowded: of what no plain tile suits, by its stages
     (``generic.staged``), and no less than its bytes and its product take."""
-    if suits(operator):
+    if is_suitable(operator):
         return (plain_seconds(operator, binding, gpu) / -(-operator.task_count // gpu.sms),) * 2
     cost = task_cost(operator, binding.types, gpu.vdevice)
     product = operator.main.flops / max(operator.task_count, 1) / gpu.flops / SHARE
@@ -124,4 +124,6 @@ def times(operator: ROperator, binding: Binding, gpu: Gpu) -> tuple[float, float
     return max(cost.alone, product, alone / gpu.model_clock), max(cost.crowded, product, crowded / gpu.model_clock)
 
 
-GENERIC: Final = Family("", {"threads": range(32, 1025)}, plain_candidates, generic_seconds, generic, times=times, beside=True)
+GENERIC: Final = Family(
+    "", {"threads": range(32, 1025)}, plain_candidates, generic_seconds, generic_kernel, times=predict_times, beside=True
+)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rammer.codegen.c_target import CFunction
 from rammer.codegen.c_text import Text
-from rammer.codegen.emit import emit
+from rammer.codegen.emit import emit_operator
 from rammer.codegen.task_parameters import Argument
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
@@ -19,19 +19,19 @@ from rammer_cuda.kernels.task import TaskKernel
 STATIC_SHARED = 48 << 10
 
 
-def generic(operator: ROperator, binding: Binding) -> TaskKernel:
+def generic_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of any operator, in blocks of as many threads as its config says."""
-    function = emit(operator, binding, CUDA, within=True)
+    function = emit_operator(operator, binding, CUDA, within=True)
     threads = dict(operator.config).get("threads", THREADS)
     arguments = tuple(Argument(t, written) for t, written in function.arguments)
     dynamic = function.scratch if function.scratch > STATIC_SHARED else 0
     parameters = tuple(f"{CUDA.types[binding.types[a.tensor].dtype]} *p{k}" for k, a in enumerate(arguments))
     shape = threads, function.scratch, dynamic
-    made = TaskKernel(f"k_{function.name}", function.text, parameters, str(_body(function)), arguments, *shape)
+    made = TaskKernel(f"k_{function.name}", function.text, parameters, str(_task_body(function)), arguments, *shape)
     return replace(made, stops=function.stops)
 
 
-def _body(function: CFunction) -> Text:
+def _task_body(function: CFunction) -> Text:
     """One task of the function."""
     text, pointers = Text(), "".join(f"p{k}, " for k in range(len(function.arguments)))
     if function.scratch > STATIC_SHARED:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from rammer.codegen.cooperate import shared
+from rammer.codegen.cooperate import find_shared_reductions
 from rammer.codegen.stage_layout import Layout, Stage
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -36,34 +36,36 @@ def staged_cycles(operator: ROperator, binding: Binding, gpu: Gpu) -> tuple[floa
     layout, threads = Layout(operator, binding.types), dict(operator.config).get("threads", THREADS)
     waits = issues = 0.0
     for stage in layout.stages:
-        wait, issue = _stage(layout, stage, threads)
+        wait, issue = _stage_cycles(layout, stage, threads)
         waits, issues = waits + wait, issues + issue
     kept = max(1, sum(math.prod(s.extents) * 4 for s in layout.stages if s.offset >= 0))
     resident = max(1, min(WARPS // -(-threads // 32), BLOCKS, gpu.shared // kept))
     return START + max(waits, issues / 4), max(waits / resident, issues / 4)
 
 
-def _stage(layout: Layout, stage: Stage, threads: int) -> tuple[float, float]:
+def _stage_cycles(layout: Layout, stage: Stage, threads: int) -> tuple[float, float]:
     """Cycles that a block waits in a stage, and of the schedulers that its warps take."""
-    computes = list(_inside(layout, stage.computes))
-    summed = list(_inside(layout, [c for c in computes if c.reduce]))
+    computes = list(_inlined_computes(layout, stage.computes))
+    summed = list(_inlined_computes(layout, [c for c in computes if c.reduce]))
     rest = [c for c in computes if c not in summed]
-    count, parts = math.prod(stage.extents), max((s.parts for s in shared(layout.inlined, stage, 0)), default=1)
+    count, parts = math.prod(stage.extents), max((s.parts for s in find_shared_reductions(layout.inlined, stage, 0)), default=1)
     deep = max((math.prod(r.extent for r in c.reduce) for c in summed), default=0)
     waits = issues = 0.0
     if summed:
         rounds, each = -(-count * parts // threads), -(-deep // parts)
-        waits += rounds * (max(1.0, each / UNROLLED) * _read(layout, summed) + CHAIN * each / UNROLLED * _operations(summed))
+        waits += rounds * (
+            max(1.0, each / UNROLLED) * _read_cycles(layout, summed) + CHAIN * each / UNROLLED * _count_operations(summed)
+        )
         waits += JOIN * math.log2(parts)
-        issues += ISSUE * each * _instructions(summed) * (count * parts / 32)
+        issues += ISSUE * each * _count_instructions(summed) * (count * parts / 32)
     if rest:
         rounds = -(-count // threads)
-        waits += rounds * (_read(layout, rest) + CHAIN * _operations(rest))
-        issues += ISSUE * _instructions(rest) * (count / 32)
+        waits += rounds * (_read_cycles(layout, rest) + CHAIN * _count_operations(rest))
+        issues += ISSUE * _count_instructions(rest) * (count / 32)
     return waits, issues
 
 
-def _inside(layout: Layout, computes: Iterable[Compute]) -> Iterator[Compute]:
+def _inlined_computes(layout: Layout, computes: Iterable[Compute]) -> Iterator[Compute]:
     """Computes with those that they compute in place, each once."""
     seen, open_ = set[str](), list(computes)
     while open_:
@@ -74,14 +76,14 @@ def _inside(layout: Layout, computes: Iterable[Compute]) -> Iterator[Compute]:
             yield c
 
 
-def _read(layout: Layout, computes: Iterable[Compute]) -> float:
+def _read_cycles(layout: Layout, computes: Iterable[Compute]) -> float:
     """Cycles of one round of what they read."""
     return ROUND if any(n not in layout.computes for c in computes for n in c.reads) else NEAR
 
 
-def _operations(computes: Iterable[Compute]) -> int:
-    return sum(ex.flops(c.body) + 1 for c in computes)
+def _count_operations(computes: Iterable[Compute]) -> int:
+    return sum(ex.count_flops(c.body) + 1 for c in computes)
 
 
-def _instructions(computes: Iterable[Compute]) -> int:
-    return sum(ex.flops(c.body) + LOAD * len(c.loads) + 2 for c in computes)
+def _count_instructions(computes: Iterable[Compute]) -> int:
+    return sum(ex.count_flops(c.body) + LOAD * len(c.loads) + 2 for c in computes)

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rammer.codegen.c_text import Text, digits
+from rammer.codegen.c_text import Text, split_digits
 from rammer.codegen.context import FunctionContext, Place
-from rammer.codegen.contraction_form import Product, counts
-from rammer.codegen.operations import Val, ctype
+from rammer.codegen.contraction_form import Product, is_length
+from rammer.codegen.operations import Val, spell_type
 from rammer.codegen.preload import stored_loads
 from rammer.codegen.scalar import Block
 from rammer.codegen.task_parameters import Argument
@@ -41,7 +41,9 @@ class Tile(Protocol):
     def slice_k(self) -> int: ...
 
 
-def finish(block: Block, places: Mapping[str, Place], product: Load, value: str, dtype: str, outputs: Iterable[str]) -> None:
+def write_epilogue(
+    block: Block, places: Mapping[str, Place], product: Load, value: str, dtype: str, outputs: Iterable[str]
+) -> None:
     """The end of every kernel of a product: the maps behind ``product`` at one point, which is ``value`` of ``dtype`` there, by
     the core's emitter, and the stores of ``outputs``."""
     block.memo[product] = Val(value, dtype, atom=True)
@@ -91,7 +93,7 @@ class Epilogue:
                 else:
                     text.line(f"#pragma unroll {self.unroll}")
                     with text.block(f"for (int i = low + i0; i < high; i += {rows})"):
-                        self._row(Block(self.unit), [])
+                        self._write_row(Block(self.unit), [])
         if self.split_k > 1:
             text.line("rm_cluster_wait();")
         return "".join(self.unit.tables.values())
@@ -99,7 +101,7 @@ class Epilogue:
     def coordinates(self, axes: Sequence[int], index: str) -> list[str]:
         """Define where ``index`` of the tile is along ``axes``; returns the tests that this is inside."""
         p, tests = self.p, list[str]()
-        for d, place in zip(axes, digits(index, [p.operator.tile[d] for d in axes]), strict=True):
+        for d, place in zip(axes, split_digits(index, [p.operator.tile[d] for d in axes]), strict=True):
             self.text.line(f"const int x{d} = o{d} + {place};")
             tests += [f"x{d} < {p.axis(d).extent}"] if p.axis(d).extent % p.operator.tile[d] else []
         return tests
@@ -108,7 +110,7 @@ class Epilogue:
         """What the maps read that other kernels wrote; one integer is soon there."""
         loads = (ld for n in self.p.operator.outputs for ld in stored_loads(Load(n, self.point), self.unit.inlined))
         read = [ld for ld in dict.fromkeys(loads) if ld.tensor in self.unit.places and ld.tensor not in self.binding.constants]
-        return [ld for ld in read if not counts(ld.tensor, self.binding)]
+        return [ld for ld in read if not is_length(ld.tensor, self.binding)]
 
     def _rows_together(self, ahead: Sequence[Load]) -> None:
         """The rows in groups: the loads ``ahead`` of all of a group's, then the maps and stores."""
@@ -120,7 +122,7 @@ class Epilogue:
         maps.memo |= {ld: Val(f"held{k}[u]", v.dtype, v.small, True) for k, (ld, v) in enumerate(zip(ahead, found, strict=True))}
         text.line("#pragma unroll 1")
         with text.block(f"for (int row = low + i0; row < high; row += {rows * group})"):
-            text.all(f"{ctype(CUDA, v.cdtype)} held{k}[{group}];" for k, v in enumerate(found))
+            text.all(f"{spell_type(CUDA, v.cdtype)} held{k}[{group}];" for k, v in enumerate(found))
             text.line("#pragma unroll")
             with text.block(each):
                 # Of rows that are not there the last one's values are loaded: with so many tests predicates would run out.
@@ -130,7 +132,7 @@ class Epilogue:
             text.line("#pragma unroll")
             with text.block(each):
                 text.line(f"const int i = {place};")
-                self._row(maps, [] if whole else ["i < high"])
+                self._write_row(maps, [] if whole else ["i < high"])
 
     def in_groups(self, most: int) -> tuple[int, bool]:
         """How many rows, at most ``most``, a thread loads together, and whether its rows are whole groups of so many."""
@@ -142,11 +144,11 @@ class Epilogue:
         own += rest > 0
         return -(-own // -(-own // most)), False
 
-    def _row(self, block: Block, tests: Sequence[str]) -> None:
+    def _write_row(self, block: Block, tests: Sequence[str]) -> None:
         """The maps and the stores of row ``i`` at the point ``x0, x1, ...``, by the core's emitter."""
         s, p, text = self.s, self.p, self.text
         with text.block(f"if ({' && '.join([*tests, *self.coordinates(p.rows, 'i')]) or 'true'})"):
             parts = (f"{self.totals}[(i + {q * s.bm}) * {self.line} + j]" for q in range(s.slice_k if self.split_k == 1 else 1))
             text.line(f"const {self.number} sum = {' + '.join(parts)};")
-            finish(block, self.unit.places, Load(p.main.name, self.point), "sum", p.main.dtype, p.operator.outputs)
+            write_epilogue(block, self.unit.places, Load(p.main.name, self.point), "sum", p.main.dtype, p.operator.outputs)
             text.all(block.lines)

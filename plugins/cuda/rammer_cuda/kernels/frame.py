@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from rammer.codegen.c_text import Text
 from rammer.codegen.context import FunctionContext
-from rammer.codegen.contraction_form import address
-from rammer.codegen.operations import Val, ctype
+from rammer.codegen.contraction_form import affine_address
+from rammer.codegen.operations import Val, spell_type
 from rammer.codegen.scalar import Block
 from rammer.codegen.task_parameters import Argument, Packing, Unsuited
 from rammer.device.manifest import Binding
@@ -20,7 +20,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
 
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.kernels.lengths import stopped, with_lengths
+from rammer_cuda.kernels.lengths import stopped_axes, with_lengths
 from rammer_cuda.kernels.task import TaskKernel, place_of
 
 #: Threads of a warp.
@@ -57,9 +57,9 @@ class Frame:
         ranges: dict[str, Interval] = {}
         self.unit = FunctionContext(CUDA, self.binding.types, self.inlined, self.places, ranges)
         self.block = Block(self.unit)
-        self._origins()
+        self._write_origins()
 
-    def _origins(self) -> None:
+    def _write_origins(self) -> None:
         operator, below = self.operator, self.operator.task_count
         self.line("// The task, and where its tile begins.")
         self.line("const int tid = (int)threadIdx.x;")
@@ -96,7 +96,7 @@ class Frame:
 
     def kernel(self, prefix: str) -> TaskKernel:
         """The finished kernel; its name is ``prefix`` and a hash of the text."""
-        types = [ctype(CUDA, self.binding.types[a.tensor].dtype) for a in self.arguments]
+        types = [spell_type(CUDA, self.binding.types[a.tensor].dtype) for a in self.arguments]
         constant = ("" if a.written else "const " for a in self.arguments)
         parameters = tuple(f"{c}{t} *p{k}" for k, (c, t) in enumerate(zip(constant, types, strict=True)))
         device = self.device + "".join(self.unit.tables.values())
@@ -110,7 +110,7 @@ class Frame:
         """Where a run's products or elements along ``axes`` of ``c``, joined to one, end before the bound: a variable, defined
         here; "" where they do not."""
         live = [a for a in axes if a.extent > 1]
-        found = stopped(self.operator, c, live[:1])
+        found = stopped_axes(self.operator, c, live[:1])
         if not found:
             return ""
         self.stops, below = True, math.prod(a.extent for a in live[1:])
@@ -125,12 +125,12 @@ def steps_of(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int] |
     if load.fill is not None:
         return None
     try:
-        return address(load, strides)
+        return affine_address(load, strides)
     except Unsuited:
         return None
 
 
-def coordinates(frame: Frame, stem: str, index: str, extents: Sequence[int]) -> list[Expr]:
+def define_coordinates(frame: Frame, stem: str, index: str, extents: Sequence[int]) -> list[Expr]:
     """Variables ``{stem}{k}``: the digits of the integer ``index`` in the mixed radix ``extents``."""
     result: list[Expr] = []
     below = 1
@@ -144,7 +144,7 @@ def coordinates(frame: Frame, stem: str, index: str, extents: Sequence[int]) -> 
     return result
 
 
-def aligned(load: Load, binding: Binding, along: set[str]) -> bool:
+def is_quad_aligned(load: Load, binding: Binding, along: set[str]) -> bool:
     """Whether float32 elements of ``load`` lie next to each other along one of the axes ``along``, and each fourth of them
     at a multiple of 16 bytes."""
     storage = binding.storages[load.tensor]
@@ -159,7 +159,7 @@ def aligned(load: Load, binding: Binding, along: set[str]) -> bool:
 def join_lanes(frame: Frame, c: Compute, totals: Sequence[Val], lanes: int, number: int = 0) -> None:
     """Combine each of ``totals`` of ``lanes`` neighbouring threads into every one of them: a butterfly of shuffles inside a
     warp, whose lanes all get the same bits, then the warps in order through shared memory named by ``number``."""
-    block, kind, narrow = frame.block, ctype(CUDA, totals[0].cdtype), min(lanes, WARP)
+    block, kind, narrow = frame.block, spell_type(CUDA, totals[0].cdtype), min(lanes, WARP)
     other = Val("other", totals[0].cdtype, atom=True)
     if narrow > 1:
         with frame.scope(f"for (int s = {narrow // 2}; s > 0; s >>= 1)", "#pragma unroll"):
@@ -183,7 +183,7 @@ def join_lanes(frame: Frame, c: Compute, totals: Sequence[Val], lanes: int, numb
 
 def join_blocks(frame: Frame, c: Compute, total: Val, number: int = 0) -> None:
     """Combine ``total``, which all threads of a block have, over the blocks of its cluster in the order of their ranks."""
-    block, kind, shared = frame.block, ctype(CUDA, total.cdtype), f"whole{number}"
+    block, kind, shared = frame.block, spell_type(CUDA, total.cdtype), f"whole{number}"
     frame.shared += 8
     block.line(f"__shared__ {kind} {shared};")
     block.line(f"if (tid == 0) {shared} = {total.text};")

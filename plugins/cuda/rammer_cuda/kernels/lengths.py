@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rammer.codegen.c_text import Text, total
+from rammer.codegen.c_text import Text, format_sum
 from rammer.codegen.early_exit import EndText
 from rammer.codegen.task_parameters import Argument
 from rammer.device.manifest import Binding
@@ -40,20 +40,20 @@ class Stopped:
     definition: str
 
 
-def stopped(operator: ROperator, c: Compute, axes: Sequence[Axis]) -> dict[str, Stopped]:
+def stopped_axes(operator: ROperator, c: Compute, axes: Sequence[Axis]) -> dict[str, Stopped]:
     """Those of ``axes`` of the reduction ``c`` that stop at a length, by name."""
     lengths, found = length_names(operator), dict[str, Stopped]()
     extents = {s.axis: s.extent for s in operator.stops if s.compute == c.name}
     for number, axis in enumerate(axes):
         if axis.name in extents and axis.extent > 1:
             extent, name = extents[axis.name], f"stop{number}"
-            value = total([(f"{lengths[n]}[0]", f) for n, f in extent.terms], extent.offset)
+            value = format_sum([(f"{lengths[n]}[0]", f) for n, f in extent.terms], extent.offset)
             text = f"const int {name} = (int)rm_min_i64(rm_max_i64({value}, 1ll), {axis.extent}ll);"
             found[axis.name] = Stopped(axis, name, text)
     return found
 
 
-def ceiling(value: str, block: int) -> str:
+def ceiling_quotient(value: str, block: int) -> str:
     """How many blocks of so many hold ``value``."""
     return value if block == 1 else f"({value} + {block - 1}) / {block}"
 

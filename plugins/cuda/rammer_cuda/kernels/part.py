@@ -13,25 +13,25 @@ _STATIC = re.compile(r"__shared__ ((?:__align__\(\d+\) )?)([\w ]+?) (\w+)((?:\[\
 _TYPE = re.compile(r"(.*?)\w+")
 
 
-def narrow(kernel: TaskKernel, threads: int) -> bool:
+def is_narrower(kernel: TaskKernel, threads: int) -> bool:
     """Whether a kernel is for fewer threads than these: not one that asks how many there are."""
     return kernel.threads < threads and "blockDim" not in kernel.device + kernel.body
 
 
-def meets(kernel: TaskKernel) -> bool:
+def has_barrier(kernel: TaskKernel) -> bool:
     """Whether a kernel's statements have a barrier."""
     return "__syncthreads" in kernel.body
 
 
-def barrier(kernel: TaskKernel, threads: int, meet: str = "rm_part_meet") -> str:
+def barrier_line(kernel: TaskKernel, threads: int, meet: str = "rm_part_meet") -> str:
     """The line by which a kernel's barrier is that of its own threads, the first of ``threads``, by the function ``meet``; "" for
     all of them."""
-    if not narrow(kernel, threads) or not meets(kernel):
+    if not is_narrower(kernel, threads) or not has_barrier(kernel):
         return ""
     return f"const auto __syncthreads = [] {{ {meet}<{kernel.threads}>(); }};\n"
 
 
-def declared(parameter: str, name: str) -> str:
+def declare_pointer(parameter: str, name: str) -> str:
     """The declaration of a pointer like ``parameter``, called ``name``."""
     found = _TYPE.fullmatch(parameter)
     assert found is not None, parameter

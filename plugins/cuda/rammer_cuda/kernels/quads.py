@@ -14,9 +14,9 @@ from typing import Final
 
 from rammer.codegen import operations as ops
 from rammer.codegen.operations import Val
-from rammer.codegen.preload import preload, stored_loads
+from rammer.codegen.preload import preload_elements, stored_loads
 from rammer.codegen.scalar import Block
-from rammer.codegen.symbolic_bounds import tidy
+from rammer.codegen.symbolic_bounds import canonicalise_sum
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load, Ref, integer
 
@@ -52,17 +52,18 @@ class Quads(Epilogue):
     @cached_property
     def points(self) -> list[tuple[ex.Expr, ...]]:
         """The four elements of a thread."""
-        shifted = [tidy(ex.add(Ref(f"x{self.column}"), integer(e))) for e in range(WIDE)]
+        shifted = [canonicalise_sum(ex.make_add(Ref(f"x{self.column}"), integer(e))) for e in range(WIDE)]
         return [(*self.point[: self.column], x, *self.point[self.column + 1 :]) for x in shifted]
 
     @cached_property
     def loads(self) -> list[list[Load]]:
         """What the maps read, distinct, of each element: in one order."""
         return [
-            list(dict.fromkeys(ld for n in self.p.operator.outputs for ld in self._stored(n, point))) for point in self.points
+            list(dict.fromkeys(ld for n in self.p.operator.outputs for ld in self._placed_loads(n, point)))
+            for point in self.points
         ]
 
-    def _stored(self, name: str, point: tuple[ex.Expr, ...]) -> list[Load]:
+    def _placed_loads(self, name: str, point: tuple[ex.Expr, ...]) -> list[Load]:
         return [ld for ld in stored_loads(Load(name, point), self.unit.inlined) if ld.tensor in self.unit.places]
 
     @property
@@ -71,14 +72,14 @@ class Quads(Epilogue):
         number for all four."""
         p, tile = self.p, self.p.operator.tile
         whole = bool(p.columns) and tile[self.column] % WIDE == 0 and p.axis(self.column).extent % WIDE == 0
-        if not whole or len({len(found) for found in self.loads}) != 1 or not all(map(self._word, p.operator.outputs)):
+        if not whole or len({len(found) for found in self.loads}) != 1 or not all(map(self._is_word_column, p.operator.outputs)):
             return False
-        return all(self._same(k) or self._in_words(self.loads[0][k]) for k in self.late)
+        return all(self._is_same_element(k) or self._in_words(self.loads[0][k]) for k in self.late)
 
     def _in_words(self, load: Load) -> bool:
-        return load.fill is None and load.indices == self.points[0] and self._word(load.tensor)
+        return load.fill is None and load.indices == self.points[0] and self._is_word_column(load.tensor)
 
-    def _word(self, tensor: str) -> bool:
+    def _is_word_column(self, tensor: str) -> bool:
         """Whether four neighbouring columns of ``tensor`` are a word, at a place of its own."""
         storage = self.binding.storages[tensor]
         others = (s for d, s in enumerate(storage.strides) if d != self.column)
@@ -90,7 +91,7 @@ class Quads(Epilogue):
         """Of ``loads``, what other kernels wrote."""
         return [k for k, ld in enumerate(self.loads[0]) if ld.tensor not in self.binding.constants]
 
-    def _same(self, k: int) -> bool:
+    def _is_same_element(self, k: int) -> bool:
         """Whether all four read one element."""
         return len({found[k] for found in self.loads}) == 1
 
@@ -104,35 +105,35 @@ class Quads(Epilogue):
             tests += self.coordinates(p.columns, "j")
             text.all(f"const int x{d} = o{d};" for d in range(len(p.main.axes)) if d not in (*p.rows, *p.columns))
             with text.block(f"if ({' && '.join(tests)})"):
-                fixed = self._fixed()
+                fixed = self._load_column_constants()
                 if self.late:
-                    self._together(fixed)
+                    self._write_row_groups(fixed)
                 else:
                     text.line(f"#pragma unroll {self.unroll}")
                     with text.block(f"for (int i = low + i0; i < high; i += {rows})"):
-                        self._quad(Block(self.unit, fixed), [])
+                        self._write_quad(Block(self.unit, fixed), [])
         if self.split_k > 1:
             text.line("rm_cluster_wait();")
         return "".join(self.unit.tables.values())
 
-    def _fixed(self) -> Block:
+    def _load_column_constants(self) -> Block:
         """Constants that are those of a column: loaded once for all rows."""
         moving = {f"x{d}" for d in self.p.rows}
         block = Block(self.unit)
         found = [
             ld for loads in self.loads for ld in loads if ld.tensor in self.binding.constants and not ex.axes_of(ld) & moving
         ]
-        preload(block, dict.fromkeys(found))
+        preload_elements(block, dict.fromkeys(found))
         self.text.all(block.lines)
         return Block(self.unit, block)
 
-    def _together(self, fixed: Block) -> None:
+    def _write_row_groups(self, fixed: Block) -> None:
         """The rows in groups: what other kernels wrote for all of a group, then the maps and stores."""
         text, rows = self.text, self.rows
         group, whole = self.in_groups(max(1, min(self.unroll, HELD // (2 * len(self.late)))))
         each, place = f"for (int u = 0; u < {group}; ++u)", f"row + u * {rows}"
         read, maps = Block(self.unit, fixed), Block(self.unit, fixed)
-        words = [self._read(read, maps, k) for k in self.late]
+        words = [self._read_load(read, maps, k) for k in self.late]
         text.line("#pragma unroll 1")
         with text.block(f"for (int row = low + i0; row < high; row += {rows * group})"):
             text.all(f"{kind} held{k}[{group}];" for k, (kind, _) in zip(self.late, words, strict=True))
@@ -144,23 +145,23 @@ class Quads(Epilogue):
             text.line("#pragma unroll")
             with text.block(each):
                 text.line(f"const int i = {place};")
-                self._quad(maps, [] if whole else ["i < high"])
+                self._write_quad(maps, [] if whole else ["i < high"])
 
-    def _read(self, read: Block, maps: Block, k: int) -> tuple[str, str]:
+    def _read_load(self, read: Block, maps: Block, k: int) -> tuple[str, str]:
         """C type and text of load number ``k``, of all four or of one for all; the maps find its elements."""
         ld = self.loads[0][k]
         dtype = self.binding.types[ld.tensor].dtype
-        if self._same(k):
+        if self._is_same_element(k):
             value = read.load(ld)
             maps.memo[ld] = Val(f"held{k}[u]", value.dtype, value.small, True, half=value.half)
-            return ops.ctype(CUDA, value.cdtype), value.text
+            return ops.spell_type(CUDA, value.cdtype), value.text
         kind, elements, _ = _WORDS[dtype]
         for found, element in zip(self.loads, elements, strict=True):
             maps.memo[found[k]] = Val(f"({element.format(f'held{k}[u]')})", dtype, atom=True, half=dtype == "float16")
         place = self.unit.places[ld.tensor]
         return kind, f"*(const {kind} *)({place.pointer} + {read.address(place, ld.indices)})"
 
-    def _quad(self, block: Block, tests: Sequence[str]) -> None:
+    def _write_quad(self, block: Block, tests: Sequence[str]) -> None:
         """The maps and stores of row ``i`` at the four points."""
         s, p, text = self.s, self.p, self.text
         with text.block(f"if ({' && '.join([*tests, *self.coordinates(p.rows, 'i')]) or 'true'})"):
@@ -172,12 +173,14 @@ class Quads(Epilogue):
             for point, c in zip(self.points, "xyzw", strict=True):
                 own.memo[Load(p.main.name, point)] = Val(f"sum.{c}", p.main.dtype, atom=True)
             for name in p.operator.outputs:
-                self._store(own, name)
+                self._store_word(own, name)
             text.all(own.lines)
 
-    def _store(self, block: Block, name: str) -> None:
+    def _store_word(self, block: Block, name: str) -> None:
         """The four elements of a result, as one word."""
         place = self.unit.places[name]
-        values = [block.let(ops.convert(CUDA, block.unrounded(Load(name, point)), place.dtype)).text for point in self.points]
+        values = [
+            block.let(ops.convert_value(CUDA, block.unrounded(Load(name, point)), place.dtype)).text for point in self.points
+        ]
         kind, _, word = _WORDS[place.dtype]
         block.line(f"*({kind} *)({place.pointer} + {block.address(place, self.points[0])}) = {word.format(*values)};")

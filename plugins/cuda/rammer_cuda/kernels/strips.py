@@ -6,8 +6,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from rammer.codegen.symbolic_bounds import tidy
-from rammer.ir.expr import Expr, add, integer
+from rammer.codegen.symbolic_bounds import canonicalise_sum
+from rammer.ir.expr import Expr, integer, make_add
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.kernels.frame import Frame
@@ -66,7 +66,7 @@ class Strips:
     def points(self, base: list[Expr]) -> list[tuple[Expr, ...]]:
         """The elements of the strip that starts at ``base``, row by row."""
         shifts = itertools.product(*(range(s) for s in self.sizes))
-        return [tuple(tidy(add(b, i)) for b, i in zip(base, shift, strict=True)) for shift in shifts]
+        return [tuple(canonicalise_sum(make_add(b, i)) for b, i in zip(base, shift, strict=True)) for shift in shifts]
 
     def moved(self, d: int) -> bool:
         """Whether a strip along axis ``d`` may reach over the tensor's end."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rammer.codegen.c_text import digits
+from rammer.codegen.c_text import split_digits
 from rammer.codegen.context import Place
 from rammer.codegen.task_parameters import Argument, hash_of
 from rammer.device.manifest import Binding
 from rammer.ir.expr import integer
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.device import source
+from rammer_cuda.device import device_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class TaskKernel:
         if not self.traced:
             return f"{self.device}{head} {{\n{self.body}}}\n"
         if "rm_after();" in self.body:
-            return f"{source('trace')}{self.device}{head} {{\n{self.body}}}\n"
+            return f"{device_source('trace')}{self.device}{head} {{\n{self.body}}}\n"
         # The functions of several launches in one find the records where their block keeps the address: launches of one module
         # that run at the same time have records of their own.
         known = "static __shared__ RmRecord *rm_records;\n"
-        return f"{source('trace')}{known}{self.device}{head} {{\n::rm_records = rm_records;\n{self.body}}}\n"
+        return f"{device_source('trace')}{known}{self.device}{head} {{\n::rm_records = rm_records;\n{self.body}}}\n"
 
     def named(self, prefix: str) -> TaskKernel:
         """The kernel under a name that is ``prefix`` and a hash of the text."""
@@ -83,7 +83,7 @@ class HeldKernel(TaskKernel):
         return (*("float" if a.written else "const float" for a in self.arguments), *["unsigned"] * len(self.words))
 
 
-def parameter(kind: str, argument: Argument, number: int, binding: Binding) -> str:
+def declare_parameter(kind: str, argument: Argument, number: int, binding: Binding) -> str:
     """The declaration of pointer parameter ``number`` to elements of the C type ``kind``. What other kernels write is not
     ``const __restrict__``: such loads may be moved before the wait for those kernels, and go by a cache that need not see
     what they wrote meanwhile."""
@@ -99,9 +99,9 @@ def place_of(tensor: str, pointer: str, binding: Binding) -> Place:
     return Place(pointer, kind.dtype, binding.storages[tensor].strides, zeros, kind.shape)
 
 
-def origins(operator: ROperator) -> list[str]:
+def origin_lines(operator: ROperator) -> list[str]:
     """Lines that define ``o0, o1, ...``, the first element of the task numbered ``task`` along each axis."""
-    places = zip(digits("task", operator.grid), operator.tile, operator.grid, strict=True)
+    places = zip(split_digits("task", operator.grid), operator.tile, operator.grid, strict=True)
     starts = ("0" if count == 1 else place if tile == 1 else f"{place} * {tile}" for place, tile, count in places)
     return [f"const int o{d} = {start};" for d, start in enumerate(starts)]
 

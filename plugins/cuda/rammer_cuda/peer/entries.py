@@ -11,7 +11,7 @@ import numpy as np
 
 from rammer.device.manifest import Array
 
-from rammer_cuda.device import filled, source
+from rammer_cuda.device import device_source, fill_template
 
 #: Threads of a block, bytes that one of them moves at a time, and polls of a word between two looks at the clock.
 THREADS: Final = 512
@@ -55,7 +55,7 @@ class PeerEntry:
     blocks: int = 1
 
 
-def records(entries: Sequence[PeerEntry]) -> Array:
+def encode_entries(entries: Sequence[PeerEntry]) -> Array:
     """The entries as the device reads them, and nothing behind them."""
     form = np.dtype([(n, np.uint64) for n in LONG] + [(n, np.uint32) for n in SHORT])
     if len(entries) > ENTRIES:
@@ -84,11 +84,11 @@ def spread_over(entry: PeerEntry, most: int, each: int) -> PeerEntry:
 
 def exchange_text() -> str:
     """The translation unit of ``rm_exchange``."""
-    return source("order") + device_text()
+    return device_source("order") + device_text()
 
 
 def device_text() -> str:
     """What of it is its own."""
     kinds = {k.name.lower(): int(k) for k in PeerKind}
     fields = {"long": ", ".join(LONG), "short": ", ".join(SHORT), "failure": ", ".join(FAILURE)}
-    return filled("peer", patience=PATIENCE, threads=THREADS, most=ENTRIES, **kinds, **fields)
+    return fill_template("peer", patience=PATIENCE, threads=THREADS, most=ENTRIES, **kinds, **fields)

@@ -11,8 +11,8 @@ import numpy as np
 from rammer.errors import DeviceFailure
 
 from rammer_cuda.compile import compile_cubin
-from rammer_cuda.driver import check, driver
-from rammer_cuda.hardware import Unit, architecture, cupy
+from rammer_cuda.driver import check_result, import_driver
+from rammer_cuda.hardware import Unit, device_architecture, import_cupy
 from rammer_cuda.peer.entries import (
     ENTRIES,
     ENTRY,
@@ -21,8 +21,8 @@ from rammer_cuda.peer.entries import (
     PeerEntry,
     PeerKind,
     blocks_of,
+    encode_entries,
     exchange_text,
-    records,
     spread_over,
 )
 from rammer_cuda.peer.layout import PeerLayout, Route
@@ -53,11 +53,11 @@ class End:
         self.limit, self.names = limit, {r.name: i for i, r in enumerate(layout.routes)}
         self.routes: Mapping[str, Route] = {r.name: r for r in layout.routes}
         with self.unit:
-            self.failure = cupy().zeros(len(FAILURE), np.uint32)
-            code = compile_cubin(exchange_text(), architecture(index)).code
-            self.module = check(driver().cuModuleLoadData(code), "loading a module")
-            self.function = check(driver().cuModuleGetFunction(self.module, b"rm_exchange"), "finding rm_exchange")
-            cupy().cuda.get_current_stream().synchronize()
+            self.failure = import_cupy().zeros(len(FAILURE), np.uint32)
+            code = compile_cubin(exchange_text(), device_architecture(index)).code
+            self.module = check_result(import_driver().cuModuleLoadData(code), "loading a module")
+            self.function = check_result(import_driver().cuModuleGetFunction(self.module, b"rm_exchange"), "finding rm_exchange")
+            import_cupy().cuda.get_current_stream().synchronize()
 
     def word(self, device: int, name: str, kind: str) -> int:
         """The address of a route's word in a GPU's memory."""
@@ -126,7 +126,9 @@ class End:
             total = 0
             for name, kind in ends:
                 if self.number in (self.routes[name].source, self.routes[name].target):
-                    cupy().cuda.runtime.memcpy(words.ctypes.data, self.word(self.number, name, kind), words.nbytes, TO_HOST)
+                    import_cupy().cuda.runtime.memcpy(
+                        words.ctypes.data, self.word(self.number, name, kind), words.nbytes, TO_HOST
+                    )
                     total += int(words[1])
         return total * 1e-9
 
@@ -135,7 +137,7 @@ class End:
         ``failure``, where they have been read."""
         if words is None:
             with self.unit:
-                words = cupy().asnumpy(self.failure).tolist()
+                words = import_cupy().asnumpy(self.failure).tolist()
         failed, kind, name, wanted, seen = words
         if failed:
             raise self.reported(PeerKind(kind), self.layout.routes[name], wanted, seen)
@@ -154,7 +156,7 @@ class End:
         """Unload the module."""
         with self.unit:
             if self.module is not None:
-                check(driver().cuModuleUnload(self.module), "unloading a module")
+                check_result(import_driver().cuModuleUnload(self.module), "unloading a module")
             self.module = None
 
 
@@ -164,7 +166,7 @@ class Exchange:
     def __init__(self, end: End, entries: Sequence[PeerEntry]) -> None:
         self.end, self.blocks = end, blocks_of(entries)
         self.values: list[Any] = [
-            (ctypes.c_uint64 * (ENTRY * ENTRIES // 8)).from_buffer_copy(records(entries).tobytes()),
+            (ctypes.c_uint64 * (ENTRY * ENTRIES // 8)).from_buffer_copy(encode_entries(entries).tobytes()),
             ctypes.c_void_p(end.failure.data.ptr),
             ctypes.c_uint64(int(end.limit * 1e9)),
         ]
@@ -173,20 +175,20 @@ class Exchange:
     def launch(self, stream: int) -> None:
         """Queue it on the stream with this handle, of its GPU."""
         pointer = ctypes.addressof(self.parameters)
-        check(
-            driver().cuLaunchKernel(self.end.function, self.blocks, 1, 1, THREADS, 1, 1, 0, stream, pointer, 0),
+        check_result(
+            import_driver().cuLaunchKernel(self.end.function, self.blocks, 1, 1, THREADS, 1, 1, 0, stream, pointer, 0),
             "launching an exchange",
         )
 
     def node(self, graph: Any, after: Sequence[Any]) -> Any:
         """A node of ``graph`` behind others."""
-        node = driver().CUDA_KERNEL_NODE_PARAMS()
+        node = import_driver().CUDA_KERNEL_NODE_PARAMS()
         node.func = self.end.function
         node.gridDimX, node.gridDimY, node.gridDimZ = self.blocks, 1, 1
         node.blockDimX, node.blockDimY, node.blockDimZ = THREADS, 1, 1
         node.kernelParams = ctypes.addressof(self.parameters)
-        made = driver().cuGraphAddKernelNode(graph, list(after), len(after), node)
-        return check(made, "adding an exchange to a graph")
+        made = import_driver().cuGraphAddKernelNode(graph, list(after), len(after), node)
+        return check_result(made, "adding an exchange to a graph")
 
 
 class Copy:
@@ -197,14 +199,14 @@ class Copy:
 
     def launch(self, stream: int) -> None:
         """Queue it on the stream with this handle."""
-        cupy().cuda.runtime.memcpyAsync(self.to, self.source, self.nbytes, ANYWHERE, stream)
+        import_cupy().cuda.runtime.memcpyAsync(self.to, self.source, self.nbytes, ANYWHERE, stream)
 
     def node(self, graph: Any, after: Sequence[Any]) -> Any:
         """A node of ``graph`` behind others."""
-        api = driver()
+        api = import_driver()
         what = api.CUDA_MEMCPY3D()
         what.srcMemoryType = what.dstMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
         what.srcDevice, what.dstDevice, what.WidthInBytes, what.Height, what.Depth = self.source, self.to, self.nbytes, 1, 1
-        context = check(api.cuCtxGetCurrent(), "asking for the context")
+        context = check_result(api.cuCtxGetCurrent(), "asking for the context")
         made = api.cuGraphAddMemcpyNode(graph, list(after), len(after), what, context)
-        return check(made, "adding a copy to a graph")
+        return check_result(made, "adding a copy to a graph")

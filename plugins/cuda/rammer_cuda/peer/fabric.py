@@ -22,11 +22,11 @@ from rammer.distributed.transport.mpi import MPI
 from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Site
 from rammer.errors import DeviceFailure, DeviceUnavailable, MissingDependency
 
-from rammer_cuda.hardware import cupy, gpu_count
+from rammer_cuda.hardware import gpu_count, import_cupy
 from rammer_cuda.peer.exchange import ANYWHERE, TO_HOST, End
 from rammer_cuda.peer.layout import PeerLayout, Route
-from rammer_cuda.peer.memory import Offer, PeerMemory, ReachedMemory, reaches
-from rammer_cuda.peer.part import CudaPart, chained
+from rammer_cuda.peer.memory import Offer, PeerMemory, ReachedMemory, can_reach
+from rammer_cuda.peer.part import CudaPart, chain_launches
 
 
 class PeerFabric:
@@ -49,8 +49,8 @@ class PeerFabric:
         abroad = len(self.mine) < len(exposed.devices)
         memory = {d: PeerMemory(index_of(exposed.devices[d]), layout.nbytes(d)) for d in self.mine}
         self.opened += memory.values()
-        said = self.meet({d: told(m.offer(abroad)) for d, m in memory.items()}, self.party.timeout)
-        offers = [heard(text) for text in said]
+        said = self.meet({d: encode_offer(m.offer(abroad)) for d, m in memory.items()}, self.party.timeout)
+        offers = [decode_offer(text) for text in said]
         check_apart(exposed.devices, offers)
         ends, beside = {}, self.words.expose(Exposed(exposed.devices, (), exposed.depth))
         for d in self.mine:
@@ -84,7 +84,7 @@ class PeerEndpoint:
     def __init__(self, end: End, words: Endpoint, timeout: float) -> None:
         self.end, self.words, self.timeout, self.counters = end, words, timeout, Counters()
         with end.unit:
-            self.stream = cupy().cuda.Stream(non_blocking=True)
+            self.stream = import_cupy().cuda.Stream(non_blocking=True)
 
     def part(self, spread: DistributedProgram, device: int, backend: Backend) -> CudaPart:
         """The device's part: waits, steps and writes are queued on the GPU with no host between."""
@@ -92,17 +92,17 @@ class PeerEndpoint:
 
     def slot(self, name: str, run: int) -> Any:
         """The memory that a transfer arrives in, on the GPU: bytes."""
-        nbytes, cp = self.end.routes[name].nbytes, cupy()
+        nbytes, cp = self.end.routes[name].nbytes, import_cupy()
         memory = cp.cuda.UnownedMemory(self.end.slot(name, run), max(nbytes, 1), self.end)
         return cp.ndarray((nbytes,), np.uint8, cp.cuda.MemoryPointer(memory, 0))
 
     def arrived(self, name: str, run: int) -> bool:
         """Whether it is all there."""
-        return self._word(name, "flag") > run
+        return self._read_word(name, "flag") > run
 
     def free(self, name: str, run: int) -> bool:
         """Whether the slot that ``put`` would write is free."""
-        return self._word(name, "credit") > run - self.end.layout.depth
+        return self._read_word(name, "credit") > run - self.end.layout.depth
 
     def wait(self, name: str, run: int) -> None:
         """The host waits for a launch that waits."""
@@ -138,14 +138,14 @@ class PeerEndpoint:
             sent, got = end.exchange([end.put(out, run, source)]), end.exchange([end.wait(into)])
             rounds.append([*((sent, got) if begins else (got, sent)), end.exchange([end.credit(into)])])
         met = rounds[: len(rounds) > 1]
-        with end.unit, chained([*chain(*met)]) as meeting, chained([*chain(*rounds[len(met) :])]) as timed:
-            first, last = (cupy().cuda.Event() for _ in range(2))
+        with end.unit, chain_launches([*chain(*met)]) as meeting, chain_launches([*chain(*rounds[len(met) :])]) as timed:
+            first, last = (import_cupy().cuda.Event() for _ in range(2))
             meeting.launch(self.stream.ptr)
             first.record(self.stream)
             timed.launch(self.stream.ptr)
             last.record(self.stream)
             self.stream.synchronize()
-            seconds = float(cupy().cuda.get_elapsed_time(first, last)) * 1e-3
+            seconds = float(import_cupy().cuda.get_elapsed_time(first, last)) * 1e-3
         end.check()
         self.counters.payload_writes += len(runs) if end.routes[out].nbytes else 0
         self.counters.nbytes += len(runs) * end.routes[out].nbytes
@@ -156,10 +156,10 @@ class PeerEndpoint:
         """By the other transport; the GPU's own waits end by themselves."""
         self.words.fail(why)
 
-    def _word(self, name: str, kind: str) -> int:
+    def _read_word(self, name: str, kind: str) -> int:
         word = np.zeros(1, np.uint32)
         with self.end.unit:
-            cupy().cuda.runtime.memcpy(word.ctypes.data, self.end.word(self.end.number, name, kind), word.nbytes, TO_HOST)
+            import_cupy().cuda.runtime.memcpy(word.ctypes.data, self.end.word(self.end.number, name, kind), word.nbytes, TO_HOST)
         return int(word[0])
 
     def _all(self, launches: Sequence[Any]) -> None:
@@ -181,7 +181,7 @@ class HostCopy:
     def launch(self, stream: int) -> None:
         """Queue it on the stream with this handle."""
         if self.values.nbytes:
-            cupy().cuda.runtime.memcpyAsync(self.to, self.values.ctypes.data, self.values.nbytes, ANYWHERE, stream)
+            import_cupy().cuda.runtime.memcpyAsync(self.to, self.values.ctypes.data, self.values.nbytes, ANYWHERE, stream)
 
 
 def index_of(device: str) -> int:
@@ -201,12 +201,12 @@ def check_apart(devices: Sequence[str], offers: Sequence[Offer]) -> None:
             )
 
 
-def told(offer: Offer) -> str:
+def encode_offer(offer: Offer) -> str:
     """As text."""
     return json.dumps(asdict(offer) | {"handle": offer.handle.hex()})
 
 
-def heard(text: str) -> Offer:
+def decode_offer(text: str) -> Offer:
     """The inverse; DeviceFailure where another process says something else."""
     try:
         found = json.loads(text)
@@ -228,7 +228,7 @@ def connects(a: Site, b: Site) -> str | None:
         try:
             if gpu_count() <= max(index_of(a.device), index_of(b.device)):
                 return f"this process does not see both {a.device} and {b.device}"
-            if not reaches(index_of(a.device), index_of(b.device)):
+            if not can_reach(index_of(a.device), index_of(b.device)):
                 return f"the driver allows no access between {a.device} and {b.device}"
         except (MissingDependency, DeviceFailure) as problem:
             return str(problem)

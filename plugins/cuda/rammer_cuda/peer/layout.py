@@ -53,7 +53,7 @@ class PeerLayout:
     @cached_property
     def slots(self) -> Mapping[str, int]:
         """Route -> offset of its first slot in the receiver's memory; the others follow, ``stride`` apart."""
-        end = [_up(len(words) * LINE) for words in self.words]
+        end = [_round_up(len(words) * LINE) for words in self.words]
         result = {}
         for route in self.routes:
             result[route.name] = end[route.target]
@@ -63,11 +63,11 @@ class PeerLayout:
     @staticmethod
     def stride(route: Route) -> int:
         """Bytes from one slot of a route to the next; kernels may load whole vectors from behind one."""
-        return _up(route.nbytes) + SLOT
+        return _round_up(route.nbytes) + SLOT
 
     def word_bytes(self, device: int) -> int:
         """Bytes of words at the begin of a GPU's memory."""
-        return _up(len(self.words[device]) * LINE)
+        return _round_up(len(self.words[device]) * LINE)
 
     def nbytes(self, device: int) -> int:
         """Bytes of a GPU's memory; at least one slot, since nobody can give away nothing."""
@@ -75,5 +75,5 @@ class PeerLayout:
         return max(SLOT, self.word_bytes(device), *(self.slots[r.name] + self.depth * self.stride(r) for r in own))
 
 
-def _up(nbytes: int) -> int:
+def _round_up(nbytes: int) -> int:
     return -(-nbytes // SLOT) * SLOT

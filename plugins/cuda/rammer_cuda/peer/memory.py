@@ -11,8 +11,8 @@ from typing import Final
 
 from rammer.errors import DeviceUnavailable
 
-from rammer_cuda.driver import check, driver
-from rammer_cuda.hardware import Unit, cupy
+from rammer_cuda.driver import check_result, import_driver
+from rammer_cuda.hardware import Unit, import_cupy
 
 #: Bytes of which memory that other processes map is a multiple: what CUDA puts into one block goes to them as a whole (CUDA
 #: Programming Guide, Interprocess Communication).
@@ -35,7 +35,7 @@ class PeerMemory:
 
     def __init__(self, index: int, nbytes: int) -> None:
         self.unit = Unit(index)
-        runtime, nbytes = cupy().cuda.runtime, -(-nbytes // BLOCK) * BLOCK
+        runtime, nbytes = import_cupy().cuda.runtime, -(-nbytes // BLOCK) * BLOCK
         with self.unit:
             self.address = int(runtime.malloc(nbytes))
             runtime.memset(self.address, 0, nbytes)
@@ -46,14 +46,14 @@ class PeerMemory:
         handle = b""
         if abroad:
             with self.unit, between_processes("asking for a handle of a GPU's memory"):
-                handle = bytes(cupy().cuda.runtime.ipcGetMemHandle(self.address))
+                handle = bytes(import_cupy().cuda.runtime.ipcGetMemHandle(self.address))
         return Offer(os.getpid(), self.address, handle, bus_of(self.unit.id))
 
     def close(self) -> None:
         """Free it; closing again does nothing."""
         if self.address:
-            with self.unit, suppress(cupy().cuda.runtime.CUDARuntimeError):  # a GPU that failed frees all by itself
-                cupy().cuda.runtime.free(self.address)
+            with self.unit, suppress(import_cupy().cuda.runtime.CUDARuntimeError):  # a GPU that failed frees all by itself
+                import_cupy().cuda.runtime.free(self.address)
             self.address = 0
 
 
@@ -62,14 +62,14 @@ class ReachedMemory:
 
     def __init__(self, index: int, offers: Sequence[Offer]) -> None:
         self.unit, self.opened = Unit(index), list[int]()
-        self.addresses = [self._address(o) for o in offers]
+        self.addresses = [self._map_offer(o) for o in offers]
 
-    def _address(self, offer: Offer) -> int:
-        allow(self.unit.id, offer.bus)
+    def _map_offer(self, offer: Offer) -> int:
+        allow_access(self.unit.id, offer.bus)
         if offer.process == os.getpid():
             return offer.address
         with self.unit, between_processes(f"mapping memory of process {offer.process}"):
-            found = int(cupy().cuda.runtime.ipcOpenMemHandle(offer.handle))  # and peer access, by its default flags
+            found = int(import_cupy().cuda.runtime.ipcOpenMemHandle(offer.handle))  # and peer access, by its default flags
         self.opened.append(found)
         return found
 
@@ -77,8 +77,8 @@ class ReachedMemory:
         """Let go of other processes' memory."""
         with self.unit:
             while self.opened:
-                with suppress(cupy().cuda.runtime.CUDARuntimeError):  # its process may be gone
-                    cupy().cuda.runtime.ipcCloseMemHandle(self.opened.pop())
+                with suppress(import_cupy().cuda.runtime.CUDARuntimeError):  # its process may be gone
+                    import_cupy().cuda.runtime.ipcCloseMemHandle(self.opened.pop())
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def between_processes(doing: str) -> Iterator[None]:
     """What CUDA refuses, DeviceUnavailable tells."""
     try:
         yield
-    except cupy().cuda.runtime.CUDARuntimeError as problem:
+    except import_cupy().cuda.runtime.CUDARuntimeError as problem:
         raise DeviceUnavailable(
             f"{doing} failed: {problem}",
             hint="processes of one container share GPUs' memory; --transport mpi goes through the host's",
@@ -95,14 +95,16 @@ def between_processes(doing: str) -> Iterator[None]:
 
 def bus_of(index: int) -> str:
     """The place of a GPU on the bus, ``0000:3b:00.0``: its name in every process."""
-    api = driver()
-    found = check(api.cuDeviceGetPCIBusId(32, check(api.cuDeviceGet(index), "finding a GPU")), "asking for a GPU's place")
+    api = import_driver()
+    found = check_result(
+        api.cuDeviceGetPCIBusId(32, check_result(api.cuDeviceGet(index), "finding a GPU")), "asking for a GPU's place"
+    )
     return str(found.split(b"\0")[0].decode().lower())
 
 
-def allow(index: int, bus: str) -> None:
+def allow_access(index: int, bus: str) -> None:
     """GPU ``index`` may read and write the memory of the one at ``bus``."""
-    api, runtime = driver(), cupy().cuda.runtime
+    api, runtime = import_driver(), import_cupy().cuda.runtime
     status, peer = api.cuDeviceGetByPCIBusId(bus.encode())
     if int(status) != 0:
         raise DeviceUnavailable(
@@ -110,7 +112,7 @@ def allow(index: int, bus: str) -> None:
         )
     if int(peer) == index:
         return
-    if not reaches(index, int(peer)):
+    if not can_reach(index, int(peer)):
         raise DeviceUnavailable(f"cuda:{index} cannot reach the memory of cuda:{int(peer)}: the driver allows no peer access")
     with Unit(index):
         try:
@@ -124,17 +126,17 @@ def allow(index: int, bus: str) -> None:
 ALREADY = 704
 
 
-def reaches(index: int, peer: int) -> bool:
+def can_reach(index: int, peer: int) -> bool:
     """Whether the driver lets GPU ``index`` into the memory of another one of this process."""
-    api = driver()
-    pair = [check(api.cuDeviceGet(i), "finding a GPU") for i in (index, peer)]
-    return bool(check(api.cuDeviceCanAccessPeer(*pair), "asking for peer access"))
+    api = import_driver()
+    pair = [check_result(api.cuDeviceGet(i), "finding a GPU") for i in (index, peer)]
+    return bool(check_result(api.cuDeviceCanAccessPeer(*pair), "asking for peer access"))
 
 
-def links(index: int, peer: int) -> Mapping[str, int]:
+def link_attributes(index: int, peer: int) -> Mapping[str, int]:
     """What the driver says of the way between two GPUs: ``rank`` (lower is faster), ``atomics``."""
-    api = driver()
-    pair = [check(api.cuDeviceGet(i), "finding a GPU") for i in (index, peer)]
+    api = import_driver()
+    pair = [check_result(api.cuDeviceGet(i), "finding a GPU") for i in (index, peer)]
     names = {"rank": "PERFORMANCE_RANK", "atomics": "NATIVE_ATOMIC_SUPPORTED"}
     keys = {n: getattr(api.CUdevice_P2PAttribute, f"CU_DEVICE_P2P_ATTRIBUTE_{a}") for n, a in names.items()}
-    return {n: int(check(api.cuDeviceGetP2PAttribute(k, *pair), "asking for a link")) for n, k in keys.items()}
+    return {n: int(check_result(api.cuDeviceGetP2PAttribute(k, *pair), "asking for a link")) for n, k in keys.items()}

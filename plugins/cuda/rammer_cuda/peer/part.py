@@ -16,10 +16,10 @@ from rammer.distributed.transport.counters import Counters
 from rammer.errors import DeviceFailure
 from rammer.ir.types import TensorType
 
-from rammer_cuda.bound import GpuProgram, place
-from rammer_cuda.driver import check, driver
-from rammer_cuda.executor import CapturedGraph, CudaProgram, add_launches, instantiated
-from rammer_cuda.hardware import cupy
+from rammer_cuda.bound import GpuProgram, place_arrays
+from rammer_cuda.driver import check_result, import_driver
+from rammer_cuda.executor import CapturedGraph, CudaProgram, add_launches, instantiate_graph
+from rammer_cuda.hardware import import_cupy
 from rammer_cuda.peer.entries import ENTRIES, PeerEntry
 from rammer_cuda.peer.exchange import TO_DEVICE, TO_HOST, Copy, End, Exchange
 from rammer_cuda.resident import Resident
@@ -66,11 +66,11 @@ class CudaPart:
         try:
             self.loaded += [backend.load(step.program, step.constants) for step in self.steps]
             with end.unit:
-                self.stream, self.aside = (cupy().cuda.Stream(non_blocking=True) for _ in range(2))
-                self.slots += [self._slot(number) for number in range(self.depth)]
+                self.stream, self.aside = (import_cupy().cuda.Stream(non_blocking=True) for _ in range(2))
+                self.slots += [self._make_slot(number) for number in range(self.depth)]
                 for number, slot in enumerate(self.slots):
                     slot.steps = self._steps(slot, number)
-                cupy().cuda.runtime.deviceSynchronize()
+                import_cupy().cuda.runtime.deviceSynchronize()
         except BaseException:
             self.close()
             raise
@@ -85,26 +85,26 @@ class CudaPart:
 
     # --- building -----------------------------------------------------------------------------
 
-    def _slot(self, number: int) -> PartSlot:
-        cp = cupy()
-        arrays = {i.tensor: _zeros(i.type) for i in self.spread.inputs if self.device in i.devices}
+    def _make_slot(self, number: int) -> PartSlot:
+        cp = import_cupy()
+        arrays = {i.tensor: _zero_array(i.type) for i in self.spread.inputs if self.device in i.devices}
         arrays |= {t.tensor: self.arriving(t.name, number) for t in self.spread.transfers if t.target == self.device}
         slot = PartSlot(arrays, {})
         for step in self.steps:
-            slot.arrays |= {name: _zeros(kind) for name, kind in step.outputs.items()}
+            slot.arrays |= {name: _zero_array(kind) for name, kind in step.outputs.items()}
         moved = [i.tensor for i in self.spread.inputs if self.device in i.devices] + [o.tensor for o in self.outputs]
-        slot.pinned = {name: _pinned(slot.arrays[name]) for name in dict.fromkeys(moved)}
-        slot.pinned[""] = _pinned(self.end.failure)
+        slot.pinned = {name: _pin_array(slot.arrays[name]) for name in dict.fromkeys(moved)}
+        slot.pinned[""] = _pin_array(self.end.failure)
         if self.results:
             entries = [self.end.wait(n) for n in self.results], [self.end.credit(n) for n in self.results]
-            before, after = (Together([self.end.exchange(part) for part in _parts(e)]) for e in entries)
+            before, after = (Together([self.end.exchange(part) for part in _split_entries(e)]) for e in entries)
             slot.results = [before, Fetched(slot, [o.tensor for o in self.outputs]), after]
         slot.computed, slot.done = (cp.cuda.Event(disable_timing=True) for _ in range(2))
         return slot
 
     def arriving(self, name: str, number: int) -> Any:
         """A slot's memory as an array."""
-        kind, cp = self.spread.transfer[name].type, cupy()
+        kind, cp = self.spread.transfer[name].type, import_cupy()
         memory = cp.cuda.UnownedMemory(self.end.slot(name, number), max(kind.nbytes, 1), self.end)
         return cp.ndarray(kind.shape, kind.dtype, cp.cuda.MemoryPointer(memory, 0))
 
@@ -113,49 +113,49 @@ class CudaPart:
         pieces = [*self._pieces(slot, number)]
         if not all(isinstance(p, (Exchange, Copy, GraphPiece)) for p in pieces):
             return [p.alone() if isinstance(p, GraphPiece) else p for p in pieces]
-        graph, ends = check(driver().cuGraphCreate(0), "creating a graph"), list[Any]()
+        graph, ends = check_result(import_driver().cuGraphCreate(0), "creating a graph"), list[Any]()
         for piece in pieces:
             if isinstance(piece, GraphPiece):
                 ends = add_launches(graph, piece.resident, piece.program.recipe, ends)
             else:
                 ends = [piece.node(graph, ends)]
         slot.keep += pieces
-        return [CapturedGraph(instantiated(graph), self.loaded[0].resident)]
+        return [CapturedGraph(instantiate_graph(graph), self.loaded[0].resident)]
 
     def _pieces(self, slot: PartSlot, number: int) -> Iterator[Any]:
         """Every step: its waits, its program on the slot's arrays, its writes and what it gives back, with the waits of the next
         one where a launch may have both."""
         sent = list[PeerEntry]()
         for step, program in zip(self.steps, self.loaded, strict=True):
-            yield from self._exchanged(sent, [self.end.wait(n) for n in step.arrivals])
-            yield self._computed(slot, step, program)
+            yield from self._exchange_launches(sent, [self.end.wait(n) for n in step.arrivals])
+            yield self._place_program(slot, step, program)
             departing = ((name, slot.arrays[self.spread.transfer[name].tensor]) for name in step.departures)
             sent = [self.end.put(name, number, array.data.ptr) for name, array in departing]
             sent += [self.end.credit(n) for n in step.frees]
-        yield from self._exchanged(sent, [self.end.wait(n) for n in self.brought])
-        yield from self._staying(slot, self.slots[(number + 1) % self.depth])
+        yield from self._exchange_launches(sent, [self.end.wait(n) for n in self.brought])
+        yield from self._copy_states(slot, self.slots[(number + 1) % self.depth])
 
-    def _exchanged(self, sent: Sequence[PeerEntry], awaited: Sequence[PeerEntry]) -> Iterator[Any]:
+    def _exchange_launches(self, sent: Sequence[PeerEntry], awaited: Sequence[PeerEntry]) -> Iterator[Any]:
         """Launches that write, and then wait: as few as may be. Blocks start in order, so no wait keeps a write out."""
         together = [[*sent, *awaited]] if self.end.meets else [sent, awaited]
-        return (self.end.exchange(part) for entries in together for part in _parts(entries))
+        return (self.end.exchange(part) for entries in together for part in _split_entries(entries))
 
-    def _computed(self, slot: PartSlot, step: DeviceStep, program: Any) -> Any:
+    def _place_program(self, slot: PartSlot, step: DeviceStep, program: Any) -> Any:
         """A step's program on the slot's arrays."""
         given = {n: slot.arrays[n] for n in step.inputs}
-        places = place(program.resident, given, {n: slot.arrays[n] for n in step.outputs})
+        places = place_arrays(program.resident, given, {n: slot.arrays[n] for n in step.outputs})
         if places.before or places.after:
             raise DeviceFailure(f"a tensor of step {step.program.name} does not lie where its program has it")
         there = program.resident.with_buffers(places.buffers)
-        return GraphPiece(program, there) if _plain(program) else program.turning(program.launchable_on(there), there)
+        return GraphPiece(program, there) if _is_plain_graph(program) else program.turning(program.launchable_on(there), there)
 
-    def _staying(self, slot: PartSlot, after: PartSlot) -> Iterator[Any]:
+    def _copy_states(self, slot: PartSlot, after: PartSlot) -> Iterator[Any]:
         """What a run leaves for the next one is copied there, which begins behind it on the stream."""
         for state in self.states:
             made, into = slot.arrays[state.tensor], after.arrays[state.into]
             if made.nbytes:
                 yield Copy(self.end.unit, into.data.ptr, made.data.ptr, made.nbytes)
-        for part in _parts([self.end.credit(n) for n in self.brought]):
+        for part in _split_entries([self.end.credit(n) for n in self.brought]):
             yield self.end.exchange(part)
 
     # --- running ------------------------------------------------------------------------------
@@ -165,14 +165,14 @@ class CudaPart:
         with self.end.unit:
             for run in range(runs.first, runs.first + runs.count):
                 if run - runs.first >= self.depth:
-                    self._finish(run - self.depth, runs)
-                self._begin(run, runs.feed(run))
+                    self._finish_run(run - self.depth, runs)
+                self._queue_run(run, runs.feed(run))
             for run in range(max(runs.first, runs.first + runs.count - self.depth), runs.first + runs.count):
-                self._finish(run, runs)
+                self._finish_run(run, runs)
 
-    def _begin(self, run: int, inputs: Mapping[str, Array]) -> None:
+    def _queue_run(self, run: int, inputs: Mapping[str, Array]) -> None:
         """Queue a run: its inputs, its steps, its results."""
-        slot, memcpy = self.slots[run % self.depth], cupy().cuda.runtime.memcpyAsync
+        slot, memcpy = self.slots[run % self.depth], import_cupy().cuda.runtime.memcpyAsync
         for port in self.spread.inputs:
             given = port.name in inputs or port.tensor not in self.kept
             if self.device in port.devices and port.type.nbytes and given:
@@ -191,11 +191,13 @@ class CudaPart:
         for piece in slot.results or [Fetched(slot, [o.tensor for o in self.outputs])]:
             piece.launch(self.aside.ptr)
         words = slot.pinned[""]
-        cupy().cuda.runtime.memcpyAsync(words.ctypes.data, self.end.failure.data.ptr, words.nbytes, TO_HOST, self.aside.ptr)
+        import_cupy().cuda.runtime.memcpyAsync(
+            words.ctypes.data, self.end.failure.data.ptr, words.nbytes, TO_HOST, self.aside.ptr
+        )
         slot.done.record(self.aside)
-        self._count()
+        self._count_transfers()
 
-    def _count(self) -> None:
+    def _count_transfers(self) -> None:
         """What a run writes: its entries say how often."""
         for transfer in self.spread.transfers:
             if transfer.source == self.device:
@@ -205,7 +207,7 @@ class CudaPart:
             self.counters.flag_writes += self.device in (transfer.source, transfer.target)
         self.counters.copies += len(self.states)
 
-    def _finish(self, run: int, runs: Runs) -> None:
+    def _finish_run(self, run: int, runs: Runs) -> None:
         """Wait for a run, and deliver what it made."""
         self.wait(run)
         if self.device == 0:
@@ -217,7 +219,7 @@ class CudaPart:
         slot = self.slots[run % self.depth]
         try:
             slot.done.synchronize()
-        except cupy().cuda.runtime.CUDARuntimeError as problem:
+        except import_cupy().cuda.runtime.CUDARuntimeError as problem:
             raise DeviceFailure(f"device {self.device} failed: {problem}") from problem
         self.end.check(slot.pinned[""].tolist())
         for program in self.loaded:
@@ -227,7 +229,7 @@ class CudaPart:
         """Wait, and free the programs; what others write to is the fabric's. A GPU that has failed is not waited for."""
         with self.end.unit:
             if self.slots:
-                with suppress(cupy().cuda.runtime.CUDARuntimeError):
+                with suppress(import_cupy().cuda.runtime.CUDARuntimeError):
                     self.stream.synchronize()
                     self.aside.synchronize()
             for slot in self.slots:
@@ -272,24 +274,24 @@ class InGraph:
 
     def launch(self, stream: int) -> None:
         """Queue it on the stream with this handle."""
-        check(driver().cuGraphLaunch(self.executable, stream), "launching a graph")
+        check_result(import_driver().cuGraphLaunch(self.executable, stream), "launching a graph")
 
 
 @contextmanager
-def chained(launches: Sequence[OnStream]) -> Iterator[OnStream]:
+def chain_launches(launches: Sequence[OnStream]) -> Iterator[OnStream]:
     """Launches one behind the other, to be queued as one: a CUDA graph where all of them can be nodes, so that no host is between
     them. On return it has run."""
     if not all(isinstance(launch, Exchange) for launch in launches):
         yield Together(launches)
         return
-    graph, ends = check(driver().cuGraphCreate(0), "creating a graph"), list[Any]()
+    graph, ends = check_result(import_driver().cuGraphCreate(0), "creating a graph"), list[Any]()
     for launch in launches:
         ends = [launch.node(graph, ends)]  # type: ignore[attr-defined]
-    made = instantiated(graph)
+    made = instantiate_graph(graph)
     try:
         yield InGraph(made)
     finally:
-        check(driver().cuGraphExecDestroy(made), "freeing a graph")
+        check_result(import_driver().cuGraphExecDestroy(made), "freeing a graph")
 
 
 @dataclass(frozen=True)
@@ -304,24 +306,24 @@ class Fetched:
         for name in self.names:
             pinned, array = self.slot.pinned[name], self.slot.arrays[name]
             if array.nbytes:
-                cupy().cuda.runtime.memcpyAsync(pinned.ctypes.data, array.data.ptr, array.nbytes, TO_HOST, stream)
+                import_cupy().cuda.runtime.memcpyAsync(pinned.ctypes.data, array.data.ptr, array.nbytes, TO_HOST, stream)
 
 
-def _plain(program: GpuProgram) -> bool:
+def _is_plain_graph(program: GpuProgram) -> bool:
     """Whether a program is launches of a CUDA graph, once a run."""
     return isinstance(program, CudaProgram) and program.program.repeat is None
 
 
-def _parts(entries: Sequence[PeerEntry]) -> list[list[PeerEntry]]:
+def _split_entries(entries: Sequence[PeerEntry]) -> list[list[PeerEntry]]:
     """As many as a launch has, each."""
     return [list(entries[i : i + ENTRIES]) for i in range(0, len(entries), ENTRIES)]
 
 
-def _zeros(kind: TensorType) -> Any:
-    return cupy().zeros(kind.shape, kind.dtype)
+def _zero_array(kind: TensorType) -> Any:
+    return import_cupy().zeros(kind.shape, kind.dtype)
 
 
-def _pinned(array: Any) -> Array:
+def _pin_array(array: Any) -> Array:
     """Memory of the host for one array, which the GPU reads and writes by itself."""
-    memory = cupy().cuda.alloc_pinned_memory(max(array.nbytes, 1))
+    memory = import_cupy().cuda.alloc_pinned_memory(max(array.nbytes, 1))
     return np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)

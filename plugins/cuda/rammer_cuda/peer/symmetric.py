@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from rammer.distributed.transport.memory_layout import Exposed
 from rammer.distributed.transport.mpi import MPI
-from rammer.distributed.transport.mpi_launch import starting, watched
+from rammer.distributed.transport.mpi_launch import start_timeout, watch_collective
 from rammer.distributed.transport.protocol import Endpoint, Fabric, Party, Site
 from rammer.errors import DeviceFailure, MissingDependency
 
-from rammer_cuda.hardware import Unit, cupy
+from rammer_cuda.hardware import Unit, import_cupy
 from rammer_cuda.peer.entries import PeerEntry, PeerKind
 from rammer_cuda.peer.exchange import End
 from rammer_cuda.peer.fabric import PeerEndpoint, index_of
@@ -33,7 +33,7 @@ IDENTITY: Final = 128
 HINT: Final = "pip install -e 'plugins/cuda[nvshmem]' (nvshmem4py for CUDA 13; for CUDA 12 nvshmem4py-cu12)"
 
 
-def nvshmem() -> Any:
+def import_nvshmem() -> Any:
     """The module ``nvshmem.core``; MissingDependency without it or NVSHMEM's library."""
     try:
         import nvshmem.core as module
@@ -46,7 +46,7 @@ def probe() -> None:
     """Look for what is needed, without beginning NVSHMEM."""
     if find_spec("nvshmem") is None:
         raise MissingDependency("nvshmem4py, which was not found", HINT)
-    cupy()
+    import_cupy()
     MPI.probe()
 
 
@@ -98,10 +98,10 @@ class Heap:
     def __init__(self, unit: Any, nbytes: int) -> None:
         self.unit, self.nbytes = unit, nbytes
         with unit:
-            self.buffer = nvshmem().buffer(nbytes)
+            self.buffer = import_nvshmem().buffer(nbytes)
             self.address = int(self.buffer.handle)
-            cupy().cuda.runtime.memset(self.address, 0, nbytes)
-            cupy().cuda.runtime.deviceSynchronize()
+            import_cupy().cuda.runtime.memset(self.address, 0, nbytes)
+            import_cupy().cuda.runtime.deviceSynchronize()
 
     def part(self, address: int, nbytes: int) -> Any:
         """Bytes of it as NVSHMEM takes them."""
@@ -111,7 +111,7 @@ class Heap:
         """All free it together; closing again does nothing."""
         if self.buffer is not None:
             with self.unit:
-                nvshmem().free(self.buffer)
+                import_nvshmem().free(self.buffer)
             self.buffer = None
 
 
@@ -166,18 +166,18 @@ class SymmetricEnd(End):
         for e in entries:
             route = self.layout.routes[e.name]
             if e.kind == PeerKind.PUT:
-                first += self._payload(route, e) if route.nbytes else []
-                last.append(self._mirror(e.flag, self.word(route.target, route.name, "flag"), WORD, route.target))
+                first += self._payload_mirrors(route, e) if route.nbytes else []
+                last.append(self._make_mirror(e.flag, self.word(route.target, route.name, "flag"), WORD, route.target))
             elif e.kind == PeerKind.CREDIT:
-                last.append(self._mirror(e.flag, self.word(route.source, route.name, "credit"), WORD, route.source))
+                last.append(self._make_mirror(e.flag, self.word(route.source, route.name, "credit"), WORD, route.source))
         return MirroredExchange(super().exchange(entries), first, last)
 
-    def _payload(self, route: Route, e: PeerEntry) -> list[Mirror]:
+    def _payload_mirrors(self, route: Route, e: PeerEntry) -> list[Mirror]:
         """A slot's tensor."""
         slot = (e.to - self.staged.address - self.places.slots[route.name]) // self.layout.stride(route)
-        return [self._mirror(e.to, self.slot(route.name, slot), route.nbytes, route.target)]
+        return [self._make_mirror(e.to, self.slot(route.name, slot), route.nbytes, route.target)]
 
-    def _mirror(self, source: int, to: int, nbytes: int, target: int) -> Mirror:
+    def _make_mirror(self, source: int, to: int, nbytes: int, target: int) -> Mirror:
         return Mirror(self.staged.part(source, nbytes), self.heap.part(to, nbytes), target)
 
 
@@ -192,11 +192,11 @@ class MirroredExchange:
         self.kernel.launch(stream)
         handle = StreamHandle(stream)
         for m in self.first:
-            nvshmem().put(m.to, m.source, remote_pe=m.target, stream=handle)
+            import_nvshmem().put(m.to, m.source, remote_pe=m.target, stream=handle)
         if self.last:
-            nvshmem().quiet(stream=handle)  # also the words before these have got there: puts keep no order
+            import_nvshmem().quiet(stream=handle)  # also the words before these have got there: puts keep no order
         for m in self.last:
-            nvshmem().put(m.to, m.source, remote_pe=m.target, stream=handle)
+            import_nvshmem().put(m.to, m.source, remote_pe=m.target, stream=handle)
 
 
 class SymmetricFabric:
@@ -207,18 +207,20 @@ class SymmetricFabric:
         self.mine, self.opened = self.words.mine, list[Any]()
         (self.number,) = self.mine
         self.index = index_of(party.sites[self.number].device)
-        self._join()
+        self._join_processes()
 
-    def _join(self) -> None:
+    def _join_processes(self) -> None:
         """Begin NVSHMEM in all processes, by an identity that the first one makes."""
-        api, rank = nvshmem(), self.number
+        api, rank = import_nvshmem(), self.number
         with Unit(self.index):
             made = api.get_unique_id(empty=rank != 0)
             said = ctypes.string_at(made.ptr, IDENTITY).hex() if rank == 0 else ""
-            said = self.meet({rank: said}, starting(self.party.timeout))[0]
+            said = self.meet({rank: said}, start_timeout(self.party.timeout))[0]
             ctypes.memmove(made.ptr, bytes.fromhex(said), IDENTITY)
-            with watched("beginning NVSHMEM", starting(self.party.timeout)):
-                api.init(device=device(self.index), uid=made, rank=rank, nranks=len(self.party.sites), initializer_method="uid")
+            with watch_collective("beginning NVSHMEM", start_timeout(self.party.timeout)):
+                api.init(
+                    device=nvshmem_device(self.index), uid=made, rank=rank, nranks=len(self.party.sites), initializer_method="uid"
+                )
         self.begun = True
 
     def meet(self, words: Mapping[int, str], seconds: float) -> list[str]:
@@ -231,7 +233,7 @@ class SymmetricFabric:
         layout, devices = PeerLayout(routes, len(exposed.devices), exposed.depth), range(len(exposed.devices))
         sizes = max(map(layout.nbytes, devices)), max(StagedLayout(layout, d).nbytes for d in devices)
         unit = Unit(self.index)
-        with watched("allocating symmetric memory", timeout):
+        with watch_collective("allocating symmetric memory", timeout):
             heap, staged = (Heap(unit, nbytes) for nbytes in sizes)
         self.opened += [heap, staged]
         beside = self.words.expose(Exposed(exposed.devices, (), exposed.depth))[self.number]
@@ -244,15 +246,15 @@ class SymmetricFabric:
         """All free what is symmetric together; who has failed leaves that to the end of the process."""
         if not failed and self.begun:
             self.meet({self.number: "over"}, self.party.timeout)
-            with watched("leaving NVSHMEM", self.party.timeout):
+            with watch_collective("leaving NVSHMEM", self.party.timeout):
                 for thing in self.opened:
                     thing.close()
-                nvshmem().finalize()
+                import_nvshmem().finalize()
         self.opened, self.begun = [], False
         self.words.close(failed)
 
 
-def device(index: int) -> Any:
+def nvshmem_device(index: int) -> Any:
     """GPU ``index`` as NVSHMEM takes it. MissingDependency without cuda.core; DeviceFailure for one that is not there."""
     try:
         from cuda.core import Device

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rammer.codegen.emit import emit
+from rammer.codegen.emit import emit_operator
 from rammer.codegen.task_parameters import Argument
-from rammer.codegen.writer import moved, renaming
+from rammer.codegen.writer import rename_arguments, tensor_renaming
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
@@ -44,7 +44,7 @@ def callable_part(
     return kernel
 
 
-def pointed(kernel: TaskKernel) -> tuple[str, ...]:
+def pointee_types(kernel: TaskKernel) -> tuple[str, ...]:
     """The C types of what a kernel's pointers point to."""
     return tuple(p.rpartition("*")[0].strip() for p in kernel.parameters)
 
@@ -66,44 +66,44 @@ class KernelBodies:
 
     def add(self, operator: ROperator) -> None:
         """Add one operator; equal ones share a function."""
-        first = self._known.setdefault(self._key(operator), operator)
+        first = self._known.setdefault(self._body_key(operator), operator)
         if first is operator:
-            self.number[operator.name] = self._emit(operator)
+            self.number[operator.name] = self._emit_body(operator)
             return
-        names = renaming(first, operator)
+        names = tensor_renaming(first, operator)
         self.number[operator.name] = self.number[first.name]
         self.words[operator.name] = tuple(names[t] for t in self.words[first.name])
-        self.arguments[operator.name] = moved(self.arguments[first.name], names)
+        self.arguments[operator.name] = rename_arguments(self.arguments[first.name], names)
 
     def held(self) -> dict[str, tuple[object, ...]]:
         """By operator what identifies the constants that its function holds on chip."""
         return {n: tuple((a.tensor, a.packing.key) for a in args if a.packing is not None) for n, args in self.arguments.items()}
 
-    def _key(self, operator: ROperator) -> tuple[int, str, str]:
+    def _body_key(self, operator: ROperator) -> tuple[int, str, str]:
         words, plain = self.flow.words.get(operator.name, frozenset()), self.flow.stored
         sent = "".join("w" if n in words else "-" for n in (*operator.inputs, *operator.outputs))
         kept = "".join("s" if n in plain else "-" for n in operator.outputs)
         return self.flow.kinds[operator.name], sent, kept
 
-    def _emit(self, operator: ROperator) -> int:
+    def _emit_body(self, operator: ROperator) -> int:
         """Note the operator's function and arguments; returns the function's number."""
         if held := family_of(operator).own:
             kernel = held.kernel(operator, self.binding, self.flow.words.get(operator.name, ()), self.flow.stored)
             self.arguments[operator.name], self.words[operator.name] = kernel.arguments, kernel.words
             self.threads, self.shared = max(self.threads, held.threads), max(self.shared, kernel.shared)
-            return self._number(Body(kernel.name, kernel.text, kernel.types, kernel))
+            return self._number_body(Body(kernel.name, kernel.text, kernel.types, kernel))
         if part := callable_part(operator, self.binding, self.most):
             self.arguments[operator.name], self.words[operator.name] = part.arguments, ()
             self.threads, self.shared = max(self.threads, part.threads), max(self.shared, dynamic_bytes(part))
-            return self._number(Body(part.entry, part.device, pointed(part), part=part))
-        function = emit(operator, self.binding, CUDA)
+            return self._number_body(Body(part.entry, part.device, pointee_types(part), part=part))
+        function = emit_operator(operator, self.binding, CUDA)
         types = [CUDA.types[self.binding.types[t].dtype] for t, _ in function.arguments]
         self.arguments[operator.name] = tuple(Argument(t, w) for t, w in function.arguments)
         self.words[operator.name] = ()
         self.shared = max(self.shared, function.scratch)
-        return self._number(Body(function.name, function.text, tuple(types)))
+        return self._number_body(Body(function.name, function.text, tuple(types)))
 
-    def _number(self, body: Body) -> int:
+    def _number_body(self, body: Body) -> int:
         """The number of ``body``, whose name is a hash of its text."""
         names = [b.name for b in self.bodies]
         if body.name in names:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rammer.codegen.writer import kinds_of, renaming
+from rammer.codegen.writer import kinds_of, tensor_renaming
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, Counter, RProgram, Storage, Task, Wait
-from rammer.plan.overlap import overlap
-from rammer.verify.in_place_state import states
+from rammer.plan.overlap import has_overlap
+from rammer.verify.in_place_state import state_pairs
 
 from rammer_cuda.families import family_of
 from rammer_cuda.family import Held
@@ -61,7 +61,7 @@ def plan_words(program: RProgram, binding: Binding) -> Dataflow:
     stored |= {
         t for o in private.operators for t in o.outputs if private.buffer[private.storage[t].buffer].kind in ("output", "state")
     }
-    rows, counters = _left(private, reads, received)
+    rows, counters = _plan_remaining_waits(private, reads, received)
     words = {o.name: received[o.name] | frozenset(sent.get(o.name, ())) for o in program.operators}
     return Dataflow(replace(private, rows=rows, counters=counters), words, frozenset(stored), kinds)
 
@@ -96,26 +96,26 @@ class _Writers:
                 by_buffer.setdefault(program.storage[t].buffer, []).append((o.name, program.storage[t]))
         self.writers: dict[tuple[str, str], list[tuple[str, str]]] = {}
         self.inputs = {o.name: o.inputs for o in program.operators}  # every look at ``inputs`` walks the expressions
-        past = {*states(program).values()}  # read as the input, such an element may be the old one or the new one
+        past = {*state_pairs(program).values()}  # read as the input, such an element may be the old one or the new one
         for o in program.operators:
             for t in self.inputs[o.name]:
                 if t in past:
                     self.writers[o.name, t] = []
                     continue
                 mine = program.storage[t]
-                meet = [(w, s.tensor) for w, s in by_buffer.get(mine.buffer, ()) if overlap(s, mine)]
+                meet = [(w, s.tensor) for w, s in by_buffer.get(mine.buffer, ()) if has_overlap(s, mine)]
                 self.writers[o.name, t] = meet
         holding = [(o, held) for o in program.operators if (held := family_of(o).own)]
         self.holding = {o.name for o, _ in holding}
         self.kinds = kinds_of(program.operators, binding)
-        self.vectors = self._vectors(holding, binding)
+        self.vectors = self._vector_inputs(holding, binding)
 
     def sender(self, reader: str, tensor: str) -> str:
         """The operator of such a family that alone writes ``tensor`` as its output; "" where there is none."""
         found = self.writers[reader, tensor]
         return found[0][0] if len(found) == 1 and found[0][1] == tensor and found[0][0] in self.holding else ""
 
-    def _vectors(self, holding: Sequence[tuple[ROperator, Held]], binding: Binding) -> dict[str, frozenset[str]]:
+    def _vector_inputs(self, holding: Sequence[tuple[ROperator, Held]], binding: Binding) -> dict[str, frozenset[str]]:
         """By operator the tensors that it reads as vectors only; equal ones are looked at once."""
         known: dict[int, tuple[ROperator, frozenset[str]]] = {}
         result: dict[str, frozenset[str]] = {}
@@ -124,12 +124,12 @@ class _Writers:
             if kind not in known:
                 known[kind] = o, held.vectors(o, binding)
             first, found = known[kind]
-            names = renaming(first, o)
+            names = tensor_renaming(first, o)
             result[o.name] = frozenset(names[t] for t in found)
         return result
 
 
-def _left(
+def _plan_remaining_waits(
     program: RProgram, reads: _Writers, received: Mapping[str, frozenset[str]]
 ) -> tuple[tuple[tuple[Task, ...], ...], tuple[Counter, ...]]:
     """Rows whose tasks wait for all writers of what they read plainly, unless it is their row's own work; and counters."""

@@ -22,11 +22,11 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator, Written
 from rammer.ir.program import RProgram
 from rammer.plan.program_builder import Interface, build_program
-from rammer.plan.waits import dependences
+from rammer.plan.waits import find_dependences
 from rammer.schedule.ios import IOS
 from rammer.schedule.policy import Memory, OperatorGraph, Policy
 from rammer.schedule.policy_registry import parse_policy
-from rammer.schedule.task_placement import fastest, leanest, side_by_side
+from rammer.schedule.task_placement import fastest_kernel, leanest_kernel, side_by_side
 from rammer.schedule.wavefront import Wavefront
 from rammer.verify.expressions import VerifyError
 
@@ -76,7 +76,7 @@ class Fitted:
     cut: MixedParts | None = None
 
 
-def fitted(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
+def fit_program(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
     """``program`` for the block with the best prediction; itself where every kernel can be called, or none else could be."""
     held = max((own.threads for o in program.operators if (own := family_of(o).own)), default=0)
     if held or program.repeat is not None:
@@ -87,10 +87,10 @@ def fitted(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
     return next(f for f in found if f.program.predicted <= NEAR * best)
 
 
-def parted(program: RProgram, constants: Collection[str], gpu: Gpu) -> Fitted | None:
+def partition_program(program: RProgram, constants: Collection[str], gpu: Gpu) -> Fitted | None:
     """What of ``program`` one kernel is to run that holds constants, between launches; None where that is all or nothing."""
     cut = cut_around(program)
-    return None if cut is None else replace(fitted(cut.rows, Binding.of(cut.rows, constants), gpu), cut=cut)
+    return None if cut is None else replace(fit_program(cut.rows, Binding.of(cut.rows, constants), gpu), cut=cut)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _Shape:
         for o in self.program.operators:
             key = self.binding.key(o)
             if key not in known:
-                known[key] = self._choices(o)
+                known[key] = self._operator_choices(o)
             self.chosen[o.name] = tuple(Choice(c.seconds, _tiled_as(o, c.operator)) for c in known[key])
 
     @property
@@ -137,66 +137,71 @@ class _Shape:
             return []
         key, splits = self.binding.key(operator), split_sums(operator, self.binding)
         if key not in known:
-            known[key] = [self._parted(s) for s in splits]
+            known[key] = [self._make_parted_sum(s) for s in splits]
             return known[key]
         return [s.made_for(split) for s, split in zip(known[key], splits, strict=True)]
 
-    def _parted(self, split: SplitSum) -> PartedSum:
+    def _make_parted_sum(self, split: SplitSum) -> PartedSum:
         both = replace(self, binding=split.binding(self.binding), program=replace(self.program, operators=()), chosen={})
-        first, rest = (tuple([self._kernel(c) for c in both._made(half, HALVES)]) for half in (split.partial, split.rest))
+        first, rest = (
+            tuple([self._price_choice(c) for c in both._alternative_choices(half, HALVES)])
+            for half in (split.partial, split.rest)
+        )
         return PartedSum(split, first, rest)
 
-    def _choices(self, operator: ROperator) -> tuple[Choice, ...]:
+    def _operator_choices(self, operator: ROperator) -> tuple[Choice, ...]:
         """The operator as it is, or as what a block can call, the best predicted first."""
         family = family_of(operator)
         if operator.endings and family.name and not family.own:  # no block calls it: the core's emitter writes it
-            return (Choice(self._price(replace(operator, family="", config=())), operator),)
+            return (Choice(self._price_operator(replace(operator, family="", config=())), operator),)
         if not operator.task_count or family.own or not family.name:
-            return (Choice(self._price(operator), operator),)
-        mine = self._called(operator)
+            return (Choice(self._price_operator(operator), operator),)
+        mine = self._callable_kernel(operator)
         if mine is not None and self.kept and operator.task_count <= self.veus:
-            return (Choice(self._serial(operator, mine), operator),)
-        found = self._made(operator)
-        found |= dict.fromkeys([Choice(self._serial(operator, mine), operator)] if mine is not None else [])
-        return tuple(sorted(found, key=lambda c: c.seconds)) or (Choice(self._price(operator), operator),)
+            return (Choice(self._serial_seconds(operator, mine), operator),)
+        found = self._alternative_choices(operator)
+        found |= dict.fromkeys([Choice(self._serial_seconds(operator, mine), operator)] if mine is not None else [])
+        return tuple(sorted(found, key=lambda c: c.seconds)) or (Choice(self._price_operator(operator), operator),)
 
-    def _made(self, operator: ROperator, kinds: tuple[int, tuple[float, ...]] = (FAST, FEWER)) -> dict[Choice, None]:
+    def _alternative_choices(
+        self, operator: ROperator, kinds: tuple[int, tuple[float, ...]] = (FAST, FEWER)
+    ) -> dict[Choice, None]:
         """Other kernels that a block can call, so many of the fastest and some of few tasks."""
-        ranked, (fast, fewer) = self._others(operator), kinds
-        found = dict.fromkeys(islice(self._callable(operator, ranked), fast))
+        ranked, (fast, fewer) = self._rank_alternatives(operator), kinds
+        found = dict.fromkeys(islice(self._callable_choices(operator, ranked), fast))
         for share in fewer:
             few = (c for c in ranked if c.operator.task_count <= share * self.veus)
-            found |= dict.fromkeys(islice(self._callable(operator, islice(few, WRITTEN)), 1))
+            found |= dict.fromkeys(islice(self._callable_choices(operator, islice(few, WRITTEN)), 1))
         return found
 
-    def _others(self, operator: ROperator) -> list[Choice]:
+    def _rank_alternatives(self, operator: ROperator) -> list[Choice]:
         """Other kernels of one block a task, best predicted first."""
         key = self.binding.key(operator)
         if key not in self.known.ranked:
-            self.known.ranked[key] = self._rank(operator)
+            self.known.ranked[key] = self._rank_families(operator)
         return self.known.ranked[key]
 
-    def _rank(self, operator: ROperator) -> list[Choice]:
+    def _rank_families(self, operator: ROperator) -> list[Choice]:
         # Results must not depend on which executor wins a measurement: kernels that round operands differently are no choice.
         bare, rounding = replace(operator, tile=(), family="", config=()), family_of(operator).operand_rounding
         usable = [f for f in FAMILIES if f.needs(self.gpu) and not f.last and f.own is None and f.operand_rounding == rounding]
         ranked = heapq.merge(*(f.candidates(bare, self.binding, self.gpu) for f in usable), key=lambda c: c.seconds)
         return [c for c in ranked if family_of(c.operator).spread(c.operator) == 1]
 
-    def _callable(self, operator: ROperator, choices: Iterable[Choice]) -> Iterator[Choice]:
+    def _callable_choices(self, operator: ROperator, choices: Iterable[Choice]) -> Iterator[Choice]:
         """Those that a block can call, with what they take there; they may be of an equal operator."""
         for c in choices:
             mine = _tiled_as(operator, c.operator)
-            if kernel := self._called(mine):
-                yield Choice(self._serial(mine, kernel), mine)
+            if kernel := self._callable_kernel(mine):
+                yield Choice(self._serial_seconds(mine, kernel), mine)
 
-    def _called(self, operator: ROperator) -> TaskKernel | None:
-        if self._threads(operator) > self.threads:
+    def _callable_kernel(self, operator: ROperator) -> TaskKernel | None:
+        if self._block_threads(operator) > self.threads:
             return None
         kernel = callable_part(operator, self.binding, self.threads, self.known.writer.written)
-        return kernel if kernel and dynamic_bytes(kernel) <= self._room else None
+        return kernel if kernel and dynamic_bytes(kernel) <= self._shared_capacity else None
 
-    def _threads(self, operator: ROperator) -> float:
+    def _block_threads(self, operator: ROperator) -> float:
         """Those of its block, as far as is known before its kernel is written: most kernels that are looked at have too many."""
         family, key = family_of(operator), self.binding.key(operator)
         if family.threads is not None and key not in self.known.threads:
@@ -207,21 +212,21 @@ class _Shape:
         return self.known.threads.get(key, 0)
 
     @property
-    def _room(self) -> int:
+    def _shared_capacity(self) -> int:
         """Shared memory for a task: of each block the system takes 1 KiB (CUDA C++ programming guide, "Shared Memory 9.x")."""
         return (self.gpu.shared + 1024) // self.blocks - 1024 - ENTRIES
 
-    def _price(self, operator: ROperator) -> float:
+    def _price_operator(self, operator: ROperator) -> float:
         key = self.binding.key(operator)
         if key not in self.known.prices:
             seconds = family_of(operator).seconds(operator, self.binding, self.gpu) if operator.task_count else 0.0
             self.known.prices[key] = seconds
         return self.known.prices[key]
 
-    def _serial(self, operator: ROperator, kernel: TaskKernel) -> float:
+    def _serial_seconds(self, operator: ROperator, kernel: TaskKernel) -> float:
         """Seconds where a vEU runs one task after another that a launch would have side by side on its SM."""
         rounds = -(-operator.task_count // self.veus)
-        return self._price(operator) * max(1, min(rounds, self.gpu.threads // kernel.threads // self.blocks))
+        return self._price_operator(operator) * max(1, min(rounds, self.gpu.threads // kernel.threads // self.blocks))
 
     def placed(self) -> Fitted:
         """The program with these operators, placed by its policy; itself where they are its own."""
@@ -232,14 +237,14 @@ class _Shape:
         if p.repeat is not None or (own and self.veus == p.veus):
             return Fitted(p, self.threads, self.blocks)
         constants, device = frozenset(self.binding.constants), replace(self.gpu.vdevice, veus=self.veus, resident=self.veus)
-        kernels = {name: tuple(map(self._kernel, choices)) for name, choices in self.chosen.items()}
-        graph = OperatorGraph(kernels, dependences(p.operators, p.storage), constants, memory=self.known.memory)
-        policy = _policy(p)
+        kernels = {name: tuple(map(self._price_choice, choices)) for name, choices in self.chosen.items()}
+        graph = OperatorGraph(kernels, find_dependences(p.operators, p.storage), constants, memory=self.known.memory)
+        policy = _program_policy(p)
         held = ProgramStorages.of(p)
         if policy == Wavefront():
             known: dict[str, list[PartedSum]] = {}
             sums = {o.name: self._in_parts(o, known) for o in p.operators}
-            graph, taken = together(graph, device, sums)
+            graph, taken = choose_together(graph, device, sums)
             held = held.with_others({t.split.storage: t.split.partial.anchor.dtype for t in taken})
         schedule = policy(graph, device)
         interface = Interface(p.name, p.inputs, p.outputs, [s.tensor for s in p.storages if s.tensor in constants])
@@ -249,12 +254,12 @@ class _Shape:
             return Fitted(p, self.threads, self.blocks)
         return Fitted(made, self.threads, self.blocks)
 
-    def _kernel(self, choice: Choice) -> RKernel:
+    def _price_choice(self, choice: Choice) -> RKernel:
         """Priced for the policy: a round of tasks, one on each vEU. Blocks of one SM share its lanes."""
         o = choice.operator
         alone = choice.seconds / max(1, -(-o.task_count // self.veus)) + BETWEEN
         share = self.blocks * o.flops / max(o.task_count, 1) / self.gpu.flops
-        return RKernel(o, _unwritten, alone, max(alone, share))
+        return RKernel(o, _reject_writing, alone, max(alone, share))
 
 
 @dataclass(frozen=True)
@@ -272,7 +277,7 @@ class PartedSum:
         return PartedSum(split, first, rest)
 
 
-def together(
+def choose_together(
     graph: OperatorGraph, device: VDevice, sums: Mapping[str, Sequence[PartedSum]] = MappingProxyType({})
 ) -> tuple[OperatorGraph, list[PartedSum]]:
     """``graph`` with one choice an operator: of each wave those with which it ends first, from the fastest ones on by one
@@ -284,7 +289,7 @@ def together(
         taken: dict[str, PartedSum] = {}
         best = waves.of(graph, level, taken)
         while True:
-            tried = [{**taken, **change} for change in _changes(graph, level, sums) if not change.items() <= taken.items()]
+            tried = [{**taken, **change} for change in _sum_changes(graph, level, sums) if not change.items() <= taken.items()]
             cost, kernels, others = min(
                 ((*waves.of(graph, level, t), t) for t in tried), key=lambda o: o[0], default=(*best, taken)
             )
@@ -299,7 +304,7 @@ def together(
     return replace(graph, kernels=chosen, after=after), all_taken
 
 
-def _changes(
+def _sum_changes(
     graph: OperatorGraph, level: Sequence[str], sums: Mapping[str, Sequence[PartedSum]]
 ) -> Iterator[dict[str, PartedSum]]:
     """Sums of a wave in parts: of equal operators, as many branches have, all of them at once."""
@@ -325,11 +330,11 @@ class _Waves:
 
     def of(self, graph: OperatorGraph, level: Sequence[str], taken: Mapping[str, PartedSum]) -> tuple[float, list[RKernel]]:
         """What a wave costs where these operators are ``taken`` in parts, and the kernels of it and of the one that adds up."""
-        cost, first = self._wave([taken[n].first if n in taken else graph.kernels[n] for n in level])
-        more, rest = self._wave([s.rest for s in taken.values()]) if taken else (0.0, [])
+        cost, first = self._choose_wave([taken[n].first if n in taken else graph.kernels[n] for n in level])
+        more, rest = self._choose_wave([s.rest for s in taken.values()]) if taken else (0.0, [])
         return cost + more, [*first, *rest]
 
-    def _wave(self, choices: Sequence[Sequence[RKernel]]) -> tuple[float, list[RKernel]]:
+    def _choose_wave(self, choices: Sequence[Sequence[RKernel]]) -> tuple[float, list[RKernel]]:
         key = tuple(map(_known_as, choices))
         if key not in self.known:
             self.known[key] = _best_together(choices, self.device)
@@ -344,7 +349,9 @@ def _best_together(choices: Sequence[Sequence[RKernel]], device: VDevice) -> tup
         chosen = [some[i] for some, i in zip(choices, places, strict=True)]
         return side_by_side(chosen, {}, device) + CROWD * sum(k.busy_time() for k in chosen) / device.veus
 
-    starts = [[some.index(kind(some)) for some in choices] for kind in (lambda some: fastest(some, device), leanest)]
+    starts = [
+        [some.index(kind(some)) for some in choices] for kind in (lambda some: fastest_kernel(some, device), leanest_kernel)
+    ]
     best, places = min((cost(s), s) for s in starts)
     while True:
         changes = ((k, i) for k, some in enumerate(choices) for i in range(len(some)) if i != places[k])
@@ -361,11 +368,11 @@ def _tiled_as(operator: ROperator, other: ROperator) -> ROperator:
     return operator if same else replace(operator, tile=other.tile, family=other.family, config=other.config)
 
 
-def _unwritten() -> Written:
+def _reject_writing() -> Written:
     raise AssertionError("schedules ask for no text")
 
 
-def _policy(program: RProgram) -> Policy:
+def _program_policy(program: RProgram) -> Policy:
     """The policy that made the program, which may search for ``SEARCH`` seconds again; wavefront where it is none of the
     core's."""
     try:

@@ -14,18 +14,18 @@ from rammer.verify.verifier import verify
 
 from rammer_cuda.families import family_of
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.kernel_cache import Cached, cached
+from rammer_cuda.kernel_cache import Cached, make_cache_entry
 from rammer_cuda.persistent.dataflow import Dataflow, plan_words, with_private_buffers
-from rammer_cuda.persistent.fit_to_block import Fitted, fitted
+from rammer_cuda.persistent.fit_to_block import Fitted, fit_program
 
 
 def cached_fit(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
     """``fitted`` of the program, cached for the next process where kernels are compared for it. Best effort."""
     if program.repeat is not None or any(family_of(o).own for o in program.operators):
-        return fitted(program, binding, gpu)
+        return fit_program(program, binding, gpu)
     place = Cached(program, "fitted", *of_generators("rammer_cuda", binding), repr(gpu))
     found: Fitted = place.get(
-        lambda record: _fit(record, program), lambda: fitted(program, binding, gpu), partial(_fit_record, program)
+        lambda record: _load_fitted(record, program), lambda: fit_program(program, binding, gpu), partial(_fit_record, program)
     )
     return found
 
@@ -35,7 +35,7 @@ def _fit_record(program: RProgram, found: Fitted) -> dict[str, Any]:
     return {"program": text, "threads": found.threads, "blocks": found.blocks}
 
 
-def _fit(record: Any, program: RProgram) -> Fitted:
+def _load_fitted(record: Any, program: RProgram) -> Fitted:
     """The form in ``record``, which is proved as any program that was kept; without a text the program is as it was."""
     made = program
     if text := record["program"]:
@@ -51,12 +51,12 @@ def _fit(record: Any, program: RProgram) -> Fitted:
 
 def cached_words(program: RProgram, binding: Binding) -> Dataflow:
     """``plan_words`` of the program, cached for the next process. Best effort."""
-    return cached(program, binding, "words").get(
-        lambda record: _planned(record, program), lambda: plan_words(program, binding), _record
+    return make_cache_entry(program, binding, "words").get(
+        lambda record: _load_dataflow(record, program), lambda: plan_words(program, binding), _dataflow_record
     )
 
 
-def _record(flow: Dataflow) -> dict[str, Any]:
+def _dataflow_record(flow: Dataflow) -> dict[str, Any]:
     return {
         "kinds": flow.kinds,
         "words": {n: sorted(w) for n, w in flow.words.items()},
@@ -69,7 +69,7 @@ def _record(flow: Dataflow) -> dict[str, Any]:
     }
 
 
-def _planned(record: Any, program: RProgram) -> Dataflow:
+def _load_dataflow(record: Any, program: RProgram) -> Dataflow:
     """The plan in ``record``; without words the program is as it was."""
     words = {str(n): frozenset(w) for n, w in record["words"].items()}
     stored, kinds = frozenset(record["stored"]), {o.name: int(record["kinds"][o.name]) for o in program.operators}

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rammer_cuda.cell.kernel import PREAMBLE
-from rammer_cuda.device import filled, source
+from rammer_cuda.device import device_source, fill_template
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.kernels.part import barrier, narrow, with_statics_at
+from rammer_cuda.kernels.part import barrier_line, is_narrower, with_statics_at
 from rammer_cuda.kernels.task import HeldKernel, TaskKernel
 from rammer_cuda.persistent.task_table import COPY, HEAD, KERNEL_BITS, EntryForm
 
@@ -66,32 +66,40 @@ def kernel_text(bodies: Sequence[Body], form: EntryForm, threads: int, traced: b
     parts = [
         "#define RM_TRACE 1\n" if traced else "",
         CUDA.preamble,
-        source("order", "record"),
+        device_source("order", "record"),
         PREAMBLE,
-        filled("persistent", **sizes),
-        filled("words", **sizes),
+        fill_template("persistent", **sizes),
+        fill_template("words", **sizes),
     ]
     if any(b.part for b in bodies):
-        parts += [source("part", "constant"), filled("persistent_part", **sizes)]
+        parts += [device_source("part", "constant"), fill_template("persistent_part", **sizes)]
     parts += dict.fromkeys(b.text for b in bodies)
     parts += [part_function(b.part, threads) for b in bodies if b.part]
     parts += [
-        filled("persistent_run", **sizes, name=b.name, hold=_hold(b), step=_step(b, threads), call=_call(b), after=_after(b))
+        fill_template(
+            "persistent_run",
+            **sizes,
+            name=b.name,
+            hold=_hold_call(b),
+            step=_step_text(b, threads),
+            call=_inline_qualifier(b),
+            after=_run_epilogue(b),
+        )
         for b in bodies
     ]
     call = "alive = run_{}(walk, slots, row, first, slot, count, rm_scratch); break;"
     cases = "\n".join(f"      case {i}: {call.format(b.name)}" for i, b in enumerate(bodies))
-    return "".join((*parts, filled("persistent_kernel", **sizes, threads=threads, blocks=blocks, cases=cases)))
+    return "".join((*parts, fill_template("persistent_kernel", **sizes, threads=threads, blocks=blocks, cases=cases)))
 
 
-def _pointers(body: Body, entry: str) -> str:
+def _pointer_arguments(body: Body, entry: str) -> str:
     return ", ".join(f"rm_pointer<{t}>({entry}, {i})" for i, t in enumerate(body.types))
 
 
-def _hold(body: Body) -> str:
+def _hold_call(body: Body) -> str:
     if body.held is None:
         return ""
-    plain = _pointers(replace(body, types=body.types[: len(body.held.arguments)]), "slots[slot]")
+    plain = _pointer_arguments(replace(body, types=body.types[: len(body.held.arguments)]), "slots[slot]")
     return f"float held[{body.held.held}];\n  {body.held.name}_hold({plain}, held, (int)slots[slot][0]);"
 
 
@@ -99,44 +107,45 @@ def _hold(body: Body) -> str:
 WAIT = "if (entry[1] && rm_wait(walk, entry, first + i - row.begin)) return false;\n    RM_BEGIN(first + i - row.begin)\n    "
 
 
-def _step(body: Body, threads: int) -> str:
+def _step_text(body: Body, threads: int) -> str:
     end = "RM_END(first + i - row.begin)"
     if body.part is not None:
         given = "nullptr, (int)entry[0], RmPart{0}, {walk, entry, first + i - row.begin}, scratch"
-        call = f"{_name(body.part)}({''.join(f'{p}, ' for p in [_pointers(body, 'entry')] if p)}{given})"
-        idle = narrow(body.part, threads)
+        call = f"{_part_name(body.part)}({''.join(f'{p}, ' for p in [_pointer_arguments(body, 'entry')] if p)}{given})"
+        idle = is_narrower(body.part, threads)
         guard, says = (f"(int)threadIdx.x >= {body.part.threads} || ", body.part.threads) if idle else ("", "RM_SAYS")
         return f"const bool done = {guard}{call};\n    {end}\n    if (!rm_done_if<{says}>(walk, entry, done)) return false;"
     if body.held is None:
-        return f"{WAIT}{body.name}({_pointers(body, 'entry')}, scratch, (int)entry[0]);\n    {end}\n    rm_done(walk, entry);"
+        call = f"{body.name}({_pointer_arguments(body, 'entry')}, scratch, (int)entry[0])"
+        return f"{WAIT}{call};\n    {end}\n    rm_done(walk, entry);"
     walk = ", walk, first + i - row.begin" if body.held.words else ""
-    call = f"{body.held.name}_step({_pointers(body, 'entry')}{walk}, held, (float *)scratch, (int)entry[0])"
+    call = f"{body.held.name}_step({_pointer_arguments(body, 'entry')}{walk}, held, (float *)scratch, (int)entry[0])"
     # A step with words fetches the next entry before its own last barrier.
     done = "if (entry[2]) rm_done(walk, entry);" if body.held.words else "rm_done(walk, entry);"
     return f"{WAIT}if (!{call}) return false;\n    {end}\n    {done}"
 
 
-def _after(body: Body) -> str:
+def _run_epilogue(body: Body) -> str:
     """What ends a run: slow warps may still read what the last step of a held kernel left on chip."""
     return "__syncthreads();" if body.held is not None else ""
 
 
-def _call(body: Body) -> str:
+def _inline_qualifier(body: Body) -> str:
     """Each function is a call of its own, so that its registers are its own; but products of warpgroups would wait for each other
     there (ptxas C7510)."""
-    return "__forceinline__" if body.part is not None and _differ(body.part) else "__noinline__"
+    return "__forceinline__" if body.part is not None and _has_divergent_waits(body.part) else "__noinline__"
 
 
-def _differ(kernel: TaskKernel) -> bool:
+def _has_divergent_waits(kernel: TaskKernel) -> bool:
     """Whether not all threads of a kernel come to the same wait."""
     return kernel.body.count("rm_after();") > 1
 
 
-def _name(kernel: TaskKernel) -> str:
+def _part_name(kernel: TaskKernel) -> str:
     return f"rm_part_{kernel.entry}"
 
 
-def _constant(parameter: str) -> str:
+def _declare_constant(parameter: str) -> str:
     """The declaration of a kernel's pointer as that of an ``rm_constant``, if it says that nobody writes there."""
     found = _READ_ONLY.fullmatch(parameter)
     return f"const rm_constant<{found[1]}> {found[2]}" if found else parameter
@@ -145,15 +154,21 @@ def _constant(parameter: str) -> str:
 def part_function(kernel: TaskKernel, threads: int) -> str:
     """A kernel's statements as the function ``rm_part_{entry}`` of one task in blocks of so many threads. It waits for the task's
     counters where a launch would wait for others, and is false if that was in vain."""
-    name = _name(kernel)
+    name = _part_name(kernel)
     shared = with_statics_at(kernel, f"{name}_shared", "rm_scratch")
-    method = 2 if _differ(kernel) else 1 if narrow(kernel, threads) else 0
+    method = 2 if _has_divergent_waits(kernel) else 1 if is_narrower(kernel, threads) else 0
     after = f"#define rm_after() do {{ if (!rm_ready<{method}, {kernel.threads}>(rm_mine)) return false; }} while (0)\n"
     head = ", ".join(
-        (*map(_constant, kernel.parameters), "const int *order", "int first", "const RmPart blockIdx", "const rm_turn &rm_mine")
+        (
+            *map(_declare_constant, kernel.parameters),
+            "const int *order",
+            "int first",
+            "const RmPart blockIdx",
+            "const rm_turn &rm_mine",
+        )
     )
-    count = kernel.threads if narrow(kernel, threads) else threads
-    own = f"const RmPart threadIdx = rm_thread<{count}>();\n" + barrier(kernel, threads, "rm_turn_meet")
+    count = kernel.threads if is_narrower(kernel, threads) else threads
+    own = f"const RmPart threadIdx = rm_thread<{count}>();\n" + barrier_line(kernel, threads, "rm_turn_meet")
     return (
         f"{shared.text}{after}static __device__ __forceinline__ bool {name}({head}, char *rm_scratch) {{\n"
         f"{own}{shared.body}return true;\n}}\n#undef rm_after\n"

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from rammer.ir.operator import RKernel, Written
 from rammer.ir.program import Port, RProgram, Storage, dense
 from rammer.plan.program_builder import Interface, build_program
-from rammer.plan.waits import dependences
+from rammer.plan.waits import find_dependences
 from rammer.schedule.policy import Schedule
 from rammer.verify.expressions import VerifyError
-from rammer.verify.in_place_state import states
+from rammer.verify.in_place_state import state_pairs
 
 from rammer_cuda.families import family_of
 from rammer_cuda.persistent.dataflow import MOST_PRIVATE, with_private_buffers
@@ -62,10 +62,15 @@ def cut_around(program: RProgram) -> MixedParts | None:
     """The program cut around what holds constants. None where that is all of it or nothing; where the parts cannot be told apart
     (a buffer that two of them write, turns, states, lengths); and where buffers of their own would take too much memory."""
     held = {o.name for o in program.operators if family_of(o).own}
-    apart = program.repeat is None and not program.homes and not states(program) and not any(o.endings for o in program.operators)
+    apart = (
+        program.repeat is None
+        and not program.homes
+        and not state_pairs(program)
+        and not any(o.endings for o in program.operators)
+    )
     if not held or not apart:
         return None
-    after = dependences(program.operators, program.storage)
+    after = find_dependences(program.operators, program.storage)
     reached, needed = set[str](), set(held)
     for o in program.operators:
         if o.name in held or not reached.isdisjoint(after[o.name]):
@@ -78,7 +83,7 @@ def cut_around(program: RProgram) -> MixedParts | None:
     if {*place.values()} == {1} or whole.arena_bytes > MOST_PRIVATE or not _written_apart(program, place):
         return None
     try:
-        parts = [_part(program, after, {n for n, p in place.items() if p == which}) for which in range(3)]
+        parts = [_extract_part(program, after, {n for n, p in place.items() if p == which}) for which in range(3)]
     except VerifyError:  # made by hand, such as one that leaves parts of an output as they are
         return None
     assert parts[1] is not None
@@ -92,7 +97,7 @@ def _written_apart(program: RProgram, place: Mapping[str, int]) -> bool:
     return all(writer.setdefault(buffer, part) == part for buffer, part in written)
 
 
-def _part(program: RProgram, after: Mapping[str, Collection[str]], names: Set[str]) -> RProgram | None:
+def _extract_part(program: RProgram, after: Mapping[str, Collection[str]], names: Set[str]) -> RProgram | None:
     """The program of these operators: what others give it or read of it are its ports. None where there are none."""
     if not names:
         return None
@@ -108,7 +113,7 @@ def _part(program: RProgram, after: Mapping[str, Collection[str]], names: Set[st
     crossing = {b: dense(f"{b}_whole", b, (program.buffer[b].size,)) for b in program.buffer if b not in known}
     inputs += [Port(s.tensor, s.tensor) for b, s in crossing.items() if b in touched - written]
     outputs += [Port(s.tensor, s.tensor) for b, s in crossing.items() if b in written & read]
-    kernels = tuple(RKernel(o, _unwritten) for o in operators)
+    kernels = tuple(RKernel(o, _forbid_writing) for o in operators)
     rows = tuple(tuple((t.operator, t.index) for t in row if t.operator in names) for row in program.rows)
     return build_program(
         Interface(program.name, tuple(inputs), tuple(outputs), constants),
@@ -119,5 +124,5 @@ def _part(program: RProgram, after: Mapping[str, Collection[str]], names: Set[st
     )
 
 
-def _unwritten() -> Written:
+def _forbid_writing() -> Written:
     raise AssertionError("schedules ask for no text")

@@ -21,8 +21,8 @@ from rammer.ir.program import RProgram, Task
 from rammer_cuda.bound import GpuProgram
 from rammer_cuda.cell.kernel import word_span
 from rammer_cuda.compile import compile_cubin
-from rammer_cuda.driver import check, driver
-from rammer_cuda.executor import CapturedGraph, Recipe, add_launches, instantiated, launched
+from rammer_cuda.driver import check_result, import_driver
+from rammer_cuda.executor import CapturedGraph, Recipe, add_launches, instantiate_graph, plan_launches
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernel_cache import Cached
 from rammer_cuda.persistent.bodies import operator_bodies
@@ -98,7 +98,7 @@ class PersistentProgram(GpuProgram):
             self.function = self.resident.function(compile_cubin(text, gpu.architecture).code, "rm_persistent", self.parts.shared)
             self._check_resident()
             before, after = (shape.cut.before, shape.cut.after) if shape.cut else (None, None)
-            self.around = Around(self._recipe(before, constants), self._recipe(after, constants))
+            self.around = Around(self._make_recipe(before, constants), self._make_recipe(after, constants))
             self.launchable = self.turning(Walk(self, self.resident, self.function, self.around), self.resident)
         self.resident.ready()
         if gpu.dependents and self.around.kernels:
@@ -111,12 +111,12 @@ class PersistentProgram(GpuProgram):
             switches.choose(self.around.kernels, self.replay)
             cached.write(sorted(switches.on))
 
-    def _recipe(self, part: RProgram | None, constants: Mapping[str, Array]) -> Recipe | None:
+    def _make_recipe(self, part: RProgram | None, constants: Mapping[str, Array]) -> Recipe | None:
         """The launches of a part."""
         if part is None:
             return None
         gpu = self.resident.gpu
-        plan, kernels = launched(part, Binding.of(part, constants), gpu, Writer(), kept=True)
+        plan, kernels = plan_launches(part, Binding.of(part, constants), gpu, Writer(), kept=True)
         self.resident.pack((a for k in kernels.values() for a in k.arguments), constants)
         return Recipe(plan, kernels, self.resident.load(kernels.values()), gpu.dependents)
 
@@ -132,9 +132,9 @@ class PersistentProgram(GpuProgram):
 
     def _check_resident(self) -> None:
         """Blocks that wait for each other must all have an SM, or the waiting ones never end."""
-        api = driver()
+        api = import_driver()
         query = api.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, self.parts.threads, self.parts.shared)
-        room = int(check(query, "asking for occupancy")) * self.resident.device.multiprocessors()
+        room = int(check_result(query, "asking for occupancy")) * self.resident.device.multiprocessors()
         if room < self.walked.veus:
             raise DeviceFailure(
                 f"{self.walked.veus} rows need as many blocks at once, this GPU runs {room}",
@@ -187,30 +187,30 @@ class Walk:
     def __init__(self, owner: PersistentProgram, resident: Resident, function: Any, around: Around) -> None:
         table = owner.table(resident)
         self.arrays = [owner.resident.cp.asarray(a) for a in (table.entries, table.rows)]
-        graph = check(driver().cuGraphCreate(0), "creating a graph")
+        graph = check_result(import_driver().cuGraphCreate(0), "creating a graph")
         ends = add_launches(graph, resident, around.before, []) if around.before else []
-        ends = [self._walk(graph, owner, function, ends)]
+        ends = [self._add_kernel_node(graph, owner, function, ends)]
         if around.after:
             add_launches(graph, resident, around.after, ends, early=False)
-        self.graph = CapturedGraph(instantiated(graph), owner.resident)
+        self.graph = CapturedGraph(instantiate_graph(graph), owner.resident)
 
-    def _walk(self, graph: Any, owner: PersistentProgram, function: Any, before: list[Any]) -> Any:
+    def _add_kernel_node(self, graph: Any, owner: PersistentProgram, function: Any, before: list[Any]) -> Any:
         """The persistent kernel as a node of ``graph`` behind others."""
         pointers = [ctypes.c_void_p(a.data.ptr) for a in (*self.arrays, owner.counters, owner.control)]
         values: list[Any] = [*pointers, ctypes.c_uint64(owner.limit)]
         parameters = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
-        api = driver()
+        api = import_driver()
         node = api.CUDA_KERNEL_NODE_PARAMS()
         node.func = function
         node.gridDimX, node.gridDimY, node.gridDimZ = owner.walked.veus, 1, 1
         node.blockDimX, node.blockDimY, node.blockDimZ = owner.parts.threads, 1, 1
         node.sharedMemBytes = owner.parts.shared
         node.kernelParams = ctypes.addressof(parameters)  # adding the node copies the values
-        made = check(api.cuGraphAddKernelNode(graph, before, len(before), node), "adding a persistent kernel")
+        made = check_result(api.cuGraphAddKernelNode(graph, before, len(before), node), "adding a persistent kernel")
         together = api.CUkernelNodeAttrValue()
         together.cooperative = 1
         kind = api.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        check(api.cuGraphKernelNodeSetAttribute(made, kind, together), "making a launch cooperative")
+        check_result(api.cuGraphKernelNodeSetAttribute(made, kind, together), "making a launch cooperative")
         return made
 
     def launch(self, stream: int) -> None:
@@ -243,7 +243,7 @@ def find_hang(
     hangs = list[Hang]()
     for veu, order in ((v, n - 1) for v, n in enumerate(stopped) if n):
         task = program.rows[veu][order]
-        for awaited, tasks in _unfinished(program, task, seen, epoch):
+        for awaited, tasks in _unfinished_waits(program, task, seen, epoch):
             if not any(stopped[v] and i >= stopped[v] - 1 for v, i in (place[t] for t in tasks)):
                 return Hang(veu, order, task, awaited)
             hangs.append(Hang(veu, order, task, awaited))
@@ -252,7 +252,9 @@ def find_hang(
     return hangs[0]  # rows that wait for each other in a circle, or for words that were lost
 
 
-def _unfinished(program: RProgram, task: Task, seen: Mapping[str, int], epoch: int) -> list[tuple[str, list[tuple[str, int]]]]:
+def _unfinished_waits(
+    program: RProgram, task: Task, seen: Mapping[str, int], epoch: int
+) -> list[tuple[str, list[tuple[str, int]]]]:
     """The waits of ``task`` that are not over, as (text, contributing tasks)."""
     result = list[tuple[str, list[tuple[str, int]]]]()
     for wait in task.waits:

@@ -81,7 +81,7 @@ def make_table(
     number = {c.name: i for i, c in enumerate(program.counters)}
     tasks = [t for row in program.rows for t in row]
     waits = [(entry, i, number[w.counter], w.threshold) for entry, t in enumerate(tasks) for i, w in enumerate(t.waits)]
-    signals = _signals(program)
+    signals = _collect_signals(program)
     form = EntryForm(
         max((w[1] + 1 for w in waits), default=0),
         max((s[1] + 1 for s in signals), default=0),
@@ -105,7 +105,7 @@ def make_table(
     for name, addresses in pointers.items():
         words[place[name], : len(addresses)] = addresses
     entries[:, form.pointer_at : form.pointer_at + 2 * form.pointers] = words.view(np.uint32)[operator]
-    runs, first = _runs(program, entries[:, 0].astype(np.int64), operator, kernel_of, held)
+    runs, first = _group_runs(program, entries[:, 0].astype(np.int64), operator, kernel_of, held)
     if runs[:, 0].max(initial=0) >> KERNEL_BITS or runs[:, 2].max(initial=0) >> 32 - KERNEL_BITS:
         raise DeviceFailure("more kernels, or tasks a row, than a run of the persistent kernel has room for")
     entries[runs[:, 1], 3] = runs[:, 0] | runs[:, 2] << KERNEL_BITS
@@ -113,7 +113,7 @@ def make_table(
     return RowTable(form, entries, runs, first, rows, program.counters)
 
 
-def _signals(program: RProgram) -> list[tuple[int, int, int, int]]:
+def _collect_signals(program: RProgram) -> list[tuple[int, int, int, int]]:
     """(entry, which of its signals, counter, tasks that it says are done) of all rows one after another."""
     feeds: dict[str, list[tuple[int, Counter]]] = {}
     for i, counter in enumerate(program.counters):
@@ -132,7 +132,7 @@ def _signals(program: RProgram) -> list[tuple[int, int, int, int]]:
     return result
 
 
-def _runs(
+def _group_runs(
     program: RProgram,
     index: NDArray[np.int64],
     operator: NDArray[np.int64],

@@ -18,17 +18,17 @@ import numpy as np
 from rammer.codegen.contraction_form import check_followers
 from rammer.codegen.kernel_family import Forms
 from rammer.codegen.operations import Val
-from rammer.codegen.preload import preload, stored_loads
-from rammer.codegen.task_parameters import Array, Packing, Unsuited, packing_key, padded
+from rammer.codegen.preload import preload_elements, stored_loads
+from rammer.codegen.task_parameters import Array, Packing, Unsuited, packing_key, pad_axis
 from rammer.device.manifest import Binding
 from rammer.ir.dequantized_product import Decoded
 from rammer.ir.expr import Load, integer
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.family import sizes
+from rammer_cuda.family import size_keys
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import WARP, Frame, join_lanes
-from rammer_cuda.kernels.lengths import ceiling
+from rammer_cuda.kernels.lengths import ceiling_quotient
 from rammer_cuda.kernels.strips import Strips
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.rows.gemv import BLOCKS, COLUMNS, GemvKernel, MatVec
@@ -64,41 +64,41 @@ def codes_of(operator: ROperator, binding: Binding) -> MatVec:
     return MatVec(operator, main, d.codes, d.x, (column,), rows)
 
 
-def decoded(m: MatVec) -> Decoded:
+def decoded_product(m: MatVec) -> Decoded:
     """What the product reads."""
     assert m.main.decoded is not None
     return m.main.decoded
 
 
-def words(m: MatVec) -> int:
+def words_per_load(m: MatVec) -> int:
     """Words of codes that a lane loads at once."""
-    each = WARP * 32 // decoded(m).bits
+    each = WARP * 32 // decoded_product(m).bits
     return next((n for n in (4, 2) if m.depth % (n * each) == 0), 1)
 
 
 def steps_along(m: MatVec) -> int:
     """Loads of a lane for one result."""
-    return -(-m.depth // (words(m) * WARP * 32 // decoded(m).bits))
+    return -(-m.depth // (words_per_load(m) * WARP * 32 // decoded_product(m).bits))
 
 
 def packing_of(m: MatVec, kind: str) -> Packing:
     """Bytes of codes ``[columns, loads, lanes, words]``: codes without sign, fours of a sum dealt to the lanes in turns."""
-    d, depth, wide, loads = decoded(m), m.depth, words(m), steps_along(m)
-    bias = _bias(d, kind)
+    d, depth, wide, loads = decoded_product(m), m.depth, words_per_load(m), steps_along(m)
+    bias = _code_bias(d, kind)
     columns = m.main.axes[m.many[0]].extent
     groups = wide * 32 // d.bits // RUN
 
     def make(values: Array) -> Array:
         runs = np.ascontiguousarray(values).view(f"<u{d.bits * RUN // 8}")
         flips = sum(bias << place for place in range(0, d.bits * RUN, d.bits))
-        whole = padded(runs ^ runs.dtype.type(flips), 1, loads * groups * WARP)
+        whole = pad_axis(runs ^ runs.dtype.type(flips), 1, loads * groups * WARP)
         return np.ascontiguousarray(np.swapaxes(whole.reshape(columns, loads, groups, WARP), 2, 3)).view(np.uint8)
 
     key = packing_key("dealt codes", columns, depth, d.bits, bias, wide, loads)
     return Packing(key, columns * loads * WARP * wide * 4, make, "uint8")
 
 
-def _bias(d: Decoded, kind: str) -> int:
+def _code_bias(d: Decoded, kind: str) -> int:
     return 1 << d.bits - 1 if d.signed or kind == "int8" else 0
 
 
@@ -118,22 +118,22 @@ class CodesKernel(GemvKernel):
         if joined is None or joined[2] != 1:
             raise Unsuited("vectors that are not one run of products")
         kind = binding.types[m.matrix.tensor].dtype
-        made, d = packing_of(m, kind), decoded(m)
+        made, d = packing_of(m, kind), decoded_product(m)
         line = made.size // m.main.axes[m.many[0]].extent
         self.packing, self.matrix, self.vectors = made, ({d.column: line}, 0, 1), joined
-        self.bias, self.signed = _bias(d, kind), kind == "int8"
+        self.bias, self.signed = _code_bias(d, kind), kind == "int8"
         self.frame = Frame(m.operator, binding, {c.name: c for c in m.operator.computes[1:]}, threads, {m.matrix.tensor: made})
         self.block = self.frame.block
 
     def kernel(self) -> TaskKernel:
         """The finished kernel."""
-        f, s, m, d = self.frame, self.strips, self.m, decoded(self.m)
+        f, s, m, d = self.frame, self.strips, self.m, decoded_product(self.m)
         self.deep = f.stop(m.main, m.main.reduce)
         f.line(f"const int lane = tid % {WARP}, group = tid / {WARP};")
         base = s.base(f, "group")
         points = s.points(base)
         self.columns, self.rows = self.distinct(points, self.matrix), self.distinct(points, self.vectors)
-        strides = {ld: self.binding.storages[ld.tensor].strides[0] for ld in self._grains()}
+        strides = {ld: self.binding.storages[ld.tensor].strides[0] for ld in self._grain_loads()}
         self.grains = {
             ld: self.distinct(points, ({d.column: n if ld.indices[0] != integer(0) else 0}, 0, 1)) for ld, n in strides.items()
         }
@@ -143,17 +143,17 @@ class CodesKernel(GemvKernel):
         reads = [ld for ld in reads if ld.tensor in f.places]
         f.line("// The first words of codes, and what the maps read; constants before the wait for earlier kernels.")
         self._words("0", "h")
-        preload(self.block, f.constants(reads))
+        preload_elements(self.block, f.constants(reads))
         f.line("rm_after();")
-        preload(self.block, reads)
+        preload_elements(self.block, reads)
         self.sum()
         join_lanes(f, m.main, self.totals, WARP)
         self.finish(point, [f"lane < {s.each}", *s.own(f, point)])
         return f.kernel("c_")
 
-    def _grains(self) -> list[Load]:
+    def _grain_loads(self) -> list[Load]:
         """Scales, and zero points."""
-        d = decoded(self.m)
+        d = decoded_product(self.m)
         found = [d.scale] + ([d.zero] if d.zero is not None else [])
         if any(self.binding.storages[ld.tensor].strides[1] != 1 for ld in found):
             raise Unsuited("scales that do not lie block by block")
@@ -163,7 +163,7 @@ class CodesKernel(GemvKernel):
 
     def _words(self, turn: str, name: str, declare: bool = True) -> None:
         """The words of load number ``turn`` into ``{name}{column}``."""
-        wide = words(self.m)
+        wide = words_per_load(self.m)
         kind = f"uint{wide}" if wide > 1 else "unsigned"
         pointer = self.frame.places[self.m.matrix.tensor].pointer
         for c, address in enumerate(self.columns):
@@ -172,11 +172,11 @@ class CodesKernel(GemvKernel):
 
     def sum(self) -> None:
         """Load after load: the next one's words, then this one's products."""
-        f, loads, wide = self.frame, steps_along(self.m), words(self.m)
+        f, loads, wide = self.frame, steps_along(self.m), words_per_load(self.m)
         f.line("// Products and their sums.")
         self.block.lines += [f"float {t.text} = 0.0f;" for t in self.totals]
-        groups = wide * 32 // decoded(self.m).bits // RUN
-        turns = ceiling(self.deep, groups * WARP * RUN) if self.deep else str(loads)
+        groups = wide * 32 // decoded_product(self.m).bits // RUN
+        turns = ceiling_quotient(self.deep, groups * WARP * RUN) if self.deep else str(loads)
         with f.scope(f"for (int turn = 0; turn < {turns}; ++turn)", "#pragma unroll 1"):
             for c in range(len(self.columns)):
                 f.line(f"const {f'uint{wide}' if wide > 1 else 'unsigned'} w{c} = h{c};")
@@ -186,13 +186,13 @@ class CodesKernel(GemvKernel):
                 f.line(f"const int k{g} = (turn * {groups} + {g}) * {WARP * RUN} + lane * {RUN};")
                 whole = loads * groups * WARP * RUN == self.m.depth and not self.deep
                 with f.scope("" if whole else f"if (k{g} < {self.deep or self.m.depth})"):
-                    self._four(g)
+                    self._multiply_four(g)
 
-    def _four(self, g: int) -> None:
+    def _multiply_four(self, g: int) -> None:
         """The four codes of group ``g`` of every column, times those of every vector."""
-        f, d = self.frame, decoded(self.m)
+        f, d = self.frame, decoded_product(self.m)
         for r, address in enumerate(self.rows):
-            self._vector(f"v{r}", f"{address} + k{g}")
+            self._load_vector(f"v{r}", f"{address} + k{g}")
         group = f"k{g} / {d.block}" if d.block < self.m.depth else "0"
         names = {}
         for prefix, (load, addresses) in zip(("scale", "zero"), self.grains.items(), strict=False):
@@ -206,7 +206,7 @@ class CodesKernel(GemvKernel):
         for c, ks in enumerate(self.columns.values()):
             zero = f" - {names['zero'][ks[0]]}" if "zero" in names else ""
             for i, part in enumerate("xyzw"):
-                f.line(f"const float d{c}_{part} = {self._number(c, g * RUN + i)}{zero};")
+                f.line(f"const float d{c}_{part} = {self._decode_value(c, g * RUN + i)}{zero};")
             for r, js in enumerate(self.rows.values()):
                 for k in (k for k in ks if k in js):
                     total = f"v{r}.x * d{c}_x"
@@ -214,7 +214,7 @@ class CodesKernel(GemvKernel):
                         total = f"fmaf(v{r}.{part}, d{c}_{part}, {total})"
                     f.line(f"sum{k} = fmaf({total}, {names['scale'][ks[0]]}, sum{k});")
 
-    def _vector(self, name: str, place: str) -> None:
+    def _load_vector(self, name: str, place: str) -> None:
         """Four neighbours of a vector."""
         f, load = self.frame, self.m.vectors
         pointer, half = f.places[load.tensor].pointer, self.binding.types[load.tensor].dtype == "float16"
@@ -231,11 +231,11 @@ class CodesKernel(GemvKernel):
             each = [f"rm_load_f16({name}e + {i})" for i in range(RUN)]
         f.line(f"const float4 {name} = make_float4({', '.join(each)});")
 
-    def _number(self, c: int, j: int) -> str:
+    def _decode_value(self, c: int, j: int) -> str:
         """Code number ``j`` of a lane's load for column ``c``, without its zero point."""
-        bits = decoded(self.m).bits
+        bits = decoded_product(self.m).bits
         word, place = divmod(j * bits, 32)
-        text = f"w{c}.{'xyzw'[word]}" if words(self.m) > 1 else f"w{c}"
+        text = f"w{c}.{'xyzw'[word]}" if words_per_load(self.m) > 1 else f"w{c}"
         if place + bits > MANTISSA:
             base = MANTISSA // bits * bits
             text, place = f"({text} >> {base})", place - base
@@ -243,7 +243,7 @@ class CodesKernel(GemvKernel):
         return f"(__uint_as_float(({text} & {mask}u) | {exponent}u) - {float((1 << MANTISSA - place) + self.bias)}f)"
 
 
-def _tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
+def _enumerate_tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
     """Columns and vectors of a warp, and warps of a block."""
     live = [d for d in m.few if m.main.axes[d].extent > 1][-1:]
     count = m.main.axes[live[0]].extent if live else 1
@@ -260,9 +260,9 @@ def _tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
                     yield here
 
 
-def _seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
+def _predict_seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks, without the launch."""
-    d, tile = decoded(m), m.operator.tile
+    d, tile = decoded_product(m), m.operator.tile
     vectors = math.prod(tile[r] for r in m.few)
     weights = m.depth * m.main.axes[m.many[0]].extent * math.prod(m.operator.grid[r] for r in m.few)
     size = weights * (d.bits / 8 + 5 / max(d.block, 1))
@@ -271,6 +271,6 @@ def _seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
     return START / gpu.model_clock + max(size / gpu.bandwidth, busy)
 
 
-CODES: Final = Forms(codes_of, _tilings, _seconds, lambda m, binding: CodesKernel(m, binding).kernel()).family(
-    "codes", sizes("columns")
+CODES: Final = Forms(codes_of, _enumerate_tilings, _predict_seconds, lambda m, binding: CodesKernel(m, binding).kernel()).family(
+    "codes", size_keys("columns")
 )

@@ -43,10 +43,10 @@ class _Pieces:
 
     def touch(self, size: int) -> float:
         """Parts of memory of ``size`` bytes."""
-        return self.count * _touched(self.width, size, self.grain)
+        return self.count * _touched_parts(self.width, size, self.grain)
 
 
-def _touched(width: float, size: int, grain: int) -> float:
+def _touched_parts(width: float, size: int, grain: int) -> float:
     """How many parts of memory of ``size`` bytes ``width`` neighbouring bytes touch in the mean."""
     return max(1.0, (width + size - math.gcd(grain, size)) / size)
 
@@ -82,7 +82,7 @@ class _Touched:
     def _pieces(self) -> tuple[_Pieces, _Pieces, _Pieces]:
         """In which a warp's accesses lie, for its lines and for its sectors; and those of a block."""
         rows, length, size, along = self.rows, self.form.length, self.a.size, self.a.along
-        grain, broad = self._grain(WARP // self.lanes), self._grain()
+        grain, broad = self._tile_alignment(WARP // self.lanes), self._tile_alignment()
         warp, run = (self.warp, self.run) if self.a.across == 1 else (1.0, 1.0)
         if not any(self.a.by_element):
             return self._one_a_row(grain, broad)
@@ -92,7 +92,7 @@ class _Touched:
         wide = along == 1 and size * self.s.vector == 16 and grain % 16 == 0
         loads = length / self.reach * (1 if wide else self.s.vector)
         if along == 1 and 0 <= (self.a.across - length) * size < SECTOR:  # neighbouring rows follow each other
-            return self._following(loads, grain, broad)
+            return self._adjacent_row_pieces(loads, grain, broad)
         span = _Pieces(rows / warp * loads, self.reach * along * size, math.gcd(grain, self.lanes * self.s.vector * along * size))
         apart = _Pieces(rows / warp * length, warp * size, grain)
         lanes = along * size * (1 if wide else self.s.vector)  # bytes between what neighbouring lanes touch at once
@@ -107,7 +107,7 @@ class _Touched:
         near, whole = (_Pieces(rows / n, max(n * apart, self.a.size), g) for n, g in ((self.warp, grain), (self.run, broad)))
         return (near if apart < LINE else each), (near if apart < SECTOR else each), (whole if apart < SECTOR else each)
 
-    def _following(self, loads: float, grain: int, broad: int) -> tuple[_Pieces, _Pieces, _Pieces]:
+    def _adjacent_row_pieces(self, loads: float, grain: int, broad: int) -> tuple[_Pieces, _Pieces, _Pieces]:
         """``_pieces`` of rows that follow each other: those of a warp are one where the gaps between are small."""
         rows, across, size = self.rows, self.a.across, self.a.size
         whole = _Pieces(rows / self.run, self.run * across * size, broad)
@@ -116,7 +116,7 @@ class _Touched:
         gap = (across - self.reach) * size
         return (near if gap < LINE else each), (near if gap < SECTOR else each), whole
 
-    def _grain(self, parts: int = 0) -> int:
+    def _tile_alignment(self, parts: int = 0) -> int:
         """Bytes of which tiles begin at multiples, or ``parts`` of so many rows."""
         steps = (*self.a.by_row, *(() if self.joined and self.a.along == 1 else self.a.by_element))
         starts = [abs(n) * self.a.size for n in steps if n is not None and abs(n) > 1]
@@ -156,7 +156,9 @@ def row_seconds(placed: PlacedRows, binding: Binding, gpu: Gpu) -> float:
     busiest, (loads, stores) = -(-blocks // gpu.sms), row_traffic(placed)
     lines = (LOAD_LINE * loads.lines + STORE_LINE * stores.lines) * busiest / max(blocks, 1)
     sectors = (LOAD_SECTOR * loads.sectors + STORE_SECTOR * stores.sectors) / SECTOR / gpu.sms
-    work = CHAIN * each * sum(ex.flops(c.body) + 1 for c in operator.computes) + len(placed.form.reductions) * _join(s)
+    work = CHAIN * each * sum(ex.count_flops(c.body) + 1 for c in operator.computes) + len(placed.form.reductions) * _join_cycles(
+        s
+    )
     rounds = -(-busiest // _resident(s, each, gpu))
     cycles = START + max(BLOCK * blocks, lines + sectors + rounds * work)
     return max(cycles / gpu.model_clock, moved_bytes(operator, binding) / gpu.bandwidth)
@@ -168,7 +170,7 @@ def _resident(s: RowShape, each: int, gpu: Gpu) -> int:
     return max(1, min(gpu.threads // s.threads, int(gpu.registers / (registers * s.threads)), RESIDENT))
 
 
-def _join(s: RowShape) -> float:
+def _join_cycles(s: RowShape) -> float:
     """Cycles of one reduction's way from all threads of a row to each."""
     near = WARP // min(s.side, WARP) if s.side else min(s.lanes, WARP)
     parts = s.threads // max(s.side, WARP) if s.side else s.lanes // WARP

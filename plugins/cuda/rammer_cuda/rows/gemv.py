@@ -18,21 +18,21 @@ from typing import Final
 from rammer.codegen.contraction_form import Roles, roles_of
 from rammer.codegen.kernel_family import Forms
 from rammer.codegen.operations import Val
-from rammer.codegen.packed_constants import packing
-from rammer.codegen.preload import preload, stored_loads
-from rammer.codegen.symbolic_bounds import tidy
+from rammer.codegen.packed_constants import make_packing
+from rammer.codegen.preload import preload_elements, stored_loads
+from rammer.codegen.symbolic_bounds import canonicalise_sum
 from rammer.codegen.task_parameters import Packing, Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
-from rammer.ir.expr import Expr, Load, add, integer, mul
+from rammer.ir.expr import Expr, Load, integer, make_add, make_mul
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.family import sizes
+from rammer_cuda.family import size_keys
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.kernels.epilogue import finish
-from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, coordinates, join_lanes, steps_of
-from rammer_cuda.kernels.lengths import ceiling
+from rammer_cuda.kernels.epilogue import write_epilogue
+from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, define_coordinates, join_lanes, steps_of
+from rammer_cuda.kernels.lengths import ceiling_quotient
 from rammer_cuda.kernels.strips import Strips
 from rammer_cuda.kernels.task import TaskKernel
 
@@ -77,14 +77,14 @@ def matvec_of(operator: ROperator, binding: Binding) -> MatVec:
         result = MatVec(operator, roles.main, roles.a, roles.b, roles.rows, roles.columns)
     if min(rows, columns) > MOST_VECTORS or not result.many or roles.groups:
         raise Unsuited("a product of two matrices")
-    if result.depth < LEAST_DEPTH or _slides(roles):
+    if result.depth < LEAST_DEPTH or _has_sliding_index(roles):
         raise Unsuited("no long sum")
     if steps_of(result.vectors, binding.storages[result.vectors.tensor].strides) is None:
         raise Unsuited("padded or no affine vectors")
     return replace(result, across=lies_across(result.matrix, result.main, result.many[-1], binding))
 
 
-def _slides(roles: Roles) -> bool:
+def _has_sliding_index(roles: Roles) -> bool:
     over = {r.name for r in roles.main.reduce if r.extent > 1}
     live = {a.name for a in roles.main.axes if a.extent > 1}
     return any(ex.axes_of(i) & over and ex.axes_of(i) & live for ld in (roles.a, roles.b) for i in ld.indices)
@@ -127,7 +127,7 @@ class GemvKernel:
         if self.lanes not in LANES or not s.fits or s.each > min(MOST_SUMS, self.lanes) or threads > 1024:
             raise Unsuited(f"{threads} threads for strips of {s.sizes}, {self.lanes} threads each")
         self.walk = walk_of(m, self.lanes, s.sizes[m.many[-1]])
-        self.packing, self.matrix = self._matrix()
+        self.packing, self.matrix = self._matrix_operand()
         self.vectors = self.joined(m.vectors)
         if self.vectors is None:
             raise Unsuited("vectors that are not one run of products")
@@ -148,7 +148,7 @@ class GemvKernel:
         run = all(a == b * n for a, b, n in zip(over, over[1:], extents[1:], strict=False))
         return (steps, constant, over[-1]) if run else None
 
-    def _matrix(self) -> tuple[Packing | None, tuple[dict[str, int], int, int]]:
+    def _matrix_operand(self) -> tuple[Packing | None, tuple[dict[str, int], int, int]]:
         """The matrix where it lies, or a packed copy."""
         load, joined = self.m.matrix, self.joined(self.m.matrix)
         if self.m.across:
@@ -165,7 +165,7 @@ class GemvKernel:
         for a in reversed(axes):
             steps[a.name] = below
             below *= a.extent
-        return _packing(load, axes, self.m.main.reduce), (steps, 0, 1)
+        return _matrix_packing(load, axes, self.m.main.reduce), (steps, 0, 1)
 
     def wide(self, load: Load, joined: tuple[dict[str, int], int, int]) -> bool:
         """Whether four products are always 16 aligned bytes."""
@@ -192,12 +192,12 @@ class GemvKernel:
         early = m.matrix.tensor in self.binding.constants
         f.line("// This thread's part of the matrix, and what the maps read; constants before the wait for earlier kernels.")
         if early:
-            self._fetch("")
-        preload(self.block, f.constants(reads))
+            self._load_matrix("")
+        preload_elements(self.block, f.constants(reads))
         f.line("rm_after();")
         if not early:
-            self._fetch("")
-        preload(self.block, reads)
+            self._load_matrix("")
+        preload_elements(self.block, reads)
         self.sum()
         join_lanes(f, m.main, self.totals, self.lanes)
         self.finish(point, tests)
@@ -210,21 +210,21 @@ class GemvKernel:
         for k, point in enumerate(points):
             total: Expr = integer(where[1])
             for a, x in zip(self.m.main.axes, point, strict=True):
-                total = add(total, mul(x, where[0].get(a.name, 0)))
-            result.setdefault(self.frame.unit.index(tidy(total)).text, []).append(k)
+                total = make_add(total, make_mul(x, where[0].get(a.name, 0)))
+            result.setdefault(self.frame.unit.index(canonicalise_sum(total)).text, []).append(k)
         return result
 
     def picked(self, base: list[Expr]) -> tuple[Expr, ...]:
         """The result that this lane finishes: lane p takes number p."""
         f, s = self.frame, self.strips
         f.line(f"const int pick = min(lane, {s.each - 1});")
-        digits = coordinates(f, "k", "pick", s.sizes)
+        digits = define_coordinates(f, "k", "pick", s.sizes)
         return tuple(
             f.variable(f"y{d}", f"{f.unit.index(b).text} + {digit}", a.extent) if a.extent > 1 else integer(0)
             for d, (b, digit, a) in enumerate(zip(base, digits, self.m.main.axes, strict=True))
         )
 
-    def _place(self, chunk: int, turn: str) -> tuple[str, str]:
+    def _chunk_place(self, chunk: int, turn: str) -> tuple[str, str]:
         """(first product of this thread's chunk, test that it is there) in turn ``turn`` ("" for the first)."""
         w = self.walk
         index = f"lane + {chunk * w.lanes}" + (f" + {turn} * {w.chunks * w.lanes}" if turn else "")
@@ -235,25 +235,25 @@ class GemvKernel:
         whole = w.turns * w.chunks * w.lanes * w.vector == self.m.depth
         return (place, "") if whole else (f"min({place}, {self.m.depth - w.vector})", f"{place} < {self.m.depth}")
 
-    def _kind(self) -> str:
+    def _load_type(self) -> str:
         return "float4" if self.walk.vector > 1 else "float"
 
-    def _fetch(self, turn: str) -> None:
+    def _load_matrix(self, turn: str) -> None:
         """This thread's part of the matrix into ``w{column}_{chunk}``, declared in the first turn (``turn`` = "")."""
         if self.m.across:
             return self._fetch_across(turn)
-        pointer, declare = self.frame.places[self.m.matrix.tensor].pointer, "" if turn else f"{self._kind()} "
+        pointer, declare = self.frame.places[self.m.matrix.tensor].pointer, "" if turn else f"{self._load_type()} "
         for column, address in enumerate(self.columns):
             for chunk in range(self.walk.chunks):
-                place, _ = self._place(chunk, turn)
-                text = f"*(const {self._kind()} *)({pointer} + (size_t)({address}) + {place})"
+                place, _ = self._chunk_place(chunk, turn)
+                text = f"*(const {self._load_type()} *)({pointer} + (size_t)({address}) + {place})"
                 self.block.line(f"{declare}w{column}_{chunk} = {text};")
 
     def _fetch_across(self, turn: str) -> None:
         """The same, of a product's weights for all columns at once."""
         pointer, first = self.frame.places[self.m.matrix.tensor].pointer, next(iter(self.columns))
         for chunk in range(self.walk.chunks):
-            place, _ = self._place(chunk, turn)
+            place, _ = self._chunk_place(chunk, turn)
             if not turn:
                 self.block.line("float " + ", ".join(f"w{c}_{chunk}" for c in range(VECTOR)) + ";")
             with self.block.nest("") as scope:
@@ -277,23 +277,23 @@ class GemvKernel:
     @property
     def _turns(self) -> str:
         w = self.walk
-        return ceiling(self.deep, w.chunks * w.lanes * w.vector) if self.deep else str(w.turns)
+        return ceiling_quotient(self.deep, w.chunks * w.lanes * w.vector) if self.deep else str(w.turns)
 
     def _turn(self, turn: str) -> None:
         w, chunks = self.walk, range(self.walk.chunks)
         for chunk in chunks:
-            self._vectors(chunk, turn)
+            self._load_vectors(chunk, turn)
         if turn:
             names = [f"w{column}_{chunk}" for column in range(len(self.columns)) for chunk in chunks]
-            self.block.lines += [f"const {self._kind()} h{n} = {n};" for n in names]
+            self.block.lines += [f"const {self._load_type()} h{n} = {n};" for n in names]
             outer = self.block
             with outer.nest(f"if (turn + 1 < {self._turns})") as self.block:
-                self._fetch("(turn + 1)")
+                self._load_matrix("(turn + 1)")
             self.block = outer
         held = "h" if turn else ""
         parts = [f".{p}" for p in "xyzw"] if w.vector > 1 else [""]
         for chunk in chunks:
-            _, test = self._place(chunk, turn)
+            _, test = self._chunk_place(chunk, turn)
             products = [
                 f"{self.totals[k].text} = fmaf({held}w{c}_{chunk}{p}, v{r}_{chunk}{p}, {self.totals[k].text});"
                 for p in parts
@@ -308,11 +308,11 @@ class GemvKernel:
             else:
                 self.block.lines += products
 
-    def _vectors(self, chunk: int, turn: str) -> None:
+    def _load_vectors(self, chunk: int, turn: str) -> None:
         """This thread's part of every vector."""
         assert self.vectors is not None
         load, step = self.m.vectors, self.vectors[2]
-        pointer, (place, _) = self.frame.places[load.tensor].pointer, self._place(chunk, turn)
+        pointer, (place, _) = self.frame.places[load.tensor].pointer, self._chunk_place(chunk, turn)
         for row, address in enumerate(self.rows):
             name = f"v{row}_{chunk}"
             if self.walk.vector == 1:
@@ -331,13 +331,13 @@ class GemvKernel:
             text = f"(pick == {k} ? {self.totals[k].text} : {text})"
         self.block.line(f"const float total = {text};")
         with self.block.nest(f"if ({' && '.join(tests)})") as scope:
-            finish(scope, self.frame.places, Load(self.m.main.name, point), "total", "float32", self.m.operator.outputs)
+            write_epilogue(scope, self.frame.places, Load(self.m.main.name, point), "total", "float32", self.m.operator.outputs)
 
 
-def _packing(load: Load, axes: Sequence[Axis], reduce: tuple[Axis, ...]) -> Packing:
+def _matrix_packing(load: Load, axes: Sequence[Axis], reduce: tuple[Axis, ...]) -> Packing:
     """The matrix as ``[axes..., products]``."""
     size = math.prod(a.extent for a in (*axes, *reduce))
-    return packing(load, (*axes, *reduce), size, lambda values: values, "rows")
+    return make_packing(load, (*axes, *reduce), size, lambda values: values, "rows")
 
 
 # --- choice -------------------------------------------------------------------------------------
@@ -349,17 +349,17 @@ def _packing(load: Load, axes: Sequence[Axis], reduce: tuple[Axis, ...]) -> Pack
 START, BLOCK, LOAD, RESULT, BYTE, PRODUCT = 800, 0.74, 29.0, 100.0, 0.03, 1.23
 
 
-def _tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
+def _enumerate_tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
     """All lanes and columns in blocks of about so many threads."""
     for lanes, columns in product(LANES, (VECTOR,) if m.across else COLUMNS):
         config = (("lanes", lanes), ("columns", columns))
-        for tile in dict.fromkeys(_tile(m, columns, max(1, threads // lanes)) for threads in BLOCKS):
+        for tile in dict.fromkeys(_tile_shape(m, columns, max(1, threads // lanes)) for threads in BLOCKS):
             here = replace(m, operator=replace(m.operator, tile=tile, family="gemv", config=config))
             if strips_of(here).fits:
                 yield here
 
 
-def _tile(m: MatVec, columns: int, groups: int) -> tuple[int, ...]:
+def _tile_shape(m: MatVec, columns: int, groups: int) -> tuple[int, ...]:
     """Every vector, and ``groups`` strips of ``columns`` along the matrix' innermost axes."""
     tile = [a.extent if d in m.few else 1 for d, a in enumerate(m.main.axes)]
     wanted = groups * columns
@@ -371,7 +371,7 @@ def _tile(m: MatVec, columns: int, groups: int) -> tuple[int, ...]:
     return tuple(tile)
 
 
-def _seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
+def _predict_seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks, without the launch."""
     operator, s, clock = m.operator, strips_of(m), gpu.model_clock
     config = dict(operator.config)
@@ -387,8 +387,8 @@ def _seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
     return max(cycles / clock, size / gpu.bandwidth)
 
 
-GEMV: Final = Forms(matvec_of, _tilings, _seconds, lambda m, binding: GemvKernel(m, binding).kernel()).family(
-    "gemv", sizes("lanes", "columns")
+GEMV: Final = Forms(matvec_of, _enumerate_tilings, _predict_seconds, lambda m, binding: GemvKernel(m, binding).kernel()).family(
+    "gemv", size_keys("lanes", "columns")
 )
 
 

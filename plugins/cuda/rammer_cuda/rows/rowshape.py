@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rammer.codegen import operations as ops
-from rammer.codegen.rowform import Accesses, RowForm, accesses, joinable, map_form, row_form, step
+from rammer.codegen.rowform import Accesses, RowForm, address_step, can_join_axes, collect_accesses, map_form, row_form
 from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import ALIGNED_ELEMENTS, Binding
 from rammer.ir import expr as ex
@@ -112,18 +112,18 @@ class PlacedRows:
     @cached_property
     def joined(self) -> bool:
         """Whether all accesses walk a row's elements as one axis."""
-        return joinable(self.form, self.strides)
+        return can_join_axes(self.form, self.strides)
 
     @cached_property
     def accesses(self) -> tuple[RowAccess, ...]:
         """What an element of a row reads and writes in memory."""
-        found = accesses(self.form)
-        return tuple(self._access(ld, found) for ld in found.loads if ld.tensor in self.strides)
+        found = collect_accesses(self.form)
+        return tuple(self._row_access(ld, found) for ld in found.loads if ld.tensor in self.strides)
 
-    def _access(self, load: Load, found: Accesses) -> RowAccess:
+    def _row_access(self, load: Load, found: Accesses) -> RowAccess:
         strides, size = self.strides[load.tensor], itemsize(self.binding.types[load.tensor].dtype)
-        by_row, by_element = (tuple(step(load, strides, a) for a in axes) for axes in (found.rows, found.elements))
-        fixed = [s * f[1] for s, f in zip(strides, map(ex.affine, load.indices), strict=True) if f is not None]
+        by_row, by_element = (tuple(address_step(load, strides, a) for a in axes) for axes in (found.rows, found.elements))
+        fixed = [s * f[1] for s, f in zip(strides, map(ex.affine_form, load.indices), strict=True) if f is not None]
         start = (self.binding.storages[load.tensor].offset % ALIGNED_ELEMENTS + sum(fixed)) * size  # what a kernel's key tells
         return RowAccess(load, by_row, by_element, size, start, load.tensor in self.operator.outputs)
 

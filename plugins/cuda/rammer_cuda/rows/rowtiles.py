@@ -20,7 +20,7 @@ CLUSTERS, LONG = (1, 2, 4, 8), 8192
 BLOCKS = (64, 128, 256)
 
 
-def tilings(placed: PlacedRows, gpu: Gpu) -> Iterator[PlacedRows]:
+def enumerate_tilings(placed: PlacedRows, gpu: Gpu) -> Iterator[PlacedRows]:
     """Lanes and vectors that leave every thread at most ``MOST_ELEMENTS`` and no lane without any, in all blocks. Of rows
     that are neighbours in memory whole sectors where there are as many."""
     form, unit = placed.form, placed.unit
@@ -31,14 +31,16 @@ def tilings(placed: PlacedRows, gpu: Gpu) -> Iterator[PlacedRows]:
             least = unit if unit * lanes <= BLOCKS[-1] else 1
             for tile in sorted({tile_of(form, max(least, threads // lanes), unit) for threads in BLOCKS}):
                 config = (("lanes", lanes), ("vector", vector), *([("blocks", blocks)] * (blocks > 1)))
-                yield placed.tiled(_with(form.operator, tile, config))
+                yield placed.tiled(_with_tile(form.operator, tile, config))
     for lanes, side in product(LANES[1:], SIDES if unit > 1 and form.reductions else ()):
         fits = -(-form.length // lanes) <= MOST_ELEMENTS and lanes < 2 * form.length
         if fits and WARP <= lanes * side <= MOST_THREADS:
-            yield placed.tiled(_with(form.operator, tile_of(form, side, min(unit, side)), (("lanes", lanes), ("side", side))))
+            yield placed.tiled(
+                _with_tile(form.operator, tile_of(form, side, min(unit, side)), (("lanes", lanes), ("side", side)))
+            )
 
 
-def _with(operator: ROperator, tile: tuple[int, ...], config: tuple[tuple[str, int], ...]) -> ROperator:
+def _with_tile(operator: ROperator, tile: tuple[int, ...], config: tuple[tuple[str, int], ...]) -> ROperator:
     return replace(operator, tile=tile, family="rowwise", config=config)
 
 

@@ -15,28 +15,28 @@ from typing import Final
 
 from rammer.codegen import operations as ops
 from rammer.codegen.kernel_family import Forms
-from rammer.codegen.operations import Val, ctype
-from rammer.codegen.preload import preload, stored_loads
-from rammer.codegen.symbolic_bounds import tidy
+from rammer.codegen.operations import Val, spell_type
+from rammer.codegen.preload import preload_elements, stored_loads
+from rammer.codegen.symbolic_bounds import canonicalise_sum
 from rammer.codegen.task_parameters import Unsuited
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
-from rammer.ir.expr import Expr, Load, Ref, add, integer
+from rammer.ir.expr import Expr, Load, Ref, integer, make_add
 
-from rammer_cuda.device import source
+from rammer_cuda.device import device_source
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.family import sizes
-from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, aligned, coordinates, join_blocks, join_lanes
+from rammer_cuda.family import size_keys
+from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, define_coordinates, is_quad_aligned, join_blocks, join_lanes
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.rows.cost import row_seconds
 from rammer_cuda.rows.rowshape import LANES, MOST_ELEMENTS, MOST_THREADS, SIDES, PlacedRows, RowShape, rows_of, shape_of
-from rammer_cuda.rows.rowtiles import CLUSTERS, tilings
+from rammer_cuda.rows.rowtiles import CLUSTERS, enumerate_tilings
 
 
 def join_sides(frame: Frame, c: Compute, total: Val, shape: RowShape, number: int = 0) -> None:
     """Combine ``total`` of all lanes of a row into every one of them: those of a warp by shuffles, whose lanes all get the same
     bits, then the warps, or each lane where a warp has one of every row, in order through shared memory named by ``number``."""
-    block, kind, side = frame.block, ctype(CUDA, total.cdtype), shape.side
+    block, kind, side = frame.block, spell_type(CUDA, total.cdtype), shape.side
     other, share = Val("other", total.cdtype, atom=True), f"part{number}"
     if side < WARP:
         with frame.scope(f"for (int s = {WARP // 2}; s >= {side}; s >>= 1)", "#pragma unroll"):
@@ -80,7 +80,7 @@ class _Rowwise:
         self.joined = placed.joined
         # Reductions are not computed in place: where one is not yet known at a point, the emitter finds no such tensor.
         maps = {c.name: c for c in operator.computes if not c.reduce}
-        device = source("cluster_rows") if shape.blocks > 1 else ""
+        device = device_source("cluster_rows") if shape.blocks > 1 else ""
         resident = int(shape.blocks > 1)  # else ptxas leaves some clusters half of the registers
         self.frame = Frame(operator, binding, maps, shape.threads, device=device, resident=resident, blocks=shape.blocks)
         self.block = self.frame.block
@@ -89,10 +89,10 @@ class _Rowwise:
         """The finished kernel."""
         try:
             self._places()
-            self._loads()
+            self._load_row()
             for number, c in enumerate(self.form.reductions):
-                self._reduce(number, c)
-            self._store()
+                self._reduce_row(number, c)
+            self._store_outputs()
             if self.s.blocks > 1:  # no block's shared memory ends while another may read it
                 self.frame.line("rm_cluster_meet();")
         except KeyError as problem:
@@ -106,7 +106,7 @@ class _Rowwise:
         f, s, operator = self.frame, self.s, self.form.operator
         f.line("// This thread's row and its elements.")
         rank = f" + rank * {s.lanes}" if s.blocks > 1 else ""
-        self.deep = self._stop()
+        self.deep = self._reduction_bound()
         if s.side:
             f.line(f"const int lane = tid / {s.side}, local = tid % {s.side};")
         else:
@@ -115,7 +115,7 @@ class _Rowwise:
         tests = [f"local < {s.rows}"] if s.rows * s.lanes < s.threads else []
         f.line(f"const int own = {f'min(local, {s.rows - 1})' if tests else 'local'};")
         self.rows: tuple[Expr, ...] = ()
-        for k, digit in enumerate(coordinates(f, "l", "own", tiles)):
+        for k, digit in enumerate(define_coordinates(f, "l", "own", tiles)):
             d = self.form.row_of.index(k)
             extent, place = operator.anchor.axes[d].extent, f"o{d} + {digit}"
             if extent % tiles[k]:
@@ -123,10 +123,10 @@ class _Rowwise:
                 place = f"min({place}, {extent - 1})"
             self.rows += (f.variable(f"r{k}", place, extent),)
         self.inside = " && ".join(tests)
-        self.starts = [self._start(j) for j in range(s.chunks)]
-        self.elements = [[self._element(q, v) for v in range(s.vector)] for q in self.starts]
+        self.starts = [self._chunk_start(j) for j in range(s.chunks)]
+        self.elements = [[self._element_axes(q, v) for v in range(s.vector)] for q in self.starts]
 
-    def _stop(self) -> str:
+    def _reduction_bound(self) -> str:
         """Where a run's rows end before the bound, of all reductions alike, and of what is stored of whole rows, too: ``fills``
         lie beyond."""
         form, operator = self.form, self.form.operator
@@ -143,14 +143,14 @@ class _Rowwise:
             self.fills = dict(zip(operator.outputs, found[0].fills, strict=True))
         return self.frame.stop(firsts[0][0], firsts[0][0].reduce)
 
-    def _place(self, chunk: int) -> str:
+    def _chunk_place(self, chunk: int) -> str:
         """First element of this thread's chunk, wherever that is."""
         s = self.s
         return f"(lane + {chunk * s.across}) * {s.vector}" if s.vector > 1 else f"lane + {chunk * s.across}"
 
-    def _start(self, chunk: int) -> Ref:
+    def _chunk_start(self, chunk: int) -> Ref:
         """First element of this thread's chunk, and whether the chunk is there (``m{chunk}``)."""
-        s, n, place = self.s, self.form.length, self._place(chunk)
+        s, n, place = self.s, self.form.length, self._chunk_place(chunk)
         if self._partial(chunk):
             self.frame.line(f"const bool m{chunk} = {place} < {self.deep or n};")
             last = str(n - s.vector) if not self.deep else f"({self.deep} - 1) / {s.vector} * {s.vector}"
@@ -162,39 +162,39 @@ class _Rowwise:
     def _partial(self, chunk: int) -> bool:
         return bool(self.deep) or (chunk + 1) * self.s.across * self.s.vector > self.form.length
 
-    def _element(self, start: Ref, v: int) -> tuple[Expr, ...]:
+    def _element_axes(self, start: Ref, v: int) -> tuple[Expr, ...]:
         """The element axes of element ``v`` of a chunk."""
         extents = [a.extent for a in self.form.elements]
         if self.joined:
-            return (*(integer(0) for _ in extents[1:]), add(start, v))
-        return tuple(coordinates(self.frame, f"{start.axis}_{v}_", f"({start} + {v})", extents))
+            return (*(integer(0) for _ in extents[1:]), make_add(start, v))
+        return tuple(define_coordinates(self.frame, f"{start.axis}_{v}_", f"({start} + {v})", extents))
 
     # --- loads ----------------------------------------------------------------------------------
 
-    def _bodies(self, elements: tuple[Expr, ...]) -> list[Expr]:
+    def _element_bodies(self, elements: tuple[Expr, ...]) -> list[Expr]:
         """Everything evaluated at one element of this thread's row."""
         form = self.form
         bodies = [ex.substitute(c.body, form.reduced(c, self.rows, elements)) for c in form.reductions]
         return bodies + [Load(n, form.point(n, self.rows, elements)) for n in form.operator.outputs]
 
-    def _loads(self) -> None:
+    def _load_row(self) -> None:
         """Every load of the row: constants first, then, once they may be read, the others, all before any arithmetic."""
         inlined = self.frame.inlined
-        found = [[stored_loads(b, inlined) for b in self._bodies(e)] for chunk in self.elements for e in chunk]
+        found = [[stored_loads(b, inlined) for b in self._element_bodies(e)] for chunk in self.elements for e in chunk]
         loads = list(dict.fromkeys(ld for lists in found for each in lists for ld in each))
         loads = [ld for ld in loads if ld.tensor in self.frame.places and ld.tensor not in self.form.operator.outputs]
         early = self.frame.constants(loads)
         self.frame.line("// All loads; constants before the wait for earlier kernels.")
         if len(early) <= AHEAD:
-            self._fetch(early)
+            self._write_loads(early)
         self.frame.line("rm_after();")
-        self._fetch(loads)
+        self._write_loads(loads)
 
-    def _fetch(self, loads: Sequence[Load]) -> None:
+    def _write_loads(self, loads: Sequence[Load]) -> None:
         """Load everything, four neighbours at once where they are 16 aligned bytes."""
         wanted = dict.fromkeys(loads)
         for load in loads:
-            group = self._neighbours(load)
+            group = self._adjacent_loads(load)
             if group is None or any(g not in wanted for g in group) or self.block.known(load) is not None:
                 continue
             name = self.frame.unit.fresh("f")
@@ -202,25 +202,25 @@ class _Rowwise:
             self.block.line(f"const float4 {name} = *(const float4 *)({self.frame.places[load.tensor].pointer} + {address});")
             for member, part in zip(group, "xyzw", strict=True):
                 self.block.memo[member] = Val(f"{name}.{part}", "float32", atom=True)
-        preload(self.block, loads)
+        preload_elements(self.block, loads)
 
-    def _neighbours(self, load: Load) -> list[Load] | None:
+    def _adjacent_loads(self, load: Load) -> list[Load] | None:
         """The loads of a chunk whose first one is ``load``, if they are 16 aligned bytes; None otherwise."""
         if self.s.vector != VECTOR or not self.joined or not self.aligned(load):
             return None
         start = next((q for q in self.starts if q.axis in ex.axes_of(load)), None)
         if start is None:
             return None
-        shifted = [ex.substitute(load, {start.axis: add(start, v)}) for v in range(VECTOR)]
-        return [Load(load.tensor, tuple(tidy(i) for i in g.indices)) for g in shifted if isinstance(g, Load)]
+        shifted = [ex.substitute(load, {start.axis: make_add(start, v)}) for v in range(VECTOR)]
+        return [Load(load.tensor, tuple(canonicalise_sum(i) for i in g.indices)) for g in shifted if isinstance(g, Load)]
 
     def aligned(self, load: Load) -> bool:
         """Whether ``load`` runs along the row element by element, from multiples of 16 bytes."""
-        return aligned(load, self.binding, {q.axis for q in self.starts})
+        return is_quad_aligned(load, self.binding, {q.axis for q in self.starts})
 
     # --- reductions -----------------------------------------------------------------------------
 
-    def _reduce(self, number: int, c: Compute) -> None:
+    def _reduce_row(self, number: int, c: Compute) -> None:
         """``c`` of this thread's row, known to every thread of it."""
         self.block.line(f"// Reduction {number} of the row.")
         total = self.block.accumulator(c, {})
@@ -240,7 +240,7 @@ class _Rowwise:
 
     # --- results --------------------------------------------------------------------------------
 
-    def _store(self) -> None:
+    def _store_outputs(self) -> None:
         form = self.form
         self.block.line("// Maps and stores.")
         for name in form.operator.outputs:
@@ -255,12 +255,12 @@ class _Rowwise:
                 tests = " && ".join(filter(None, (self.inside, f"m{chunk}" if self._partial(chunk) else "")))
                 self._store_chunk(name, [form.point(name, self.rows, e) for e in elements], tests)
                 if self.deep and (fill := self.fills[name]) is not None:
-                    self._fill(name, chunk, fill)
+                    self._fill_chunk(name, chunk, fill)
 
     def _store_chunk(self, name: str, points: Sequence[tuple[Expr, ...]], tests: str) -> None:
         """One chunk's results, by one 16-byte store where their places are 16 aligned bytes."""
         place = self.frame.places[name]
-        values = [ops.convert(CUDA, self.block.unrounded(Load(name, p)), place.dtype) for p in points]
+        values = [ops.convert_value(CUDA, self.block.unrounded(Load(name, p)), place.dtype) for p in points]
         with self.block.nest(f"if ({tests or 'true'})") as scope:
             if self.s.vector == VECTOR and self.joined and self.aligned(Load(name, points[0])):
                 parts = ", ".join(v.text for v in values)
@@ -269,21 +269,23 @@ class _Rowwise:
             for point, value in zip(points, values, strict=True):
                 scope.store(place, point, value, ())
 
-    def _fill(self, name: str, chunk: int, value: float) -> None:
+    def _fill_chunk(self, name: str, chunk: int, value: float) -> None:
         """What lies in a chunk beyond the length of a run."""
         f, s, n, place = self.frame, self.s, self.form.length, self.frame.places[name]
         tests = [f"!m{chunk}", *filter(None, [self.inside])]
-        tests += [f"{self._place(chunk)} < {n}"] if (chunk + 1) * s.across * s.vector > n else []
+        tests += [f"{self._chunk_place(chunk)} < {n}"] if (chunk + 1) * s.across * s.vector > n else []
         with f.scope(f"if ({' && '.join(tests)})"):
-            start = f.variable(f"beyond{chunk}", self._place(chunk), n)
+            start = f.variable(f"beyond{chunk}", self._chunk_place(chunk), n)
             for v in range(s.vector):
-                at = self.block.address(place, self.form.point(name, self.rows, self._element(start, v)))
-                self.block.line(ops.put(CUDA, place.pointer, at, place.dtype, ops.literal(CUDA, value, place.dtype)))
+                at = self.block.address(place, self.form.point(name, self.rows, self._element_axes(start, v)))
+                self.block.line(
+                    ops.format_store(CUDA, place.pointer, at, place.dtype, ops.spell_literal(CUDA, value, place.dtype))
+                )
 
 
-_ROWS: Final = Forms(rows_of, tilings, row_seconds, lambda placed, binding: _Rowwise(placed).kernel())
+_ROWS: Final = Forms(rows_of, enumerate_tilings, row_seconds, lambda placed, binding: _Rowwise(placed).kernel())
 ROWWISE: Final = replace(
-    _ROWS.family("rowwise", sizes("lanes", "vector", "blocks", "side")),
+    _ROWS.family("rowwise", size_keys("lanes", "vector", "blocks", "side")),
     beside=True,
     spread=lambda o: dict(o.config).get("blocks", 1),
 )

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Final
 
 from rammer.codegen.kernel_family import Forms
-from rammer.codegen.preload import preload, stored_loads
+from rammer.codegen.preload import preload_elements, stored_loads
 from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -23,7 +23,7 @@ from rammer.ir.compute import Compute, contraction_operands, identity_load
 from rammer.ir.expr import Expr, Load, integer
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.family import sizes
+from rammer_cuda.family import size_keys
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import WARP, Frame, moved_bytes
 from rammer_cuda.kernels.strips import Strips
@@ -75,13 +75,13 @@ def window_of(operator: ROperator, binding: Binding) -> Window:
         if c.reduce or c.shape != main.shape or any(ld.tensor in known and not identity_load(ld, c) for ld in c.loads):
             raise Unsuited(f"{c.name} is no map over the shape of {main.name}")
         known.add(c.name)
-    sliding = [d for d, a in enumerate(main.axes) if a.extent > 1 and _slides(main, a.name)]
+    sliding = [d for d, a in enumerate(main.axes) if a.extent > 1 and _is_sliding_axis(main, a.name)]
     if not sliding:
         raise Unsuited("no axis slides")
     return Window(operator, main, after, sliding[-2] if len(sliding) > 1 else None, sliding[-1])
 
 
-def _slides(main: Compute, axis: str) -> bool:
+def _is_sliding_axis(main: Compute, axis: str) -> bool:
     """Whether some index moves with ``axis`` and with a reduction axis."""
     over = {r.name for r in main.reduce}
     return any(axis in ex.axes_of(i) and over & ex.axes_of(i) for ld in main.loads for i in ld.indices)
@@ -101,7 +101,7 @@ class _Window:
         self.w, self.strips = w, strips_of(w)
         if not self.strips.fits or self.strips.each * w.taps > MOST_WRITTEN:
             raise Unsuited(f"strips of {self.strips.sizes} windows of {w.taps} in {w.main.shape}")
-        self.frame = Frame(w.operator, binding, {c.name: c for c in w.operator.computes}, _threads(self.strips.count))
+        self.frame = Frame(w.operator, binding, {c.name: c for c in w.operator.computes}, _thread_count(self.strips.count))
         self.frame.unit.unrolled = frozenset((w.main.name,))
 
     def kernel(self) -> TaskKernel:
@@ -111,27 +111,27 @@ class _Window:
             f.line("rm_after();")
             outer = f.block
             with outer.nest(f"for (int u = tid; u < {count}; u += {f.threads})") as f.block:
-                self._strip("u", [], early=False)
+                self._write_strip("u", [], early=False)
             f.block = outer
         elif count < f.threads:
-            self._strip(f"min(tid, {count - 1})", [f"tid < {count}"], early=True)
+            self._write_strip(f"min(tid, {count - 1})", [f"tid < {count}"], early=True)
         else:
-            self._strip("tid", [], early=True)
+            self._write_strip("tid", [], early=True)
         return f.kernel("w_")
 
-    def _strip(self, number: str, inside: list[str], early: bool) -> None:
+    def _write_strip(self, number: str, inside: list[str], early: bool) -> None:
         """All outputs of strip ``number``; ``early``: constants may be loaded before ``rm_after``."""
         f, main = self.frame, self.w.main
         f.line("// This thread's strip of outputs.")
         points = self.strips.points(self.strips.base(f, number))
-        loads = list(dict.fromkeys(ld for p in points for ld in self._reads(p)))
+        loads = list(dict.fromkeys(ld for p in points for ld in self._output_loads(p)))
         ahead = f.constants(loads)
         f.line("// All that its windows read; constants before the wait for earlier kernels.")
         if early:
             if len(ahead) <= AHEAD:
-                preload(f.block, ahead)
+                preload_elements(f.block, ahead)
             f.line("rm_after();")
-        preload(f.block, loads)
+        preload_elements(f.block, loads)
         f.line("// Windows, maps and stores.")
         f.block.reduce_at([(main, points)])
         for point in points:
@@ -141,7 +141,7 @@ class _Window:
                 with f.block.nest(f"if ({tests})" if tests else "") as scope:
                     scope.store(f.places[name], point, value, ())
 
-    def _reads(self, point: tuple[Expr, ...]) -> Iterator[Load]:
+    def _output_loads(self, point: tuple[Expr, ...]) -> Iterator[Load]:
         """Every load of one output."""
         main, inlined = self.w.main, self.frame.inlined
         axes = dict(zip((a.name for a in main.axes), point, strict=True))
@@ -152,7 +152,7 @@ class _Window:
             yield from stored_loads(Load(name, point), inlined)
 
 
-def _threads(strips: int) -> int:
+def _thread_count(strips: int) -> int:
     return min(MOST_THREADS, -(-strips // WARP) * WARP)
 
 
@@ -165,45 +165,45 @@ def _threads(strips: int) -> int:
 START, BLOCK, ROUND, CHAIN, LINE, ISSUE = 890, 0.75, 407, 4.1, 2.45, 1.36
 
 
-def _tilings(w: Window, gpu: Gpu) -> Iterator[Window]:
+def _enumerate_tilings(w: Window, gpu: Gpu) -> Iterator[Window]:
     """Every strip in tiles of every size."""
     for high, wide in STRIPS:
         config = (("high", high), ("wide", wide))
-        for tile in sorted({_tile(w, high, wide, size) for size in SIZES}):
+        for tile in sorted({_tile_shape(w, high, wide, size) for size in SIZES}):
             here = replace(w, operator=replace(w.operator, tile=tile, family="window", config=config))
-            if (w.high is not None or high == 1) and _possible(here):
+            if (w.high is not None or high == 1) and _is_supported(here):
                 yield here
 
 
-def _possible(w: Window) -> bool:
+def _is_supported(w: Window) -> bool:
     strips = strips_of(w)
     return strips.fits and strips.each * w.taps <= MOST_WRITTEN and strips.count <= 4 * MOST_THREADS
 
 
-def _tile(w: Window, high: int, wide: int, size: int) -> tuple[int, ...]:
+def _tile_shape(w: Window, high: int, wide: int, size: int) -> tuple[int, ...]:
     """A contiguous tile of about ``size`` outputs in whole strips."""
     strips = {w.wide: wide, w.high: high}
     return contiguous_tile(w.main.shape, size, [strips.get(d, 1) for d in range(len(w.main.shape))])
 
 
-def _seconds(w: Window, binding: Binding, gpu: Gpu) -> float:
+def _predict_seconds(w: Window, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks, without the launch."""
     operator = w.operator
     strips, clock = strips_of(w), gpu.model_clock
-    threads = _threads(strips.count)
+    threads = _thread_count(strips.count)
     loads, values = _distinct_loads(w.main, strips.sizes), strips.each * w.taps
-    after = sum(ex.flops(c.body) + 2 * len(c.loads) + 1 for c in w.after)
+    after = sum(ex.count_flops(c.body) + 2 * len(c.loads) + 1 for c in w.after)
     rounds = -(-strips.count // threads)
     busy = rounds * threads / WARP * -(-operator.task_count // gpu.sms) / 4
     cycles = START + BLOCK * operator.task_count + rounds * CHAIN * values + (rounds - 1) * ROUND
-    cycles += busy * (LINE * loads * _apart(w, strips) + ISSUE * (values + strips.each * (after + 4)))
+    cycles += busy * (LINE * loads * _input_stride(w, strips) + ISSUE * (values + strips.each * (after + 4)))
     return max(cycles / clock, moved_bytes(operator, binding) / gpu.bandwidth)
 
 
-def _apart(w: Window, strips: Strips) -> int:
+def _input_stride(w: Window, strips: Strips) -> int:
     """Elements from one thread's input to its neighbour's along the innermost sliding axis."""
     axis = w.main.axes[w.wide].name
-    forms = [form for ld in w.main.loads for i in ld.indices if (form := ex.affine(i)) is not None]
+    forms = [form for ld in w.main.loads for i in ld.indices if (form := ex.affine_form(i)) is not None]
     return strips.sizes[w.wide] * max((abs(form[0].get(axis, 0)) for form in forms), default=1)
 
 
@@ -220,5 +220,5 @@ def _distinct_loads(main: Compute, strip: tuple[int, ...]) -> int:
     return len(found)
 
 
-_WINDOWS: Final = Forms(window_of, _tilings, _seconds, lambda w, binding: _Window(w, binding).kernel())
-WINDOW: Final = replace(_WINDOWS.family("window", sizes("high", "wide")), beside=True)
+_WINDOWS: Final = Forms(window_of, _enumerate_tilings, _predict_seconds, lambda w, binding: _Window(w, binding).kernel())
+WINDOW: Final = replace(_WINDOWS.family("window", size_keys("high", "wide")), beside=True)

@@ -9,14 +9,14 @@ from rammer.codegen.family_backend import FamilyBackend, Limits
 from rammer.codegen.writer import KernelWriter
 from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
-from rammer.ir.operator import Resources, ROperator, compared
+from rammer.ir.operator import Resources, ROperator, prologue_variants
 
-from rammer_rocm.kernels.channels import channels
-from rammer_rocm.kernels.choose import GENERIC_RATE, panels
+from rammer_rocm.kernels.channels import make_channels_family
+from rammer_rocm.kernels.choose import GENERIC_RATE, make_panel_families
 from rammer_rocm.kernels.generic import generic_tiles
-from rammer_rocm.kernels.sliding.choose import images
+from rammer_rocm.kernels.sliding.choose import make_image_family
 from rammer_rocm.kernels.task import Family, TaskFunction
-from rammer_rocm.kernels.winograd.choose import winograd
+from rammer_rocm.kernels.winograd.choose import make_winograd_family
 
 __all__ = ["OpenClKernels", "families_of", "task_function"]
 
@@ -26,7 +26,13 @@ PANEL_TILES = 6
 
 def families_of(device: VDevice, without: Collection[str] = ()) -> tuple[Family, ...]:
     """The families whose kernels a unit can run, ``without`` some."""
-    made = (*panels(device), winograd(device), images(device), channels(device), generic_tiles(device))
+    made = (
+        *make_panel_families(device),
+        make_winograd_family(device),
+        make_image_family(device),
+        make_channels_family(device),
+        generic_tiles(device),
+    )
     return tuple(f for f in made if f.needs(device) and f.name not in without)
 
 
@@ -61,5 +67,5 @@ class OpenClKernels(FamilyBackend[VDevice, TaskFunction, None]):
     def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
         """The panel family computes the maps while it gathers the columns: the seconds without them over those with them."""
         products = [f for f in self.usable if f.product]
-        bare, whole = (self.best(o, binding, products) - self.vdevice.launch for o in compared(operator))
+        bare, whole = (self.best(o, binding, products) - self.vdevice.launch for o in prologue_variants(operator))
         return min(1.0, bare / whole) if isfinite(bare) and isfinite(whole) else GENERIC_RATE

@@ -14,7 +14,7 @@ from rammer.codegen.c_text import Text
 from rammer.device.manifest import Binding
 
 from rammer_rocm.kernels.contraction import PanelOperand, PanelProduct
-from rammer_rocm.kernels.vector import element, vector_type
+from rammer_rocm.kernels.vector import read_element, vector_type
 
 #: Blocks of rows that are summed together, and rows of a block.
 BLOCKS: Final = 4
@@ -52,7 +52,7 @@ def sum_across(
 
     def step() -> None:
         for j in range(rest):
-            text.line(f"const {kind} b{j} = {element(b.dtype, 'b', f'kb + {j}')};")
+            text.line(f"const {kind} b{j} = {read_element(b.dtype, 'b', f'kb + {j}')};")
         for n in range(BLOCKS):
             sums = " ".join(f"x{n}_{j} = fma(w, b{j}, x{n}_{j});" for j in range(rest))
             text.line(f"{{ const {kind} w = vload{mr}(0, a_{n} + ka); {sums} }}")

@@ -31,7 +31,7 @@ inline static void rm_ahead_1(__global const char *p, int count) { for (int n = 
 """
 
 
-def met(p: PanelProduct) -> Iterator[tuple[Load, bool]]:
+def epilogue_accesses(p: PanelProduct) -> Iterator[tuple[Load, bool]]:
     """What of the sums is written (True), and what the maps behind read beside them, in the axes of the contraction."""
     inside = {c.name for c in (p.main, *p.after)}
     for c in (p.main, *p.after):

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from rammer.codegen.c_text import total
+from rammer.codegen.c_text import format_sum
 from rammer.codegen.kernel_family import Forms
-from rammer.codegen.packed_constants import packing
-from rammer.codegen.task_parameters import Array, Unsuited, padded
+from rammer.codegen.packed_constants import make_packing
+from rammer.codegen.task_parameters import Array, Unsuited, pad_axis
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
@@ -28,7 +28,7 @@ from rammer_rocm.kernels.sliding.cost import MAXIMUM, OUTPUT, SUM, operations
 from rammer_rocm.kernels.sliding.recognise import Slide, WindowForm, window_form
 from rammer_rocm.kernels.sliding.text import WindowText
 from rammer_rocm.kernels.task import Family, TaskFunction
-from rammer_rocm.kernels.vector import read
+from rammer_rocm.kernels.vector import read_vector
 
 #: Vectors of channels and columns of outputs that are computed together; accumulators fit the registers beside a weight.
 VECTORS, COLUMNS, ACCUMULATORS = (1, 2, 4), (1, 2, 4, 6, 8), 16
@@ -94,7 +94,7 @@ def channels_form(operator: ROperator, binding: Binding) -> ChannelsForm:
     return ChannelsForm(**vars(window), high=high, wide=sliding[-1], lane=lanes[0].axis)
 
 
-def _tilings(form: ChannelsForm, device: VDevice) -> Iterator[ChannelsForm]:
+def _enumerate_tilings(form: ChannelsForm, device: VDevice) -> Iterator[ChannelsForm]:
     """Rows in parts, then channels: all of a row's channels lie together."""
     channels, lanes = form.extent[form.lane], device.vector
     for nv in VECTORS:
@@ -109,15 +109,15 @@ def _tilings(form: ChannelsForm, device: VDevice) -> Iterator[ChannelsForm]:
                     size = -(-tile[axis] // min(want, tile[axis]))
                     tile[axis] = min(tile[axis], -(-size // block) * block) if axis == form.lane else size
                     want = -(-want // -(-form.extent[axis] // tile[axis]))
-            yield min((form.tiled(tile, nv, c) for c in columns), key=lambda f: _cycles(f, lanes))
+            yield min((form.tiled(tile, nv, c) for c in columns), key=lambda f: _task_cycles(f, lanes))
 
 
-def _cycles(form: ChannelsForm, lanes: int) -> float:
+def _task_cycles(form: ChannelsForm, lanes: int) -> float:
     """Cycles of one core for a full task."""
     nv, columns = form.config
     high, wide, tile = form.high, form.wide, form.tile
     each = SUM if form.main.combiner == "sum" else MAXIMUM
-    inner = sum(_inside(wide, w, columns) for w in range(0, wide.outputs, columns)) * columns / wide.outputs
+    inner = sum(_is_inside(wide, w, columns) for w in range(0, wide.outputs, columns)) * columns / wide.outputs
     together = nv * columns * each + (WEIGHT * nv if form.weights is not None else 0.0)
     apart = nv * (each + (WEIGHT if form.weights is not None else 0.0)) + 2.0
     taps = high.taps * wide.taps
@@ -128,20 +128,22 @@ def _cycles(form: ChannelsForm, lanes: int) -> float:
     return math.prod(t for a, t in tile.items() if a != form.lane) * blocks * output
 
 
-def _inside(slide: Slide, first: int, count: int) -> bool:
+def _is_inside(slide: Slide, first: int, count: int) -> bool:
     low = slide.first + slide.step * first
     return low >= 0 and low + (count - 1) * slide.step + (slide.taps - 1) * slide.reach < slide.extent
 
 
-def _seconds(form: ChannelsForm, binding: Binding, device: VDevice) -> float:
+def _predict_seconds(form: ChannelsForm, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks, without the launch."""
-    task = _cycles(form, device.vector) / (device.flops / (2 * device.vector)) + device.dispatch
+    task = _task_cycles(form, device.vector) / (device.flops / (2 * device.vector)) + device.dispatch
     return -(-form.operator.task_count // device.veus) * task
 
 
-def channels(device: VDevice) -> Family:
+def make_channels_family(device: VDevice) -> Family:
     """The family for a unit."""
-    forms = Forms(channels_form, _tilings, _seconds, lambda form, binding: _Channels(form, device.vector).function())
+    forms = Forms(
+        channels_form, _enumerate_tilings, _predict_seconds, lambda form, binding: _Channels(form, device.vector).function()
+    )
     return replace(forms.family("channels", CONFIGS), needs=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16), most=4)
 
 
@@ -161,8 +163,8 @@ class _Channels(WindowText):
         """The text."""
         form, text = self.form, self.text
         self.origins()
-        with self._loops():
-            self._image()
+        with self._output_loops():
+            self._write_image_row()
             wide = form.wide
             first = f"({self.at[wide.axis]}) * {wide.step} + {wide.first}"
             text.line(f"for (int i_{wide.axis} = 0; i_{wide.axis} < e_{wide.axis};) {{")
@@ -172,17 +174,17 @@ class _Channels(WindowText):
             text.line(f"const int many = {inside};")
             text.line(f"{self.kind} tile[{self.columns * self.nv}];")
             text.line("if (many) {")
-            self._sums(self.columns, "0", str(wide.taps))
+            self._write_sums(self.columns, "0", str(wide.taps))
             text.line("} else {")
-            low, high = _taps(wide, "left")
-            self._sums(1, low, high)
+            low, high = _tap_range(wide, "left")
+            self._write_sums(1, low, high)
             text.line("}")
-            self._behind()
+            self._write_epilogue()
             text.line("}")
         return self.finished("channels", 0)
 
     @contextmanager
-    def _loops(self) -> Iterator[None]:
+    def _output_loops(self) -> Iterator[None]:
         form, text = self.form, self.text
         axes = [*form.outer, *([form.high.axis] if form.high.axis else [])]
         for axis in axes:
@@ -191,7 +193,7 @@ class _Channels(WindowText):
         yield
         text.all(["}"] * (len(axes) + 1))
 
-    def _image(self) -> None:
+    def _write_image_row(self) -> None:
         """The image's row under the outputs' first tap, its weights and the rows of taps that lie inside."""
         form, text = self.form, self.text
         steps, constant = self.steps(form.x)
@@ -199,11 +201,11 @@ class _Channels(WindowText):
         terms = [(f"({self.at[a]})", steps[a]) for a in (*form.outer, form.high.axis) if a in steps]
         kind, source = CPU_DIALECT.types[self.stored(form.x.tensor)], self.pointer(form.x.tensor)
         terms += [(f"(o_{form.lane} + c)", 1)]
-        text.line(f"__global const {kind} *x = {source} + {total(terms, constant)};")
+        text.line(f"__global const {kind} *x = {source} + {format_sum(terms, constant)};")
         assert all(a in self.at for a in sliding if a)
         if form.high.tap:
             text.line(f"const int top = ({self.at[form.high.axis]}) * {form.high.step} + {form.high.first};")
-            low, high = _taps(form.high, "top")
+            low, high = _tap_range(form.high, "top")
             text.line(f"const int low = {low}, high = {high};")
         if form.weights is not None:
             self._weights(form.weights)
@@ -214,14 +216,14 @@ class _Channels(WindowText):
         blocks = -(-lane.extent // block)
 
         def arrange(full: Array) -> Array:
-            lines = padded(full.reshape(lane.extent, taps), 0, blocks * block)
+            lines = pad_axis(full.reshape(lane.extent, taps), 0, blocks * block)
             return lines.reshape(blocks, block, taps).swapaxes(1, 2)
 
-        packed = packing(weights, (lane, *form.main.reduce), blocks * block * taps, arrange, "channels", block)
+        packed = make_packing(weights, (lane, *form.main.reduce), blocks * block * taps, arrange, "channels", block)
         source = self.pointer(weights.tensor, packed=packed)
         self.text.line(f"__global const float *w = {source} + (size_t)(o_{form.lane} + c) * {taps};")
 
-    def _sums(self, columns: int, low: str, high: str) -> None:
+    def _write_sums(self, columns: int, low: str, high: str) -> None:
         """The sums of some columns, of the taps from ``low`` to before ``high`` along the row."""
         form, text, lanes = self.form, self.text, self.lanes
         reduce = form.main.reduce
@@ -234,19 +236,19 @@ class _Channels(WindowText):
         place = [("k", form.high.reach * form.high.stride), ("t", form.wide.reach * along)]
         column = f"({self.at[form.wide.axis]})"
         text.line(f"__global const {CPU_DIALECT.types[self.stored(form.x.tensor)]} *at = x + "
-                  f"{total([*place, (column, form.wide.step * along)])};")  # fmt: skip
-        tap = total([("k", steps.get(form.high.tap, 0)), ("t", steps.get(form.wide.tap, 0))])
+                  f"{format_sum([*place, (column, form.wide.step * along)])};")  # fmt: skip
+        tap = format_sum([("k", steps.get(form.high.tap, 0)), ("t", steps.get(form.wide.tap, 0))])
         for v in range(self.nv):
             if form.weights is not None:
                 text.line(f"const {self.kind} u{v} = vload{lanes}({v}, w + ({tap}) * {self.block});")
         for j, v in places:
             offset = j * form.wide.step * along + v * lanes
-            value = read(self.stored(form.x.tensor), lanes, f"at + {offset}")
+            value = read_vector(self.stored(form.x.tensor), lanes, f"at + {offset}")
             text.line(f"s{j}_{v} = {self.combined(f's{j}_{v}', value, f'u{v}' if form.weights is not None else '')};")
         text.all(["}", "}"])
         text.line(" ".join(f"tile[{j * self.nv + v}] = s{j}_{v};" for j, v in places))
 
-    def _behind(self) -> None:
+    def _write_epilogue(self) -> None:
         """The maps of every vector of sums, and the step to the next columns."""
         form, text = self.form, self.text
         text.line(f"for (int n = 0; n < (many ? {self.columns * self.nv} : {self.nv}); ++n) {{")
@@ -263,7 +265,7 @@ class _Channels(WindowText):
         text.line(f"i_{wide} += many ? {self.columns} : 1;")
 
 
-def _taps(slide: Slide, first: str) -> tuple[str, str]:
+def _tap_range(slide: Slide, first: str) -> tuple[str, str]:
     """The taps that lie inside where the first one is at ``first``."""
     if slide.first >= 0 and slide.first + slide.staged <= slide.extent:
         return "0", str(slide.taps)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from rammer.codegen.contraction_form import quotients
+from rammer.codegen.contraction_form import quotient_divisors
 from rammer.codegen.kernel_family import Choice, Forms
 from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
@@ -16,13 +16,20 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.across import HEIGHTS, columns_across, cycles_across
-from rammer_rocm.kernels.ahead import met
+from rammer_rocm.kernels.ahead import epilogue_accesses
 from rammer_rocm.kernels.codes_tiles import codes_family
-from rammer_rocm.kernels.contraction import PanelProduct, access, check_operator, contiguous, panel_product, rows_together
+from rammer_rocm.kernels.contraction import (
+    PanelProduct,
+    check_operator,
+    has_contiguous_columns,
+    load_access,
+    panel_product,
+    rows_together,
+)
 from rammer_rocm.kernels.depth import PanelDepth
-from rammer_rocm.kernels.dots import bytes_product, check_bytes, dots
-from rammer_rocm.kernels.panel import panel
-from rammer_rocm.kernels.skipping import WORTH, outside, skips_of
+from rammer_rocm.kernels.dots import bytes_product, check_bytes, write_dots_task
+from rammer_rocm.kernels.panel import write_panel_task
+from rammer_rocm.kernels.skipping import WORTH, outside_taps, skips_of
 from rammer_rocm.kernels.sliding.cost import plain_seconds
 from rammer_rocm.kernels.task import Family
 from rammer_rocm.kernels.vector import check_maps
@@ -88,10 +95,23 @@ class PanelForm:
         return self.product
 
 
-def panels(device: VDevice) -> tuple[Family, ...]:
+def make_panel_families(device: VDevice) -> tuple[Family, ...]:
     """Contractions as CPU cores like them: of float32 (``panel``), of bytes (``dots``) and of floats with ``codes``."""
-    floats = Forms(panel_form, _tilings, _seconds, lambda form, binding: panel(form.tiled, binding, device.vector), _order, True)
-    bytes_ = Forms(dots_form, _tilings, _seconds, lambda form, binding: dots(form.tiled, binding, device), _order)
+    floats = Forms(
+        panel_form,
+        _enumerate_tilings,
+        _predict_seconds,
+        lambda form, binding: write_panel_task(form.tiled, binding, device.vector),
+        _sort_choices,
+        True,
+    )
+    bytes_ = Forms(
+        dots_form,
+        _enumerate_tilings,
+        _predict_seconds,
+        lambda form, binding: write_dots_task(form.tiled, binding, device),
+        _sort_choices,
+    )
     register_tile = {key: CONFIGS[key] for key in ("mr", "nv")}
     coded = codes_family(register_tile, device.vector)
     made = (floats.family("panel", CONFIGS | CHUNKS), bytes_.family("dots", CONFIGS), coded)
@@ -111,10 +131,10 @@ def dots_form(operator: ROperator, binding: Binding) -> PanelForm:
     return PanelForm(operator, binding, bytes_product(operator, binding) if operator.tile else None, bytes_product)
 
 
-def _tilings(form: PanelForm, device: VDevice) -> Iterator[PanelForm]:
+def _enumerate_tilings(form: PanelForm, device: VDevice) -> Iterator[PanelForm]:
     """Every tile that is worth its overhead, with its best register tile; none that gathers columns for so few rows that the
     generic kernel is faster."""
-    found = list(_tiled(form, device, _smallest(form.operator, device.veus)))
+    found = list(_tiled_forms(form, device, _least_task_flops(form.operator, device.veus)))
     if form.product_of is panel_product:
         work = form.operator.main.flops / (device.flops * device.veus)
         plain = plain_seconds(form.operator, form.binding, device)
@@ -123,17 +143,17 @@ def _tilings(form: PanelForm, device: VDevice) -> Iterator[PanelForm]:
             f
             for f in found
             if _ready_seconds(f.tiled, form.binding, device) is not None
-            or _seconds(f, form.binding, device) <= most[f.tiled.rows > 1]
+            or _predict_seconds(f, form.binding, device) <= most[f.tiled.rows > 1]
         ]
     if not found and form.product_of is bytes_product:
         # Products side by side, each too small: for bytes the generic kernel is no better choice, as it has no vectors.
-        found = list(_tiled(form, device, 0))
+        found = list(_tiled_forms(form, device, 0))
     yield from found
 
 
-def _tiled(form: PanelForm, device: VDevice, smallest: int) -> Iterator[PanelForm]:
-    plain = set(_tiles(form.operator, smallest))
-    for tile in sorted(plain | set(_short(form, plain, smallest))):
+def _tiled_forms(form: PanelForm, device: VDevice, smallest: int) -> Iterator[PanelForm]:
+    plain = set(_enumerate_tiles(form.operator, smallest))
+    for tile in sorted(plain | set(_shorten_tiles(form, plain, smallest))):
         try:
             product = form.product_of(replace(form.operator, tile=tile), form.binding)
             best = _best_register_tile(product, form.binding, device)
@@ -142,19 +162,19 @@ def _tiled(form: PanelForm, device: VDevice, smallest: int) -> Iterator[PanelFor
         yield replace(form, operator=best, product=replace(product, operator=best))
 
 
-def _seconds(form: PanelForm, binding: Binding, device: VDevice) -> float:
+def _predict_seconds(form: PanelForm, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without the launch."""
     p, config = form.tiled, dict(form.operator.config)
     if config.get("window"):
         window_of(p)  # says why there is none
     window, chunk = config.get("window", 0), config.get("chunk", 0)
-    variants = [v for v in _variants(p, binding, device) if v.window == window]
+    variants = [v for v in _enumerate_variants(p, binding, device) if v.window == window]
     chosen = next((v for v in variants if bool(v.chunk) == bool(chunk)), variants[0])
     rounds = -(-form.operator.task_count // device.veus)
     return rounds * chosen.seconds(p, device, config.get("mr", 8), config.get("nv", 2))
 
 
-def _order(choices: Iterable[Choice]) -> list[Choice]:
+def _sort_choices(choices: Iterable[Choice]) -> list[Choice]:
     return sorted(choices, key=lambda c: (c.seconds, c.operator.task_count, c.operator.tile))
 
 
@@ -166,56 +186,56 @@ def _row_axes(operator: ROperator) -> list[tuple[int | None, set[int]]]:
     main, result = operator.main, list[tuple[int | None, set[int]]]([(None, set())])
     for d, axis in enumerate(main.axes):
         readers = [load for load in main.loads if axis.name in ex.axes_of(load)]
-        divisors = [quotients(load, axis.name) for load in readers]
+        divisors = [quotient_divisors(load, axis.name) for load in readers]
         if axis.extent > 1 and (len(readers) == 1 or (len(readers) == 2 and any(divisors))):
             result.append((d, set().union(*divisors)))
     return result
 
 
-def _smallest(operator: ROperator, veus: int) -> int:
+def _least_task_flops(operator: ROperator, veus: int) -> int:
     """FLOP of the smallest task that is worth its overhead."""
     flops = operator.main.flops
     return min(flops, max(flops // (veus * MOST_ROUNDS), SMALLEST_TASK), LARGE_TASK)
 
 
-def _readers(operator: ROperator, axis: str) -> set[str]:
+def _axis_operands(operator: ROperator, axis: str) -> set[str]:
     """The operands that an axis of the contraction runs through."""
     return {str(load) for load in operator.main.loads if axis in ex.axes_of(load)}
 
 
-def _tiles(operator: ROperator, smallest: int) -> Iterator[tuple[int, ...]]:
+def _enumerate_tiles(operator: ROperator, smallest: int) -> Iterator[tuple[int, ...]]:
     """One axis for rows (or none), a split suffix of the others for columns, 1 elsewhere; tasks of ``smallest`` FLOP or more."""
     shape = operator.main.shape
     if not shape:  # a product of two vectors has neither rows nor columns
         return
     live = [d for d, n in enumerate(shape) if n > 1] or [len(shape) - 1]
     work = operator.main.flops / max(1, math.prod(shape))
-    readers = [_readers(operator, a.name) for a in operator.main.axes]
+    readers = [_axis_operands(operator, a.name) for a in operator.main.axes]
     for row, groups in _row_axes(operator):
         # What else runs through the rows' operand alone is fixed in a task: phases of a transposed convolution, beside features.
         fixed = readers[row] if row is not None and len(readers[row]) == 1 else set()
         free = [d for d in live if d != row]
         through = [d for d in free if not (fixed and readers[d] == fixed)]
-        sizes = _splits(shape[row], groups) if row is not None else [1]
+        sizes = _axis_splits(shape[row], groups) if row is not None else [1]
         for columns, tile_row in product((free, through) if through != free else (free,), sizes):
             for depth in range(1, len(columns) + 1):
                 whole = math.prod(shape[d] for d in columns[len(columns) - depth + 1 :])
-                for tile in _splits(shape[columns[-depth]], set()):
+                for tile in _axis_splits(shape[columns[-depth]], set()):
                     if tile_row * whole * tile * work >= smallest:
-                        yield _tile(shape, row, tile_row, columns, depth, tile)
+                        yield _tile_shape(shape, row, tile_row, columns, depth, tile)
 
 
-def _short(form: PanelForm, tiles: Iterable[tuple[int, ...]], smallest: int) -> Iterator[tuple[int, ...]]:
+def _shorten_tiles(form: PanelForm, tiles: Iterable[tuple[int, ...]], smallest: int) -> Iterator[tuple[int, ...]]:
     """Tiles with their innermost columns cut so that taps fall out (``Skip``)."""
     main = form.operator.main
     try:
         whole = form.product_of(replace(form.operator, tile=main.shape), form.binding)
     except Unsuited:
         return
-    skips = outside(whole, form.binding)
+    skips = outside_taps(whole, form.binding)
     for skip in (s for s in skips if len(skips) > 1 and s.axis == whole.columns[-1]):
         d = [a.name for a in main.axes].index(skip.axis)
-        shares = {n: skip.share(n) for n in _splits(skip.columns, set())}
+        shares = {n: skip.share(n) for n in _axis_splits(skip.columns, set())}
         fewest = min(shares.values())
         sizes = [n for n, share in shares.items() if share <= min(WORTH, fewest * NEARLY)][-SHORTEST:]
         for tile, size in product((t for t in tiles if t[d] == skip.columns), sizes):
@@ -224,7 +244,9 @@ def _short(form: PanelForm, tiles: Iterable[tuple[int, ...]], smallest: int) -> 
                 yield short
 
 
-def _tile(shape: tuple[int, ...], row: int | None, tile_row: int, columns: list[int], depth: int, tile: int) -> tuple[int, ...]:
+def _tile_shape(
+    shape: tuple[int, ...], row: int | None, tile_row: int, columns: list[int], depth: int, tile: int
+) -> tuple[int, ...]:
     whole = set(columns[len(columns) - depth + 1 :])
     result = [n if d in whole else 1 for d, n in enumerate(shape)]
     result[columns[-depth]] = tile
@@ -233,7 +255,7 @@ def _tile(shape: tuple[int, ...], row: int | None, tile_row: int, columns: list[
     return tuple(result)
 
 
-def _splits(extent: int, groups: set[int]) -> list[int]:
+def _axis_splits(extent: int, groups: set[int]) -> list[int]:
     """Tile sizes along an axis: whole, halves, thirds, ...; in multiples of 8 too; divisors of groups only."""
     if groups:
         return sorted({g // n for g in groups for n in PARTS if g % n == 0})
@@ -269,7 +291,7 @@ class Variant:
         return self.gather + _multiply_seconds(p, self, device, mr, nv)
 
 
-def _variants(p: PanelProduct, binding: Binding, device: VDevice) -> list[Variant]:
+def _enumerate_variants(p: PanelProduct, binding: Binding, device: VDevice) -> list[Variant]:
     """In place, or gathered without the window copy, and with it where there is a window; each whole and in chunks."""
     depth = PanelDepth(p, skips_of(p, binding))
     ready = _ready_seconds(p, binding, device)
@@ -279,13 +301,19 @@ def _variants(p: PanelProduct, binding: Binding, device: VDevice) -> list[Varian
         run = p.tile[p.columns[-1]]
         each = _vector_seconds(p, binding, device)
         copied = _copy_seconds(p.depth * (p.width // max(run, 1)), run, device, each) * depth.left
-        found = _cut(Variant(p.width, copied, PEAK_SHARE, left=depth.left), p, p.depth * (p.width + device.vector) * 4, device)
-    window = _window(p) if ready != 0.0 else None
+        found = _chunk_variants(
+            Variant(p.width, copied, PEAK_SHARE, left=depth.left), p, p.depth * (p.width + device.vector) * 4, device
+        )
+    window = _find_window(p) if ready != 0.0 else None
     if window is not None:
         copied = _copy_seconds(window.count * window.rows, window.pitch, device)
         whole = Variant(window.width, copied, PEAK_SHARE * WINDOW_SHARE, 1, left=depth.left)
         nbytes = window.count * window.block(device.vector) * 4
-        found += _cut(whole, p, nbytes, device) if depth.outer in window.channels else [_spilled(whole, nbytes, device)]
+        found += (
+            _chunk_variants(whole, p, nbytes, device)
+            if depth.outer in window.channels
+            else [_add_spill_cost(whole, nbytes, device)]
+        )
     stored = _stored_seconds(p, binding, device)
     few = [0 if v.chunk or p.quads else columns_across(p, binding, v.width, device.vector) for v in found]
     held = rows_together(p, binding)
@@ -295,34 +323,34 @@ def _variants(p: PanelProduct, binding: Binding, device: VDevice) -> list[Varian
 def _stored_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float:
     """Seconds of the sums' way to memory: what is written, and what the maps behind read beside them."""
     vectors, each = p.rows * -(-p.width // device.vector), 0.0
-    for load, _ in met(p):
+    for load, _ in epilogue_accesses(p):
         try:
-            steps = access(load, binding)
+            steps = load_access(load, binding)
         except Unsuited:
             continue  # no kernel has it either
         if any(steps.step(name) and p.tile[name] > 1 for name in p.columns):
-            each += VECTOR_STORE if contiguous(steps, p) else LANE_STORE * device.vector
+            each += VECTOR_STORE if has_contiguous_columns(steps, p) else LANE_STORE * device.vector
     return vectors * each
 
 
-def _spilled(variant: Variant, nbytes: int, device: VDevice) -> Variant:
+def _add_spill_cost(variant: Variant, nbytes: int, device: VDevice) -> Variant:
     return replace(variant, gather=variant.gather + _spill_seconds(nbytes, device))
 
 
-def _cut(whole: Variant, p: PanelProduct, nbytes: int, device: VDevice) -> list[Variant]:
+def _chunk_variants(whole: Variant, p: PanelProduct, nbytes: int, device: VDevice) -> list[Variant]:
     """A variant that gathers so many bytes, and where these outgrow the core's cache the same in chunks that do not."""
     extent, parts = p.extent.get(PanelDepth(p).outer, 1), -(-nbytes // (device.layer("veu").capacity // 2))
     if parts == 1 or extent == 1 or p.quads is not None:
-        return [_spilled(whole, nbytes, device)]
+        return [_add_spill_cost(whole, nbytes, device)]
     steps = -(-extent // min(parts, extent))
     waits = (-(-extent // steps) - 1) * p.rows * -(-whole.width // device.vector)
     chunks = replace(whole, gather=whole.gather + waits * WAITING, chunk=steps)
-    return [_spilled(whole, nbytes, device), _spilled(chunks, nbytes * steps // extent, device)]
+    return [_add_spill_cost(whole, nbytes, device), _add_spill_cost(chunks, nbytes * steps // extent, device)]
 
 
 def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> ROperator:
     """The operator with the register tile that is cheapest for a task."""
-    variants = _variants(p, binding, device)
+    variants = _enumerate_variants(p, binding, device)
     _, mr, nv, windowed, chunk = min(
         (v.seconds(p, device, m, n), -m, n, v.window, v.chunk)
         for m, n in register_tiles(device.vector, p.quads is not None and not device.dots)
@@ -333,7 +361,7 @@ def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> R
     return replace(p.operator, family="dots" if p.quads else "panel", config=config)
 
 
-def _window(p: PanelProduct) -> PanelWindow | None:
+def _find_window(p: PanelProduct) -> PanelWindow | None:
     try:
         return window_of(p)
     except Unsuited:
@@ -349,17 +377,17 @@ def _multiply_seconds(p: PanelProduct, variant: Variant, device: VDevice, mr: in
     if single and nv * device.vector * (full + 1) - width < device.vector:
         full, single = full + 1, 0
     blocks = -(-p.rows // mr)
-    cycle = 2.0 * device.vector / _peak(p, device)
+    cycle = 2.0 * device.vector / _peak_rate(p, device)
     seconds = blocks * (depth * cycles_across(across, mr, device.vector) * cycle + TILE_OVERHEAD) if across else 0.0
     for count, v in ((full, nv), (single, 1)):
         share = min(1.0, mr * v / INDEPENDENT) * min(1.0, mr * v / (1.25 * (mr + v)))
         flops = 2.0 * mr * v * device.vector * depth
         missed = depth * mr * MISSED * cycle if mr > variant.together else 0.0
-        seconds += count * blocks * (max(flops / (_peak(p, device) * variant.share * share), missed) + TILE_OVERHEAD)
+        seconds += count * blocks * (max(flops / (_peak_rate(p, device) * variant.share * share), missed) + TILE_OVERHEAD)
     return seconds
 
 
-def _peak(p: PanelProduct, device: VDevice) -> float:
+def _peak_rate(p: PanelProduct, device: VDevice) -> float:
     """Multiplications and additions of panel elements a second; an element of bytes is four of them."""
     if p.quads is None:
         return device.flops
@@ -370,7 +398,7 @@ def _ready_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float 
     """Reading constants for the first time, nothing for columns in place; None where columns are gathered."""
     if p.b.tensor in binding.constants and p.b.tensor not in p.before and len(p.columns) == 1:
         return p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)
-    if p.b.tensor not in p.before and p.b.fill is None and contiguous(access(p.b, binding), p):
+    if p.b.tensor not in p.before and p.b.fill is None and has_contiguous_columns(load_access(p.b, binding), p):
         apart = SCATTERED if p.b.tensor in binding.constants else 0.0
         return apart * p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)
     return None
@@ -380,7 +408,7 @@ def _vector_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float
     """Seconds to gather a vector of neighbouring columns: as it is, every second element of two, or lane by lane."""
     if p.b.tensor in p.before:
         return VECTOR_GATHER
-    apart = access(replace(p.b, fill=None), binding).step(p.columns[-1])
+    apart = load_access(replace(p.b, fill=None), binding).step(p.columns[-1])
     return VECTOR_GATHER * max(1, apart) if apart in (0, 1, 2) else LANE_GATHER * device.vector
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rammer.codegen.contraction_form import check_followers
-from rammer.codegen.packed_constants import in_tiles, packing
+from rammer.codegen.packed_constants import in_tiles, make_packing
 from rammer.codegen.partial_sums import block_sizes, write_in_blocks
-from rammer.codegen.task_parameters import Array, Packing, Unsuited, packing_key, padded
+from rammer.codegen.task_parameters import Array, Packing, Unsuited, packing_key, pad_axis
 from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Axis, Compute
@@ -22,11 +22,11 @@ from rammer.ir.dequantized_product import Decoded
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import PanelOperand, PanelProduct, access, check_form
+from rammer_rocm.kernels.contraction import PanelOperand, PanelProduct, check_form, load_access
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.panel import Panel
 from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.kernels.vector import check_maps, element, read, vector_type
+from rammer_rocm.kernels.vector import check_maps, read_element, read_vector, vector_type
 
 #: Most rows of a register tile that multiply bare numbers.
 BARE = 4
@@ -75,13 +75,13 @@ class Words:
         raw = np.ascontiguousarray(lines).view(np.uint8)
         if (self.blocks == 1 or self.block % self.each == 0) and raw.shape[-1] % 4 == 0:
             words = np.ascontiguousarray(raw).view("<u4").astype(np.uint32) ^ flips
-            return padded(words, words.ndim - 1, self.line)
+            return pad_axis(words, words.ndim - 1, self.line)
         parts = raw[..., None] >> np.arange(0, 8, self.bits, dtype=np.uint8) & np.uint8((1 << self.bits) - 1)
         depth = (self.blocks - 1) * self.block + self.last
         codes = (parts.reshape(*raw.shape[:-1], -1)[..., :depth] ^ np.uint8(self.bias)).astype(np.uint32)
         axis = codes.ndim
-        blocks = padded(codes, axis - 1, self.blocks * self.block).reshape(*codes.shape[:-1], self.blocks, self.block)
-        fours = padded(blocks, axis, self.words * self.each).reshape(*codes.shape[:-1], self.line, self.each)
+        blocks = pad_axis(codes, axis - 1, self.blocks * self.block).reshape(*codes.shape[:-1], self.blocks, self.block)
+        fours = pad_axis(blocks, axis, self.words * self.each).reshape(*codes.shape[:-1], self.line, self.each)
         return np.asarray((fours << np.arange(0, 32, self.bits, dtype=np.uint32)).sum(-1, dtype=np.uint32))
 
 
@@ -102,7 +102,7 @@ def check_codes(operator: ROperator, binding: Binding) -> Compute:
     check_followers(main, operator.computes[1:])
     if any(ld.tensor in weights for c in operator.computes[1:] for ld in c.loads):
         raise Unsuited("maps that read the weights")
-    access(product.x, binding)
+    load_access(product.x, binding)
     return main
 
 
@@ -118,7 +118,7 @@ def codes_product(operator: ROperator, binding: Binding) -> PanelProduct:
     return PanelProduct(operator, main, product.x, product.codes, row, (product.column,), {}, operator.computes[1:])
 
 
-def codes(product: PanelProduct, binding: Binding, lanes: int) -> TaskFunction:
+def write_codes_task(product: PanelProduct, binding: Binding, lanes: int) -> TaskFunction:
     """The task function of a tiled product with codes whose config says ``mr`` (rows) and ``nv`` (vectors of ``lanes``). Raises
     Unsuited where it cannot be written."""
     return Codes(product, binding, lanes).function()
@@ -130,9 +130,9 @@ def words_of(p: PanelProduct, binding: Binding) -> Words:
     return Words.of(p.main.decoded, p.depth, binding.types[p.b.tensor].dtype)
 
 
-def staged(p: PanelProduct, binding: Binding) -> bool:
+def has_staged_rows(p: PanelProduct, binding: Binding) -> bool:
     """Whether rows are copied to scratch first: they are no float32, or lie where caches hold few of them."""
-    apart = access(p.a, binding).step(p.row) if p.row else 0
+    apart = load_access(p.a, binding).step(p.row) if p.row else 0
     return binding.types[p.a.tensor].dtype != "float32" or (p.rows > FEW and apart % SETS == 0)
 
 
@@ -157,7 +157,7 @@ class Codes(Panel):
     def rows_operand(self) -> PanelOperand:
         """Rows where they lie, or copied side by side as float32."""
         found = super().rows_operand()
-        if not staged(self.p, self.binding):
+        if not has_staged_rows(self.p, self.binding):
             return found
         text, lanes, depth, step = self.text, self.lanes, self.p.depth, found.steps[self.product.depth]
         pitch = -(-depth // lanes) * lanes + lanes
@@ -168,9 +168,9 @@ class Codes(Panel):
             text.line(f"__global float *to = held + i * {pitch};")
             whole = depth // lanes * lanes if step == 1 else 0
             if whole:
-                vector = read(found.dtype, lanes, "from + k")
+                vector = read_vector(found.dtype, lanes, "from + k")
                 text.line(f"for (int k = 0; k < {whole}; k += {lanes}) vstore{lanes}({vector}, 0, to + k);")
-            text.line(f"for (int k = {whole}; k < {depth}; ++k) to[k] = {element(found.dtype, 'from', f'k * {step}')};")
+            text.line(f"for (int k = {whole}; k < {depth}; ++k) to[k] = {read_element(found.dtype, 'from', f'k * {step}')};")
         return PanelOperand("held", {self.product.depth: 1}, row_step=pitch)
 
     def columns_operand(self) -> PanelOperand:
@@ -198,7 +198,7 @@ class Codes(Panel):
         for name, load, kind in grains:
             by_block = Load(load.tensor, (load.indices[0], Ref(grain.name) if words.blocks > 1 else load.indices[1]))
             count = tiles * size * words.blocks
-            made = packing(by_block, (column, grain), count, arrange, "grains", tile, unit, dtype=kind)
+            made = make_packing(by_block, (column, grain), count, arrange, "grains", tile, unit, dtype=kind)
             pointer(name, load.tensor, words.blocks, made)
         return PanelOperand("B", {}, packed=True, dtype="uint32")
 
@@ -225,18 +225,18 @@ class Codes(Panel):
 
         def walk(first: str, end: str) -> None:
             with text.block(f"for (int g = {first}; g < {end}; ++g)"):
-                self._block(a, nv)
+                self._sum_block(a, nv)
 
         sizes = block_sizes(words.blocks, 1 if self.mr <= BARE else words.block)
-        write_in_blocks(text, self._named("s", nv), kind, sizes, ("0", str(words.blocks)), walk)
+        write_in_blocks(text, self._accumulator_names("s", nv), kind, sizes, ("0", str(words.blocks)), walk)
         for i in range(self.mr):
             text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j};" for j in range(nv)))
 
-    def _named(self, letter: str, nv: int) -> list[str]:
+    def _accumulator_names(self, letter: str, nv: int) -> list[str]:
         """Return the names of a register tile's accumulators."""
         return [f"{letter}{i}_{j}" for i in range(self.mr) for j in range(nv)]
 
-    def _block(self, a: PanelOperand, nv: int) -> None:
+    def _sum_block(self, a: PanelOperand, nv: int) -> None:
         """The sums of block ``g``."""
         text, kind, lanes, full = self.text, vector_type(self.lanes), self.lanes, self.nv * self.lanes
         bare, many = self.mr <= BARE, range(nv)
@@ -245,7 +245,7 @@ class Codes(Panel):
             if self.product.zero is not None:
                 text.line(f"const {kind} zero{j} = convert_{kind}(vload{lanes}({j}, z + g * {full}));")
                 if bare:
-                    text.all(f"const {kind} zero{j}_{p} = zero{j} + {self._apart(p)};" for p in self._places)
+                    text.all(f"const {kind} zero{j}_{p} = zero{j} + {self._mantissa_offset(p)};" for p in self._places)
         if bare:
             text.all(f"{kind} {', '.join(f't{i}_{j} = 0' for j in many)};" for i in range(self.mr))
         self._walk_block(a, nv)
@@ -264,24 +264,24 @@ class Codes(Panel):
 
         def walk(first: str, end: str) -> None:
             with text.block(f"for (int q = {first}; q < {end}; ++q)"):
-                self._word(a, nv, str(words.each))
+                self._multiply_word(a, nv, str(words.each))
 
-        sums = self._named("t" if self.mr <= BARE else "s", nv)
+        sums = self._accumulator_names("t" if self.mr <= BARE else "s", nv)
         blocks = block_sizes(max(sizes) // words.each, words.each)
         write_in_blocks(text, sums, vector_type(self.lanes), blocks, ("0", f"count / {words.each}"), walk)
         if any(size % words.each for size in sizes):
             with text.block(f"if (count % {words.each})"):
                 text.line(f"const int q = count / {words.each};")
-                self._word(a, nv, f"count % {words.each}")
+                self._multiply_word(a, nv, f"count % {words.each}")
 
-    def _word(self, a: PanelOperand, nv: int, count: str) -> None:
+    def _multiply_word(self, a: PanelOperand, nv: int, count: str) -> None:
         """``count`` codes of word ``q`` of every vector of columns."""
         text, words, lanes, full = self.text, self.words, self.lanes, self.nv * self.lanes
         for j in range(nv):
             text.line(f"{vector_type(lanes, 'uint')} w{j} = vload{lanes}({j}, b + (g * {words.words} + q) * {full});")
         if count != str(words.each):
             with text.block(f"for (int n = 0; n < {count}; ++n)"):
-                self._code(a, nv, "n", 0)
+                self._multiply_code(a, nv, "n", 0)
                 text.line(" ".join(f"w{j} >>= {words.bits}u;" for j in range(nv)))
             return
         for n in range(words.each):
@@ -289,25 +289,25 @@ class Codes(Panel):
             if turn and not place:
                 text.line(" ".join(f"w{j} >>= {self._places[-1] + words.bits}u;" for j in range(nv)))
             with text.block(""):
-                self._code(a, nv, str(n), self._places[place])
+                self._multiply_code(a, nv, str(n), self._places[place])
 
     @property
     def _places(self) -> range:
         """Where codes in a word may begin to be the mantissa's, without a shift."""
         return range(0, 24 - self.words.bits, self.words.bits)
 
-    def _apart(self, place: int) -> str:
+    def _mantissa_offset(self, place: int) -> str:
         """What a code of 0 is the mantissa of, with the codes' bias."""
         return f"{float((1 << 23 - place) + self.words.bias)}f"
 
-    def _code(self, a: PanelOperand, nv: int, n: str, place: int) -> None:
+    def _multiply_code(self, a: PanelOperand, nv: int, n: str, place: int) -> None:
         """Multiply code number ``n`` of the words, which begins at bit ``place``."""
         text, words, kind = self.text, self.words, vector_type(self.lanes)
         bare, has_zero = self.mr <= BARE, self.product.zero is not None
         text.line(f"const int k = (g * {words.block} + q * {words.each} + {n}) * {a.steps[self.product.depth]};")
         mask, exponent = (1 << words.bits) - 1 << place, 150 - place << 23
         for j in range(nv):
-            zero = f"zero{j}_{place}" if bare and has_zero else self._apart(place)
+            zero = f"zero{j}_{place}" if bare and has_zero else self._mantissa_offset(place)
             number = f"as_{kind}((w{j} & {mask}u) | {exponent}u) - {zero}"
             if not bare:
                 number = f"({number}{f' - zero{j}' if has_zero else ''}) * scale{j}"
@@ -315,4 +315,4 @@ class Codes(Panel):
         sums = "t" if bare else "s"
         for i in range(self.mr):
             fmas = " ".join(f"{sums}{i}_{j} = fma(x, d{j}, {sums}{i}_{j});" for j in range(nv))
-            text.line(f"{{ const {kind} x = {element(a.dtype, f'a{i}', 'k')}; {fmas} }}")
+            text.line(f"{{ const {kind} x = {read_element(a.dtype, f'a{i}', 'k')}; {fmas} }}")

@@ -11,7 +11,7 @@ from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.codes import BARE, Words, check_codes, codes, codes_product, staged, words_of
+from rammer_rocm.kernels.codes import BARE, Words, check_codes, codes_product, has_staged_rows, words_of, write_codes_task
 from rammer_rocm.kernels.contraction import PanelProduct
 from rammer_rocm.kernels.task import Family
 
@@ -51,7 +51,9 @@ class CodesForm:
 
 def codes_family(configs: dict[str, range], lanes: int) -> Family:
     """Products of floats with weights of a few bits."""
-    forms = Forms(codes_form, _tilings, _price, lambda form, binding: codes(form.tiled, binding, lanes))
+    forms = Forms(
+        codes_form, _enumerate_tilings, _predict_seconds, lambda form, binding: write_codes_task(form.tiled, binding, lanes)
+    )
     return forms.family("codes", configs)
 
 
@@ -61,20 +63,22 @@ def codes_form(operator: ROperator, binding: Binding) -> CodesForm:
     return CodesForm(operator, binding, codes_product(operator, binding) if operator.tile else None)
 
 
-def _tilings(form: CodesForm, device: VDevice) -> Iterator[CodesForm]:
+def _enumerate_tilings(form: CodesForm, device: VDevice) -> Iterator[CodesForm]:
     """Every tile that is worth its overhead, with its best register tile."""
     flops = form.operator.main.flops
     smallest = min(flops, max(flops // (device.veus * MOST_ROUNDS), SMALLEST_TASK))
     # Products side by side may each be too small: all the same they are better off here than in the generic kernel.
-    found = set(_tiles(form.operator, device.vector, smallest)) or set(_tiles(form.operator, device.vector, 0))
+    found = set(_enumerate_tiles(form.operator, device.vector, smallest)) or set(
+        _enumerate_tiles(form.operator, device.vector, 0)
+    )
     for tile in sorted(found):
         try:
             product = codes_product(replace(form.operator, tile=tile), form.binding)
         except Unsuited:
             continue
-        words, apart = words_of(product, form.binding), staged(product, form.binding)
+        words, apart = words_of(product, form.binding), has_staged_rows(product, form.binding)
         _, mr, nv = min(
-            (seconds(product, words, apart, device, m, v), m, v)
+            (predict_task_seconds(product, words, apart, device, m, v), m, v)
             for m, v in register_tiles(device.vector)
             if m <= product.rows and (v == 1 or (v - 1) * device.vector < product.width)
         )
@@ -82,7 +86,7 @@ def _tilings(form: CodesForm, device: VDevice) -> Iterator[CodesForm]:
         yield replace(form, operator=best, product=replace(product, operator=best))
 
 
-def _tiles(operator: ROperator, lanes: int, smallest: int) -> Iterator[tuple[int, ...]]:
+def _enumerate_tiles(operator: ROperator, lanes: int, smallest: int) -> Iterator[tuple[int, ...]]:
     """Parts of one axis of rows, and of the columns by whole vectors, of ``smallest`` FLOP or more; 1 elsewhere."""
     main = operator.main
     assert main.decoded is not None
@@ -105,14 +109,16 @@ def register_tiles(lanes: int) -> list[tuple[int, int]]:
     return [(m, v) for v in VECTORS for m in ROWS if (m + 2) * v <= bare and (m <= BARE or (m + 4) * v <= scaled)]
 
 
-def _price(form: CodesForm, binding: Binding, device: VDevice) -> float:
+def _predict_seconds(form: CodesForm, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without the launch."""
     p, config = form.tiled, dict(form.operator.config)
-    each = seconds(p, words_of(p, binding), staged(p, binding), device, config.get("mr", 8), config.get("nv", 2))
+    each = predict_task_seconds(
+        p, words_of(p, binding), has_staged_rows(p, binding), device, config.get("mr", 8), config.get("nv", 2)
+    )
     return -(-form.operator.task_count // device.veus) * each
 
 
-def seconds(p: PanelProduct, words: Words, apart: bool, device: VDevice, mr: int, nv: int) -> float:
+def predict_task_seconds(p: PanelProduct, words: Words, apart: bool, device: VDevice, mr: int, nv: int) -> float:
     """Predicted seconds of one task with a register tile of ``mr`` rows by ``nv`` vectors; ``apart`` where rows are copied."""
     multiplication = 2 * device.vector / (device.flops * PEAK_SHARE)
     vectors, blocks = -(-p.width // device.vector), -(-p.rows // mr)

@@ -12,7 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rammer.codegen.contraction_form import address, check_followers, consecutive, counts, roles_of_axes, with_quotients
+from rammer.codegen.contraction_form import (
+    affine_address,
+    check_followers,
+    is_consecutive,
+    is_length,
+    roles_of_axes,
+    with_quotients,
+)
 from rammer.codegen.task_parameters import Unsuited
 from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
@@ -122,7 +129,7 @@ def check_operator(operator: ROperator, binding: Binding) -> Compute:
     """The contraction of an operator that panels of float32 can compute; Unsuited says why it is none."""
     main = check_form(operator)
     names = (*operator.inputs, *(c.name for c in operator.computes))
-    kinds = {binding.types[n].dtype for n in names if not counts(n, binding)}
+    kinds = {binding.types[n].dtype for n in names if not is_length(n, binding)}
     if not kinds <= STORED.keys():
         raise Unsuited(f"{', '.join(sorted(kinds - STORED.keys()))} among its tensors")
     return main
@@ -160,7 +167,7 @@ def product_of(operator: ROperator, binding: Binding) -> PanelProduct:
     for a, b in (operands, operands[::-1]):
         try:
             _check_rows(a, binding, before)
-            choices.append(_ordered(operator, main, a, b, before, after))
+            choices.append(_make_product(operator, main, a, b, before, after))
         except Unsuited as problem:
             reason = str(problem)
     if not choices:
@@ -190,10 +197,10 @@ def _check_rows(a: Load, binding: Binding, before: Mapping[str, Compute]) -> Non
     if a.tensor not in binding.constants:
         if a.fill is not None:
             raise Unsuited("the row operand is padded")
-        access(a, binding)
+        load_access(a, binding)
 
 
-def _ordered(
+def _make_product(
     operator: ROperator, main: Compute, a: Load, b: Load, before: Mapping[str, Compute], after: Sequence[Compute]
 ) -> PanelProduct:
     tile = {x.name: t for x, t in zip(main.axes, operator.tile, strict=True)}
@@ -211,15 +218,15 @@ def _ordered(
     return PanelProduct(operator, main, a, b, row, tuple(columns), before, tuple(after))
 
 
-def access(load: Load, binding: Binding) -> Access:
+def load_access(load: Load, binding: Binding) -> Access:
     """Element address of a load from its storage's strides; Unsuited unless affine."""
-    return Access(load.tensor, *address(load, binding.storages[load.tensor].strides))
+    return Access(load.tensor, *affine_address(load, binding.storages[load.tensor].strides))
 
 
-def whole(compute: Compute, binding: Binding) -> Access:
+def store_access(compute: Compute, binding: Binding) -> Access:
     """Element address of the point that ``compute`` writes, in its own axes."""
     indices = tuple(Ref(a.name) for a in compute.axes)
-    return access(Load(compute.name, indices), binding)
+    return load_access(Load(compute.name, indices), binding)
 
 
 def ended_axes(operator: ROperator) -> dict[str, AffineExtent]:
@@ -228,13 +235,13 @@ def ended_axes(operator: ROperator) -> dict[str, AffineExtent]:
     return {names[e.axis]: e.extent for e in operator.endings if not e.below}
 
 
-def contiguous(steps: Access, p: PanelProduct) -> bool:
+def has_contiguous_columns(steps: Access, p: PanelProduct) -> bool:
     """Whether consecutive columns of any task are consecutive elements. An axis within another one leaves gaps where it ends,
     which no axis of a window does."""
     ends = {} if dict(p.operator.config).get("window") else ended_axes(p.operator)
     if any(inner in ends and any(p.tile[c] > 1 for c in p.columns[:d]) for d, inner in enumerate(p.columns)):
         return False
-    return consecutive(steps.steps, [Axis(c, p.extent[c]) for c in p.columns], p.tile)
+    return is_consecutive(steps.steps, [Axis(c, p.extent[c]) for c in p.columns], p.tile)
 
 
 def dense_axes(axes: Sequence[Axis]) -> dict[str, int]:
@@ -247,5 +254,5 @@ def rows_together(p: PanelProduct, binding: Binding) -> float:
     page apart are all in one set of it."""
     if not p.row or p.a.tensor in binding.constants:
         return math.inf
-    apart = access(p.a, binding).step(p.row) * itemsize(binding.types[p.a.tensor].dtype)
+    apart = load_access(p.a, binding).step(p.row) * itemsize(binding.types[p.a.tensor].dtype)
     return WAYS * (WAY // math.gcd(apart, WAY))

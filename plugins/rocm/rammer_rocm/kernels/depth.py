@@ -52,7 +52,7 @@ class Loop:
         return f"({k} - {self.walk.first})" if self.walk.chunk else k
 
 
-def loops(axes: Sequence[tuple[str, int, int, int]], walks: Mapping[str, AxisWalk]) -> list[Loop]:
+def join_loops(axes: Sequence[tuple[str, int, int, int]], walks: Mapping[str, AxisWalk]) -> list[Loop]:
     """Join neighbouring reduction axes (name, extent, step of A, step of B) wherever both steps allow it and the inner one is
     walked whole."""
     result: list[Loop] = []
@@ -61,7 +61,7 @@ def loops(axes: Sequence[tuple[str, int, int, int]], walks: Mapping[str, AxisWal
             continue
         if name not in walks and result and result[-1].a == a * extent and result[-1].b == b * extent:
             outer = result[-1]
-            walk = AxisWalk(_times(outer.walk.first, extent), _times(outer.walk.end, extent), outer.walk.chunk)
+            walk = AxisWalk(_scale_text(outer.walk.first, extent), _scale_text(outer.walk.end, extent), outer.walk.chunk)
             result[-1] = Loop(outer.extent * extent, a, b, walk)
         else:
             result.append(Loop(extent, a, b, walks.get(name, AxisWalk("0", str(extent)))))
@@ -88,7 +88,7 @@ def write_loops(
     write_in_blocks(text, *sums, sizes, loop.walk.ends, walk)
 
 
-def _times(text: str, factor: int) -> str:
+def _scale_text(text: str, factor: int) -> str:
     return str(int(text) * factor) if text.isdigit() else f"({text} * {factor})"
 
 

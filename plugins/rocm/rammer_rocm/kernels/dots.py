@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from rammer.codegen.c_text import numbered
-from rammer.codegen.contraction_form import QUOTIENT, counts
+from rammer.codegen.c_text import combine_digits
+from rammer.codegen.contraction_form import QUOTIENT, is_length
 from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -21,7 +21,7 @@ from rammer.ir.device import VDevice
 from rammer.ir.expr import Expr, Load
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import FourBytes, PanelOperand, PanelProduct, access, check_form, product_of
+from rammer_rocm.kernels.contraction import FourBytes, PanelOperand, PanelProduct, check_form, load_access, product_of
 from rammer_rocm.kernels.gather import Gather, Region
 from rammer_rocm.kernels.packing import pack_quads
 from rammer_rocm.kernels.panel import Panel
@@ -46,7 +46,7 @@ def check_bytes(operator: ROperator, binding: Binding) -> Compute:
     ):
         raise Unsuited("no product of bytes")
     names = (*operator.inputs, *(c.name for c in operator.computes))
-    if any(binding.types[n].dtype not in TYPES for n in names if not counts(n, binding)):
+    if any(binding.types[n].dtype not in TYPES for n in names if not is_length(n, binding)):
         raise Unsuited("a type that vectors do not have")
     if operator.computes[0] is not main:
         raise Unsuited("maps before a product of bytes")
@@ -65,21 +65,21 @@ def bytes_product(operator: ROperator, binding: Binding) -> PanelProduct:
     check_bytes(operator, binding)
     p = product_of(operator, binding)
     types = binding.types[p.a.tensor].dtype, binding.types[p.b.tensor].dtype
-    fitting = [r for r in p.main.reduce if _unguarded(p, r, binding)]
+    fitting = [r for r in p.main.reduce if _is_unguarded(p, r, binding)]
     if not fitting:
         raise Unsuited("padding along every axis of the sum")
     best = min(reversed(fitting), key=lambda r: p.depth // r.extent * -(-r.extent // 4))
-    fours = ex.mul(best.name, 4)
-    a, b = (_moved(load, best.name, fours) for load in (p.a, p.b))
+    fours = ex.make_mul(best.name, 4)
+    a, b = (_substitute_axis(load, best.name, fours) for load in (p.a, p.b))
     reduce = tuple(Axis(r.name, -(-r.extent // 4)) if r == best else r for r in p.main.reduce)
     return replace(p, main=replace(p.main, reduce=reduce), a=a, b=b, quads=FourBytes(best.name, best.extent, p.a, p.b, types))
 
 
-def _moved(load: Load, axis: str, place: Expr) -> Load:
+def _substitute_axis(load: Load, axis: str, place: Expr) -> Load:
     return Load(load.tensor, tuple(ex.substitute(i, {axis: place}) for i in load.indices), load.fill)
 
 
-def _unguarded(p: PanelProduct, axis: Axis, binding: Binding) -> bool:
+def _is_unguarded(p: PanelProduct, axis: Axis, binding: Binding) -> bool:
     """Whether the column operand can be read four by four along ``axis``: affine, and never beside its tensor."""
     ranges = {name: (0, n - 1) for name, n in p.extent.items()}
     for name in ex.axes_of(p.b):
@@ -90,12 +90,12 @@ def _unguarded(p: PanelProduct, axis: Axis, binding: Binding) -> bool:
         if axis.name not in ex.axes_of(index):
             continue
         span = ex.interval(index, ranges)
-        if ex.affine(index) is None or span is None or span[0] < 0 or span[1] >= extent:
+        if ex.affine_form(index) is None or span is None or span[0] < 0 or span[1] >= extent:
             return False
     return True
 
 
-def dots(product: PanelProduct, binding: Binding, device: VDevice) -> TaskFunction:
+def write_dots_task(product: PanelProduct, binding: Binding, device: VDevice) -> TaskFunction:
     """The task function of a tiled product of bytes, with the config of a panel. Raises Unsuited where it cannot be written."""
     lanes = device.vector
     if lanes not in LANES:
@@ -155,7 +155,7 @@ class Dots(Panel):
         packing, coordinates = pack_quads(self.p, unit, rows, self.signs.factor)
         tensor = self.p.a.tensor if rows else self.p.b.tensor
         size = -(-extent // unit) * unit * self.depth
-        place = f"(size_t)({numbered(coordinates)}) * {size}"
+        place = f"(size_t)({combine_digits(coordinates)}) * {size}"
         self.text.line(f"__global const int *{name} = {self.pointer(tensor, packed=packing)} + {place};")
         return name
 
@@ -170,8 +170,8 @@ class Dots(Panel):
         if self.constant == "a":
             name = self._packed_at("A", True, self.mr, p.rows)
             return PanelOperand(name, {r: s * self.mr for r, s in self.flat.items()}, packed=True)
-        steps = access(p.a, self.binding)
-        if access(self.quads.a, self.binding).step(self.quads.axis) != 1:
+        steps = load_access(p.a, self.binding)
+        if load_access(self.quads.a, self.binding).step(self.quads.axis) != 1:
             raise Unsuited("the bytes of a row do not lie side by side")
         self.text.line(f"__global const uchar *A = (__global const uchar *){self.pointer(p.a.tensor)} + ({self.address(steps)});")
         row = steps.step(p.row) if p.row else 0
@@ -212,9 +212,9 @@ class Dots(Panel):
 
     def multiply(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
         """Sums begin with what makes up for flipped bytes, or get it behind the loop."""
-        kind, text, summed = vector_type(self.lanes, "int"), self.text, self._summed
+        kind, text, summed = vector_type(self.lanes, "int"), self.text, self._has_column_sums
         for i in range(self.mr):
-            text.line(f"{kind} {', '.join(f's{i}_{j} = {self._start(a, b, i, j)}' for j in range(nv))};")
+            text.line(f"{kind} {', '.join(f's{i}_{j} = {self._initial_value(a, b, i, j)}' for j in range(nv))};")
         if summed:
             text.line(f"{kind} {', '.join(f'q{j} = 0' for j in range(nv))};")
         self.k_loops(a, b, ((), kind), lambda: self.multiply_add(a, b, nv))
@@ -223,11 +223,11 @@ class Dots(Panel):
             text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j}{more and f'{more}{j}'};" for j in range(nv)))
 
     @property
-    def _summed(self) -> bool:
+    def _has_column_sums(self) -> bool:
         """Whether the columns are added up beside the products."""
         return bool(self.signs.factor) and not self.constant
 
-    def _start(self, a: PanelOperand, b: PanelOperand, i: int, j: int) -> str:
+    def _initial_value(self, a: PanelOperand, b: PanelOperand, i: int, j: int) -> str:
         """What an accumulator begins with."""
         full = self.nv * self.lanes
         if not self.signs.factor or not (a.packed or b.packed):
@@ -243,13 +243,13 @@ class Dots(Panel):
         for i in range(self.mr):
             word = f"a[ka + {i}]" if a.packed else f"as_int(vload4(0, a{i} + ka))"
             word = f"(int)({word} ^ {_FLIP})" if signs.flipped == "a" else word
-            each = " ".join(f"s{i}_{j} = {self._dot(f's{i}_{j}', 'w', f'b{j}')};" for j in range(nv))
+            each = " ".join(f"s{i}_{j} = {self._dot_call(f's{i}_{j}', 'w', f'b{j}')};" for j in range(nv))
             text.line(f"{{ const {kind} w = {word}; {each} }}")
-        if self._summed:
-            each = " ".join(f"q{j} = {self._dot(f'q{j}', 'ones', f'b{j}')};" for j in range(nv))
+        if self._has_column_sums:
+            each = " ".join(f"q{j} = {self._dot_call(f'q{j}', 'ones', f'b{j}')};" for j in range(nv))
             text.line(f"{{ const {kind} ones = {_ONES}; {each} }}")
 
-    def _dot(self, total: str, a: str, b: str) -> str:
+    def _dot_call(self, total: str, a: str, b: str) -> str:
         first, second = (a, b) if self.signs.unsigned == "a" else (b, a)
         return f"RM_DOT{self.lanes}({total}, {first}, {second})"
 
@@ -285,7 +285,7 @@ class Fours(Gather):
         if not isinstance(value, Load):
             raise Unsuited("maps before a product of bytes")
         steps = self.access(value)
-        apart = access(self.quads.b, self.binding).step(self.quads.axis)
+        apart = load_access(self.quads.b, self.binding).step(self.quads.axis)
         q = self.quads
         kind = vector_type(width, "uint")
         yield f"__global const uchar *q = (__global const uchar *){self.pointer(steps.tensor)} + ({self.address(steps)});"
@@ -300,7 +300,7 @@ class Fours(Gather):
                 yield "if (live < 4) word &= (1u << (8 * live)) - 1u;"
         else:
             for r in range(4):
-                read = self._bytes(f"q + {r * apart}", steps.step(self.inner), width)
+                read = self._load_bytes(f"q + {r * apart}", steps.step(self.inner), width)
                 if short and r:
                     read = f"(live > {r} ? {read} : ({vector_type(width, 'uchar')})(0))"
                 yield f"const {vector_type(width, 'uchar')} q{r} = {read};"
@@ -311,7 +311,7 @@ class Fours(Gather):
         value_text = f"as_{vector_type(width, 'int')}(word)"
         yield f"vstore{width}({value_text}, 0, d + i);" if width > 1 else f"d[i] = {value_text};"
 
-    def _bytes(self, source: str, step: int, width: int) -> str:
+    def _load_bytes(self, source: str, step: int, width: int) -> str:
         if step == 0:
             return f"({vector_type(width, 'uchar')})(*({source}))"
         if width == 1:

@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rammer.codegen.c_text import numbered
+from rammer.codegen.c_text import combine_digits
 from rammer.codegen.contraction_form import QUOTIENT
-from rammer.codegen.operations import literal
-from rammer.codegen.rowform import expanded
+from rammer.codegen.operations import spell_literal
+from rammer.codegen.rowform import inline_producers
 from rammer.codegen.task_parameters import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Interval, Load
 
-from rammer_rocm.kernels.contraction import Access, PanelProduct, access, dense_axes
+from rammer_rocm.kernels.contraction import Access, PanelProduct, dense_axes, load_access
 from rammer_rocm.kernels.depth import AxisWalk
 from rammer_rocm.kernels.generic import CPU_DIALECT
-from rammer_rocm.kernels.vector import Vector, read, vector_type
+from rammer_rocm.kernels.vector import Vector, read_vector, vector_type
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Gather:
     def lines(self) -> Iterator[str]:
         """All statements."""
         yield from (f"const int k_{name} = 0;" for name, extent, _ in self.region.reduce if extent == 1)
-        guards = list(self._guards(self.region.load)) if self.region.load.fill is not None else []
+        guards = list(self._write_guards(self.region.load)) if self.region.load.fill is not None else []
         value = self.expression()
         steps = {self.access(load).step(self.inner) for load in ex.loads(value)}
         yield from self._by_columns(value) if not guards and not steps <= {0, 1, 2} else self._by_rows(value, guards)
@@ -77,9 +77,9 @@ class Gather:
         """Run after run along the columns, for sources that have their columns close together."""
         region = self.region
         yield from self._k_loops()
-        yield f"__global {self.element} *line = panel + {self._row()};"
+        yield f"__global {self.element} *line = panel + {self._row_offset()};"
         yield from self._outer_loops()
-        yield f"__global {self.element} *d = line + ({self._column()}) * {region.pitch or self.count};"
+        yield f"__global {self.element} *d = line + ({self._run_number()}) * {region.pitch or self.count};"
         yield from self._run(value, guards)
         yield from ["}"] * len(self.outer)
         yield f"vstore{self.lanes}(({vector_type(self.lanes, self.element)})({self.zero}), 0, line + {self._end()});"
@@ -92,7 +92,7 @@ class Gather:
         yield f"for (int n = 0; n < {self.count}; n += {lanes}) {{"
         yield from self._k_loops()
         pitch = self.region.pitch or self.count
-        yield f"__global {self.element} *d = panel + {self._row()} + ({self._column()}) * {pitch};"
+        yield f"__global {self.element} *d = panel + {self._row_offset()} + ({self._run_number()}) * {pitch};"
         yield f"if (n + {lanes} <= {self.count}) {{"
         yield "const int i = n;"
         yield from self.assign(value, lanes)
@@ -103,7 +103,7 @@ class Gather:
         yield from ["}"] * (len(self.outer) + 1)
         yield from self._k_loops()
         zeros = f"({vector_type(lanes, self.element)})({self.zero})"
-        yield f"vstore{lanes}({zeros}, 0, panel + {self._row()} + {self._end()});"
+        yield f"vstore{lanes}({zeros}, 0, panel + {self._row_offset()} + {self._end()});"
         yield from self._k_ends()
 
     def _k_loops(self) -> Iterator[str]:
@@ -119,7 +119,7 @@ class Gather:
         for name, count, _ in self.region.columns[:-1]:
             yield f"for (int i_{name} = 0; i_{name} < {count}; ++i_{name}) {{"
 
-    def _row(self) -> str:
+    def _row_offset(self) -> str:
         """Offset of the panel row for the current position in K."""
         return " + ".join(f"{self._step(name)} * {step}" for name, _, step in self.region.reduce) or "0"
 
@@ -128,9 +128,9 @@ class Gather:
         walk = self.region.walks.get(name)
         return f"(k_{name} - {walk.first})" if walk is not None and walk.chunk else f"k_{name}"
 
-    def _column(self) -> str:
+    def _run_number(self) -> str:
         """Number of the current run within a panel row."""
-        return numbered((f"i_{name}", count) for name, count, _ in self.region.columns[:-1])
+        return combine_digits((f"i_{name}", count) for name, count, _ in self.region.columns[:-1])
 
     def _end(self) -> str:
         """Elements of a panel row in use."""
@@ -139,27 +139,27 @@ class Gather:
     def _run(self, value: Expr, guards: list[str]) -> Iterator[str]:
         """One run: fill to the left of the valid columns, values, fill to the right."""
         if not guards:
-            yield from self._values(value, "0", self.count)
+            yield from self._write_values(value, "0", self.count)
             return
         yield f"int lo = 0, hi = {self.count};"
         yield from guards
         yield "lo = min(lo, hi);"
         fill = self.fill()
         yield f"for (int i = 0; i < lo; ++i) d[i] = {fill};"
-        yield from self._values(value, "lo", "hi")
+        yield from self._write_values(value, "lo", "hi")
         blank = f"vstore{self.lanes}(({vector_type(self.lanes, self.element)})({fill}), 0, d + i)"
         yield f"for (int i = hi; i < {self.count}; i += {self.lanes}) {blank};"
 
     def fill(self) -> str:
         """What lies outside the tensor."""
-        return literal(CPU_DIALECT, float(self.region.load.fill or 0.0), "float32")
+        return spell_literal(CPU_DIALECT, float(self.region.load.fill or 0.0), "float32")
 
-    def _guards(self, load: Load) -> Iterator[str]:
-        ranges = self._ranges()
+    def _write_guards(self, load: Load) -> Iterator[str]:
+        ranges = self._axis_ranges()
         shape = self.binding.types[load.tensor].shape
         for index, extent in zip(load.indices, shape, strict=True):
             span = ex.interval(index, ranges)
-            form = ex.affine(index)
+            form = ex.affine_form(index)
             if form is None or span is None:
                 raise Unsuited(f"{load} is not affine")
             if span[0] >= 0 and span[1] < extent:
@@ -177,7 +177,7 @@ class Gather:
             else:
                 raise Unsuited("padded columns in reverse")
 
-    def _ranges(self) -> dict[str, Interval]:
+    def _axis_ranges(self) -> dict[str, Interval]:
         ranges: dict[str, Interval] = {name: (0, n - 1) for name, n in self.p.extent.items()}
         for name, _, most in self.region.columns:
             ranges[name] = (0, self.p.extent[name] - self.p.tile[name] + most - 1)
@@ -203,9 +203,9 @@ class Gather:
     def expression(self) -> Expr:
         """What a column holds: the load, or the inlined maps before the contraction."""
         load = self.region.load
-        return expanded(Load(load.tensor, load.indices), self.p.before)
+        return inline_producers(Load(load.tensor, load.indices), self.p.before)
 
-    def _values(self, value: Expr, low: str, high: str) -> Iterator[str]:
+    def _write_values(self, value: Expr, low: str, high: str) -> Iterator[str]:
         """``d[i]`` for columns ``low <= i < high``; whole vectors where reading past the end stays close by."""
         steps = {self.access(load).step(self.inner) for load in ex.loads(value)}
         width = self.lanes if steps <= {0, 1, 2} else 1
@@ -215,7 +215,7 @@ class Gather:
 
     def assign(self, value: Expr, width: int) -> Iterator[str]:
         """Columns ``i .. i + width - 1``."""
-        vector = Vector(width, lambda load: self._loaded(self.access(load), width))
+        vector = Vector(width, lambda load: self._load_text(self.access(load), width))
         result = vector.value(value)
         yield from vector.lines
         yield f"vstore{width}({result}, 0, d + i);" if width > 1 else f"d[i] = {result};"
@@ -224,19 +224,19 @@ class Gather:
         """The address of a load that is not padded. Unsuited unless affine."""
         if load.fill is not None:
             raise Unsuited("padding inside a computed operand")
-        return access(load, self.binding)
+        return load_access(load, self.binding)
 
-    def _loaded(self, steps: Access, width: int) -> str:
+    def _load_text(self, steps: Access, width: int) -> str:
         step, kind = steps.step(self.inner), self.binding.types[steps.tensor].dtype
         source = f"{self.pointer(steps.tensor)} + ({self.address(steps)})"
         if step == 0:
-            return f"({vector_type(width)})({read(kind, 1, source)})"
+            return f"({vector_type(width)})({read_vector(kind, 1, source)})"
         if width == 1:
-            return read(kind, 1, f"{source} + i * {step}")
+            return read_vector(kind, 1, f"{source} + i * {step}")
         if step == 1:
-            return read(kind, width, f"{source} + i")
+            return read_vector(kind, width, f"{source} + i")
         if step != 2:
-            each = (read(kind, 1, f"{source} + (i + {n}) * {step}") for n in range(width))
+            each = (read_vector(kind, 1, f"{source} + (i + {n}) * {step}") for n in range(width))
             return f"({vector_type(width)})({', '.join(each)})"
-        halves = (read(kind, width, f"{source} + i * 2", n) + ".even" for n in (0, 1))
+        halves = (read_vector(kind, width, f"{source} + i * 2", n) + ".even" for n in (0, 1))
         return f"({vector_type(width)})({', '.join(halves)})"

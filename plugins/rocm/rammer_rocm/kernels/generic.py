@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rammer.codegen.c_target import CTarget
 from rammer.codegen.dialects import one_thread
-from rammer.codegen.emit import emit
+from rammer.codegen.emit import emit_operator
 from rammer.codegen.kernel_family import Choice
 from rammer.codegen.task_parameters import Argument
 from rammer.device.manifest import Binding
@@ -17,7 +17,7 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
 from rammer_rocm.dialect import OPENCL, ROUNDED
-from rammer_rocm.kernels.plain import PlainTasks, plain, task_seconds
+from rammer_rocm.kernels.plain import PlainTasks, is_plain, task_seconds
 from rammer_rocm.kernels.task import Family, TaskFunction
 
 #: Tiles offered to the tuner, behind those of other families.
@@ -31,9 +31,9 @@ CPU_DIALECT = replace(one_thread(OPENCL), local="__global", function="__attribut
 GPU_DIALECT = replace(OPENCL, functions={**OPENCL.functions, "div": "rm_quotient"}, preamble=OPENCL.preamble + ROUNDED)
 
 
-def generic(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunction:
+def write_generic_task(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunction:
     """The task function of ``operator``; DeviceFailure where OpenCL C lacks an element type."""
-    function = emit(operator, binding, dialect, within=True)
+    function = emit_operator(operator, binding, dialect, within=True)
     arguments = tuple(Argument(name, written) for name, written in function.arguments)
     types = tuple(dialect.types[binding.types[name].dtype] for name, _ in function.arguments)
     return TaskFunction(function.name, function.text, arguments, types, function.scratch, stops=function.stops)
@@ -47,7 +47,7 @@ def dialect_of(device: VDevice) -> CTarget:
 def generic_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
     """Every tile that the core tries and whose footprint fits, best predicted first."""
     choices = [Choice(seconds, operator.tiled(tile)) for seconds, tile, _ in ranked_tiles(operator, binding.types, device)]
-    if device.threads > 1 or not plain(operator):
+    if device.threads > 1 or not is_plain(operator):
         return iter(choices)
     tasks = PlainTasks(operator, binding, device)
     priced = (Choice(-(-o.task_count // device.veus) * tasks.seconds(o) + device.launch, o) for _, o in choices)
@@ -56,14 +56,14 @@ def generic_choices(operator: ROperator, binding: Binding, device: VDevice) -> I
 
 def generic_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    if device.threads == 1 and plain(operator):
+    if device.threads == 1 and is_plain(operator):
         return -(-operator.task_count // device.veus) * task_seconds(operator, binding, device)
     return task_cost(operator, binding.types, device).total(operator.task_count, device) - device.launch
 
 
 def generic_times(operator: ROperator, binding: Binding, device: VDevice) -> tuple[float, float]:
     """Predicted seconds of one task, alone and crowded."""
-    if device.threads == 1 and plain(operator):
+    if device.threads == 1 and is_plain(operator):
         return (task_seconds(operator, binding, device),) * 2
     cost = task_cost(operator, binding.types, device)
     return cost.alone, cost.crowded
@@ -76,7 +76,7 @@ def generic_tiles(device: VDevice) -> Family:
         {},
         generic_choices,
         generic_seconds,
-        lambda operator, binding: generic(operator, binding, dialect_of(device)),
+        lambda operator, binding: write_generic_task(operator, binding, dialect_of(device)),
         most=GENERIC_TILES,
         last=True,
         times=generic_times,

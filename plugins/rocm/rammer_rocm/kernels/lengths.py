@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from rammer.codegen.c_text import total
+from rammer.codegen.c_text import format_sum
 from rammer.codegen.task_parameters import Unsuited
 from rammer.ir.extent import AffineExtent
 
@@ -14,7 +14,7 @@ from rammer_rocm.kernels.vector import vector_type
 
 def extent_text(extent: AffineExtent, pointer: Callable[[str], str]) -> str:
     """An extent of the run; ``pointer`` names the parameter of a length."""
-    return f"({total([(f'{pointer(n)}[0]', f) for n, f in extent.terms], extent.offset)})"
+    return f"({format_sum([(f'{pointer(n)}[0]', f) for n, f in extent.terms], extent.offset)})"
 
 
 def ends_of(p: PanelProduct, pointer: Callable[[str], str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Final
 from rammer.codegen.c_target import CTarget
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.stage_layout import last_stages
-from rammer.codegen.stage_reads import bodies, step, vector_cost
+from rammer.codegen.stage_reads import collect_bodies, load_step, vector_cost
 from rammer.codegen.vector_rows import FOLDED, LINE, side_by_side
 from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
@@ -94,7 +94,7 @@ class Lanes:
     together: int = 1
 
 
-def operations(reducer: str, body: Expr) -> NestWork:
+def count_operations(reducer: str, body: Expr) -> NestWork:
     """What a body takes, by kind."""
     found = [n.fn for n in ex.walk(body) if isinstance(n, Op)]
     flops = [ex.OPS[fn].flops for fn in found if fn not in QUOTIENTS]
@@ -110,15 +110,15 @@ class CountedNest:
         self.vectors = tuple(unit.target.vectors)
         count = len(self.root.axes)
         unit.ranges.update({f"x{d}": (0, max(a.extent - 1, 0)) for d, a in enumerate(self.root.axes)})
-        parts = bodies(unit, computes)
+        parts = collect_bodies(unit, computes)
         own = {c.name: c for c in (*unit.inlined.values(), *computes)}
-        self.work = [operations(p.reducer, p.body) for p in parts]
+        self.work = [count_operations(p.reducer, p.body) for p in parts]
         self.reducers = {p.reducer: own[p.reducer] for p in parts if p.reducer}
         self.accesses = list[tuple[int, NestRead]]()  # every load of a body, as often as it stands there, by its weight
         self.reads = list[NestRead]()  # in the order of the text, not of names: sums in another order are other numbers
         for part in parts:
             for load in ex.loads(part.body):
-                read = self._read(unit, load, own.get(part.reducer), count)
+                read = self._make_read(unit, load, own.get(part.reducer), count)
                 self.accesses.append((part.weight, read))
                 if load.tensor not in unit.inlined and read not in self.reads:
                     self.reads.append(read)
@@ -126,12 +126,12 @@ class CountedNest:
         self.suits = all(c.dtype in unit.lanes for c in computes)
 
     @staticmethod
-    def _read(unit: FunctionContext, load: Load, reducer: Compute | None, count: int) -> NestRead:
+    def _make_read(unit: FunctionContext, load: Load, reducer: Compute | None, count: int) -> NestRead:
         name, kind = reducer.name if reducer else "", unit.dtypes[load.tensor]
         if load.tensor in unit.inlined:  # computed in place: no access
             return NestRead(load, name, (0,) * count, {}, frozenset(), True, False, itemsize(kind))
-        steps = tuple(step(unit, load, f"x{d}") for d in range(count))
-        taps = {r.name: step(unit, load, f"{name}.{r.name}") for r in reducer.reduce} if reducer else {}
+        steps = tuple(load_step(unit, load, f"x{d}") for d in range(count))
+        taps = {r.name: load_step(unit, load, f"{name}.{r.name}") for r in reducer.reduce} if reducer else {}
         axes = frozenset(ex.axes_of(load))
         return NestRead(load, name, steps, taps, axes, kind in unit.lanes, load.fill is not None, itemsize(kind))
 
@@ -148,11 +148,11 @@ class CountedNest:
         """The extents of a box, axes joined where every access walks them as one."""
         found, whole = list(extents), [n == a.extent for n, a in zip(extents, self.root.axes, strict=True)]
         for d in reversed(range(len(found) - 1)):
-            if whole[d + 1] and found[d] > 1 and self._walks(d, found[d + 1]):
+            if whole[d + 1] and found[d] > 1 and self._can_join_axes(d, found[d + 1]):
                 found[d], found[d + 1], whole[d + 1] = 1, found[d] * found[d + 1], whole[d]
         return found
 
-    def _walks(self, d: int, inner: int) -> bool:
+    def _can_join_axes(self, d: int, inner: int) -> bool:
         pair = {f"x{d}", f"x{d + 1}"}
         for r in self.reads:
             outer, apart = r.steps[d], r.steps[d + 1]
@@ -225,15 +225,15 @@ class CountedNest:
         if lanes.axis >= 0:
             self._rows(found, extents, lanes, device_lanes)
         else:
-            self._alone(found, "", points)
+            self._count_elements(found, "", points)
             found["element_store"] += points * len(self.stores)
             for group in self.alike():
                 if lanes.columns:
-                    self._walked(found, group, points, lanes.columns[group[0].name], device_lanes)
+                    self._count_column_walk(found, group, points, lanes.columns[group[0].name], device_lanes)
                 else:
                     for c in group:
-                        self._alone(found, c.name, points * self.taps(c.name))
-                    self._waits(found, group, points, self.taps(group[0].name))
+                        self._count_elements(found, c.name, points * self.taps(c.name))
+                    self._count_waits(found, group, points, self.taps(group[0].name))
         return found
 
     def _rows(self, found: Counts, extents: Sequence[int], lanes: Lanes, device_lanes: int) -> None:
@@ -243,7 +243,7 @@ class CountedNest:
         vectors = rows * -(-extents[d] // width)
         found["loop"] += rows
         apart = [(r, r.steps[d] if f"x{d}" in r.axes else 0) for r in self.reads]
-        self._vector(found, "", vectors, apart, width / device_lanes)
+        self._count_vectors(found, "", vectors, apart, width / device_lanes)
         for s in self.stores:
             if s[d] == 1:  # a port stores half of the widest vector at a time
                 found["store"] += vectors * max(1, 2 * width // device_lanes)
@@ -252,11 +252,11 @@ class CountedNest:
         for group in self.alike():
             steps, loops = vectors * self.taps(group[0].name), vectors // lanes.together
             found["loop"] += steps // lanes.together // max(1, group[0].reduce[-1].extent)
-            self._together(found, group, steps, apart, width / device_lanes)
-            self._waits(found, group, loops, self.taps(group[0].name))
-            self._strides(found, group, loops * self.taps(group[0].name))
+            self._count_shared_loop(found, group, steps, apart, width / device_lanes)
+            self._count_waits(found, group, loops, self.taps(group[0].name))
+            self._count_strides(found, group, loops * self.taps(group[0].name))
 
-    def _strides(self, found: Counts, group: Iterable[Compute], steps: int) -> None:
+    def _count_strides(self, found: Counts, group: Iterable[Compute], steps: int) -> None:
         """Steps of loops across what is read: those that go from line to line, from page to page, and from page to page always to
         one place, of which the innermost cache holds few lines."""
         seen = set[tuple[str, int]]()
@@ -268,7 +268,9 @@ class CountedNest:
                     found["page" if far >= PAGE else "line"] += steps
                     found["conflict"] += steps if far % PAGE == 0 and c.reduce[-1].extent > WAYS else 0
 
-    def _walked(self, found: Counts, group: Sequence[Compute], points: int, along: tuple[str, int], device_lanes: int) -> None:
+    def _count_column_walk(
+        self, found: Counts, group: Sequence[Compute], points: int, along: tuple[str, int], device_lanes: int
+    ) -> None:
         """Vectors along an axis of the reductions of one loop, and what they leave over."""
         (name, width), c = along, group[0]
         extent = next(r.extent for r in c.reduce if r.name == name)
@@ -277,22 +279,22 @@ class CountedNest:
         levels = 1 + width.bit_length()
         found["fold"] += points * levels * sum(COMBINES.get(str(other.combiner), ONE)[0] for other in group)
         apart = [(r, r.taps.get(name, 0)) for r in self.reads]
-        self._together(found, group, loops * (extent // width), apart, width / device_lanes)
+        self._count_shared_loop(found, group, loops * (extent // width), apart, width / device_lanes)
         for other in group:
-            self._alone(found, other.name, loops * (extent % width))
+            self._count_elements(found, other.name, loops * (extent % width))
         in_turn = extent // width + extent % width
-        self._waits(found, group, points, loops // max(1, points) * in_turn + 2 * levels)
+        self._count_waits(found, group, points, loops // max(1, points) * in_turn + 2 * levels)
 
-    def _together(
+    def _count_shared_loop(
         self, found: Counts, group: Iterable[Compute], steps: int, apart: Sequence[tuple[NestRead, int | None]], share: float
     ) -> None:
         """So many steps of a loop that some reductions share."""
         for c in group:
-            self._vector(found, c.name, steps, apart, share)
+            self._count_vectors(found, c.name, steps, apart, share)
         combines = [COMBINES.get(str(c.combiner), ONE) for c in group]
         found["operation"] += round(steps * sum(n for n, _ in combines) * max(1.0, share))
 
-    def _waits(self, found: Counts, group: Sequence[Compute], chains: int, steps: int) -> None:
+    def _count_waits(self, found: Counts, group: Sequence[Compute], chains: int, steps: int) -> None:
         """Loops of so many steps, each of which waits for the one before: what of a loop is in flight together with the next one
         is hidden. Reductions of one loop wait together."""
         combines, names = [COMBINES.get(str(c.combiner), ONE) for c in group], {c.name for c in group}
@@ -301,7 +303,7 @@ class CountedNest:
         each += sum(w.cheap + w.quotients + w.functions for w in self.work if w.reducer in names)
         found["wait"] += round(chains * steps * max(n for _, n in combines) * min(1.0, steps * each / WINDOW))
 
-    def _vector(
+    def _count_vectors(
         self, found: Counts, reducer: str, count: int, apart: Iterable[tuple[NestRead, int | None]], share: float
     ) -> None:
         """One body for so many vectors, each of ``share`` of the widest."""
@@ -319,7 +321,7 @@ class CountedNest:
                 found["quotient"] += round(count * share * work.quotients)
                 found["function"] += round(count * (1 + share) / 2 * work.functions)  # half of it waits, in short vectors too
 
-    def _alone(self, found: Counts, reducer: str, count: int) -> None:
+    def _count_elements(self, found: Counts, reducer: str, count: int) -> None:
         """One body for so many elements; those of a reduction are combined."""
         found["element_load"] += count * sum(r.reducer == reducer for r in self.reads)
         found["element"] += count * sum(w.cheap for w in self.work if w.reducer == reducer)
@@ -332,7 +334,7 @@ def nests_of(operator: ROperator, binding: Binding, target: CTarget) -> Iterator
     """The nests of an operator's tasks, in order. What tasks keep has the strides that it had as a whole."""
     kept = {e.producer for e in operator.connections if e.layer == "veu"}
     inlined = {c.name: c for c in operator.computes if c.name not in kept}
-    stored = {n: _place(n, binding) for n in (*operator.inputs, *operator.outputs, *sorted(kept))}
+    stored = {n: _make_place(n, binding) for n in (*operator.inputs, *operator.outputs, *sorted(kept))}
     unit = FunctionContext(target, binding.types, inlined, stored, {})
     for c in (c for c in operator.computes if c.name in kept):
         yield CountedNest(unit, (c,))
@@ -340,6 +342,6 @@ def nests_of(operator: ROperator, binding: Binding, target: CTarget) -> Iterator
         yield CountedNest(unit, last)
 
 
-def _place(tensor: str, binding: Binding) -> Place:
+def _make_place(tensor: str, binding: Binding) -> Place:
     kind, storage = binding.types[tensor], binding.storages.get(tensor)
     return Place("", kind.dtype, storage.strides if storage is not None else row_major(kind.shape), (), kind.shape)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rammer.codegen.contraction_form import QUOTIENT
-from rammer.codegen.packed_constants import in_tiles, packing
-from rammer.codegen.task_parameters import Array, Packing, Unsuited, padded
+from rammer.codegen.packed_constants import in_tiles, make_packing
+from rammer.codegen.task_parameters import Array, Packing, Unsuited, pad_axis
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Load
@@ -23,7 +23,7 @@ def pack_rows(p: PanelProduct, unit: int) -> tuple[Packing, list[tuple[str, int]
     The coordinates are (name of a tile coordinate in the kernel, count), outermost first. Rows are read element by element, so
     they are float32 whatever the tensor is: an instruction multiplies by one of them in memory.
     """
-    return _pack(p, p.a, p.row, unit, "float32")
+    return _pack_operand(p, p.a, p.row, unit, "float32")
 
 
 def pack_quads(p: PanelProduct, unit: int, rows: bool, factor: int) -> tuple[Packing, list[tuple[str, int]]]:
@@ -35,7 +35,7 @@ def pack_quads(p: PanelProduct, unit: int, rows: bool, factor: int) -> tuple[Pac
     if any(QUOTIENT in axis for axis in ex.axes_of(load)):
         raise Unsuited("grouped constants")
     place = next(i for i, r in enumerate(p.main.reduce) if r.name == q.axis)
-    return _pack(p, load, along, unit, "int32", Bytes(place, q.extent, q.types[0 if rows else 1], factor))
+    return _pack_operand(p, load, along, unit, "int32", Bytes(place, q.extent, q.types[0 if rows else 1], factor))
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Bytes:
         """``[outer, line, *reduction axes]`` as ``[outer, line, elements]`` of 32 bits."""
         d = 2 + self.place
         count = -(-self.extent // 4) * 4
-        whole = np.moveaxis(padded(lines, d, count), d, -1)
+        whole = np.moveaxis(pad_axis(lines, d, count), d, -1)
         fours = whole.reshape(*whole.shape[:-1], count // 4, 4).astype(self.kind)
         words = np.moveaxis(np.ascontiguousarray(fours).view(np.int32)[..., 0], -1, d)
         flat = words.reshape(*lines.shape[:2], -1)
@@ -65,10 +65,10 @@ def pack_columns(p: PanelProduct, unit: int, dtype: str) -> tuple[Packing, list[
     """The column operand in the same arrangement, along its single column axis, as ``dtype``."""
     if any(QUOTIENT in axis for axis in ex.axes_of(p.b)):
         raise Unsuited("grouped constant columns")
-    return _pack(p, p.b, p.columns[0], unit, dtype)
+    return _pack_operand(p, p.b, p.columns[0], unit, dtype)
 
 
-def _pack(
+def _pack_operand(
     p: PanelProduct, load: Load, along: str, unit: int, dtype: str, quads: Bytes | None = None
 ) -> tuple[Packing, list[tuple[str, int]]]:
     used = ex.axes_of(load)
@@ -89,4 +89,4 @@ def _pack(
     # Tiles of whole units lie as their units would one by one: other tiles of them want the same arrangement.
     lie = (unit, tiles * blocks) if tile == unit * blocks or tiles == 1 else (tile, unit)
     facts = ("panels", *lie) if quads is None else ("quads", *lie, quads)
-    return packing(load, (*fixed, line, *reduce), size, arrange, *facts, dtype=dtype), coordinates
+    return make_packing(load, (*fixed, line, *reduce), size, arrange, *facts, dtype=dtype), coordinates

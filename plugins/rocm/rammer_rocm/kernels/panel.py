@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from rammer.codegen.c_text import digits, numbered
+from rammer.codegen.c_text import combine_digits, split_digits
 from rammer.codegen.contraction_form import QUOTIENT
-from rammer.codegen.operations import put
+from rammer.codegen.operations import format_store
 from rammer.codegen.task_parameters import Unsuited
 from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
@@ -24,9 +24,17 @@ from rammer.ir.expr import Expr, Load, Ref
 from rammer.ir.types import itemsize
 
 from rammer_rocm.kernels.across import BLOCKS, HEIGHTS, columns_across, sum_across
-from rammer_rocm.kernels.ahead import HELPERS, met
-from rammer_rocm.kernels.contraction import Access, PanelOperand, PanelProduct, access, contiguous, dense_axes, ended_axes
-from rammer_rocm.kernels.depth import PanelDepth, loops, write_loops
+from rammer_rocm.kernels.ahead import HELPERS, epilogue_accesses
+from rammer_rocm.kernels.contraction import (
+    Access,
+    PanelOperand,
+    PanelProduct,
+    dense_axes,
+    ended_axes,
+    has_contiguous_columns,
+    load_access,
+)
+from rammer_rocm.kernels.depth import PanelDepth, join_loops, write_loops
 from rammer_rocm.kernels.gather import Gather, Region, columns_region
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.lengths import ends_of, lanes_before, stops_of
@@ -34,11 +42,11 @@ from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.skipping import skips_of
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.tasktext import TaskText
-from rammer_rocm.kernels.vector import Vector, element, integer_text, read, rounded, vector_type, write
+from rammer_rocm.kernels.vector import Vector, integer_text, read_element, read_vector, round_vector, vector_type, write_vector
 from rammer_rocm.kernels.window import PanelWindow, window_of
 
 
-def scattered(p: PanelProduct, steps: Access, column: str) -> str:
+def column_address(p: PanelProduct, steps: Access, column: str) -> str:
     """Address of ``column`` relative to column 0."""
     parts, below = [], ""
     for axis in reversed(p.columns):
@@ -53,7 +61,7 @@ def scattered(p: PanelProduct, steps: Access, column: str) -> str:
 def walk(p: PanelProduct, steps: Access) -> Iterator[str]:
     """Open a block with the address ``at`` of column ``col``, relative to column 0, and where in its runs it is: a division
     for a vector instead of one for each of its lanes."""
-    yield f"{{ int at = {scattered(p, steps, 'col')};"
+    yield f"{{ int at = {column_address(p, steps, 'col')};"
     below = ""
     for axis in reversed(p.columns[1:]):
         index = f"col / ({below})" if below else "col"
@@ -61,7 +69,7 @@ def walk(p: PanelProduct, steps: Access) -> Iterator[str]:
         below = f"{below} * e_{axis}" if below else f"e_{axis}"
 
 
-def advance(p: PanelProduct, steps: Access) -> str:
+def advance_column(p: PanelProduct, steps: Access) -> str:
     """Step ``at`` to the next column."""
     inner = [a for a in reversed(p.columns)]
     text = f"at += {steps.step(inner[0])};"
@@ -71,7 +79,7 @@ def advance(p: PanelProduct, steps: Access) -> str:
     return text + " }" * (len(inner) - 1)
 
 
-def panel(product: PanelProduct, binding: Binding, lanes: int) -> TaskFunction:
+def write_panel_task(product: PanelProduct, binding: Binding, lanes: int) -> TaskFunction:
     """The task function of a tiled product whose config says ``mr`` (rows), ``nv`` (vectors of ``lanes``) and whether one padded
     copy serves all taps (``window=1``). Raises Unsuited where it cannot be written."""
     return Panel(product, binding, lanes).function()
@@ -103,18 +111,18 @@ class Panel(TaskText):
     # --- the function ---------------------------------------------------------------------------
 
     def function(self) -> TaskFunction:
-        self._origins()
-        self._stop()
+        self._write_origins()
+        self._write_bounds()
         self.text.all(self.walked.ends())
         a = self.rows_operand()
         self.text.all(self.walked.begin())
         b = self.columns_operand()
-        self._sums()
+        self._reserve_sums()
         full, single = self.nv * self.lanes, self.lanes
         kind, text = vector_type(self.lanes, self.sum), self.text
         text.line("for (int c = 0; c < wide;) {")
         text.line(f"const int nv = wide - c > {full - single + self.rest} ? {self.nv} : 1;")
-        text.line(f"const int high = {self._high()};")
+        text.line(f"const int high = {self._tile_height()};")
         text.line("for (int r = 0; r < rows; r += high) {")
         text.line(f"{kind} tile[{max(self.mr * self.nv, BLOCKS * self.mr * bool(self.rest)) + 1}];")
         if self.walked.steps:
@@ -127,18 +135,18 @@ class Panel(TaskText):
             text.line("else")
         for least in sorted({self.nv, 1}, reverse=True):
             with text.block(f"if (nv >= {least})" if least == self.nv else "else"):
-                self._heights(a, b, least)
+                self._write_heights(a, b, least)
         if self.walked.steps:
             wait = f"for (int v = 0; v < {self.mr} * nv; ++v) vstore{single}(tile[v], at + v, sums);"
             text.line(f"if (q_end < {self.p.extent[self.walked.outer]}) {{ {wait} continue; }}")
-        self._epilogue()
+        self._write_epilogue()
         text.line("}")
         text.line(f"c += nv * {single};")
         text.line("}")
         text.all(["}"] * bool(self.walked.steps))
         return self.finished(self.family, self.scratch, HELPERS, self.stops)
 
-    def _heights(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
+    def _write_heights(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
         """The products of a register tile; where rows end with a length, the last of few rows by lower ones."""
         ends = self.floats and self.p.row in ended_axes(self.p.operator) and not a.packed and not self.walked.steps
         for high in sorted({-(-self.mr // n) for n in ((4, 2) if ends else ())} - {self.mr}):
@@ -150,11 +158,11 @@ class Panel(TaskText):
         with self.text.block("") if ends else nullcontext():
             self.multiply(a, b, nv)
 
-    def _high(self) -> str:
+    def _tile_height(self) -> str:
         """Rows of a register tile: of more than one block where the last columns are summed across rows."""
         return f"wide - c > {self.rest} ? {self.mr} : {BLOCKS * self.mr}" if self.rest else str(self.mr)
 
-    def _sums(self) -> None:
+    def _reserve_sums(self) -> None:
         """Where sums wait for the next chunk: register tile after register tile, behind what is gathered."""
         if not self.walked.steps:
             return
@@ -170,11 +178,11 @@ class Panel(TaskText):
         kind = self.stored(tensor)
         return "float" if kind in STORED else CPU_DIALECT.types[kind]
 
-    def _origins(self) -> None:
+    def _write_origins(self) -> None:
         """Tile coordinates ``t_``, origins ``o_`` and clipped extents ``e_`` of every axis."""
         operator = self.p.operator
-        ends = self._ends()
-        places = zip(self.p.main.axes, operator.tile, operator.grid, digits("task", operator.grid), strict=True)
+        ends = self._axis_ends()
+        places = zip(self.p.main.axes, operator.tile, operator.grid, split_digits("task", operator.grid), strict=True)
         for axis, tile, count, place in places:
             self.text.line(f"const int t_{axis.name} = {place if count > 1 else '0'};")
             self.text.line(f"const int o_{axis.name} = t_{axis.name} * {tile};")
@@ -190,13 +198,13 @@ class Panel(TaskText):
             wide = f"(e_{self.p.columns[0]} - 1) * {self.window.pitch} + e_{self.p.columns[1]}"
         self.text.line(f"const int wide = {wide};")
 
-    def _ends(self) -> dict[str, str]:
+    def _axis_ends(self) -> dict[str, str]:
         """Where the rows and columns of a program for a range end, by axis."""
         found = ends_of(self.p, self.pointer) if self.window is None else {}
         self.stops = bool(found)
         return found
 
-    def _stop(self) -> None:
+    def _write_bounds(self) -> None:
         found = stops_of(self.p, self.walked.walks, self.pointer) if self.window is None else {}
         self.text.all(f"const int hi_{axis} = {end};" for axis, end in found.items())
         self.walked = replace(self.walked, stopped=tuple(found))
@@ -224,10 +232,10 @@ class Panel(TaskText):
             pointer = self.pointer(a.tensor, packed=packing)
             block = p.depth * self.mr
             blocks = -(-p.rows // self.mr)
-            place = numbered(coordinates)
+            place = combine_digits(coordinates)
             self.text.line(f"__global const float *A = {pointer} + (size_t)({place}) * {blocks * block};")
             return PanelOperand("A", {r: s * self.mr for r, s in self.flat.items()}, packed=True)
-        steps, dtype = access(a, self.binding), self.stored(a.tensor)
+        steps, dtype = load_access(a, self.binding), self.stored(a.tensor)
         pointer = self.pointer(a.tensor)
         self.text.line(f"__global const {CPU_DIALECT.types[dtype]} *A = {pointer} + ({self.address(steps)});")
         row = steps.step(p.row) if p.row else 0
@@ -248,11 +256,11 @@ class Panel(TaskText):
             packing, coordinates = pack_columns(p, self.nv * self.lanes, dtype)
             pointer = self.pointer(b.tensor, packed=packing)
             size = -(-p.width // (self.nv * self.lanes)) * p.depth * self.nv * self.lanes
-            self.text.line(f"__global const {kind} *B = {pointer} + (size_t)({numbered(coordinates)}) * {size};")
+            self.text.line(f"__global const {kind} *B = {pointer} + (size_t)({combine_digits(coordinates)}) * {size};")
             return PanelOperand("B", {r: s * self.nv * self.lanes for r, s in self.flat.items()}, packed=True, dtype=dtype)
         if b.tensor not in p.before and b.fill is None:
-            steps = access(b, self.binding)
-            if contiguous(steps, p):
+            steps = load_access(b, self.binding)
+            if has_contiguous_columns(steps, p):
                 self.text.line(f"__global const {kind} *B = {self.pointer(b.tensor)} + ({self.address(steps)});")
                 return PanelOperand("B", {r: steps.step(r) for r in self.flat}, dtype=dtype)
         return self.gathered()
@@ -306,7 +314,7 @@ class Panel(TaskText):
         """Write a loop over each group of reduction axes that both operands step through evenly, in blocks of the floats ``sums``
         of a type; ``step`` writes what is done."""
         axes = [(r.name, r.extent, a.steps[r.name], b.steps[r.name]) for r in self.p.main.reduce]
-        groups = loops(axes, self.walked.walks)
+        groups = join_loops(axes, self.walked.walks)
         share = self.walked.gathered, self.p.depth
         groups = [replace(g, most=g.extent * share[0] // share[1]) if g.walk.chunk else g for g in groups]
         a_off = " + ".join(f"k{n} * {g.a}" for n, g in enumerate(groups)) or "0"
@@ -322,9 +330,9 @@ class Panel(TaskText):
         """One product of every accumulator, at ``ka`` and ``kb``."""
         vector, text = self.lanes, self.text
         for j in range(nv):
-            text.line(f"const {vector_type(vector)} b{j} = {read(b.dtype, vector, 'b + kb', j)};")
+            text.line(f"const {vector_type(vector)} b{j} = {read_vector(b.dtype, vector, 'b + kb', j)};")
         for i in range(self.high):
-            source = element(a.dtype, "a", f"ka + {i}") if a.packed else element(a.dtype, f"a{i}", "ka")
+            source = read_element(a.dtype, "a", f"ka + {i}") if a.packed else read_element(a.dtype, f"a{i}", "ka")
             fmas = " ".join(f"s{i}_{j} = fma(w, b{j}, s{i}_{j});" for j in range(nv))
             text.line(f"{{ const {vector_type(vector)} w = {source}; {fmas} }}")
 
@@ -334,25 +342,25 @@ class Panel(TaskText):
 
     # --- the epilogue ---------------------------------------------------------------------------
 
-    def _epilogue(self) -> None:
+    def _write_epilogue(self) -> None:
         """Apply the following maps to each vector of the register tile and store what the operator writes.
 
         A loop, not unrolled: it runs once for K multiplications, and a small text builds in half the time.
         """
         p, text = self.p, self.text
-        self._vectors()
+        self._open_vector_loops()
         names = {p.main.name: "total"}
-        self._store(p.main.name, names)
+        self._store_output(p.main.name, names)
         for number, c in enumerate(p.after):
             axes = dict(zip((a.name for a in c.axes), (a.name for a in p.main.axes), strict=True))
             vector = self.vector(partial(self._load, names, axes), f"v{number}_")
             vector.before = partial(self._before, axes)
             names[c.name] = vector.value(c.body)
             text.all(vector.lines)
-            self._store(c.name, names)
+            self._store_output(c.name, names)
         text.all(["}"] * (3 if self.gaps else 1))
 
-    def _vectors(self) -> None:
+    def _open_vector_loops(self) -> None:
         """Loops over the vectors of the register tile: ``total``, its ``row``, its first ``col`` and how many lanes it
         ``have``. Where there are gaps, vectors start anew with every row of the output."""
         text, lanes, kind = self.text, self.lanes, vector_type(self.lanes, self.sum)
@@ -374,10 +382,10 @@ class Panel(TaskText):
     def _ahead(self) -> None:
         """Ask for what the sums meet on their way to memory; where they wait for chunks, for that of the last one."""
         last = f"if (q_end == {self.p.extent[self.walked.outer]}) " if self.walked.steps else ""
-        for load, written in () if self.gaps else met(self.p):
-            steps, kind = access(load, self.binding), self.stored(load.tensor)
-            if contiguous(steps, self.p):
-                line = f"{self.pointer(load.tensor, written)} + ({self._point(steps)} + c)"
+        for load, written in () if self.gaps else epilogue_accesses(self.p):
+            steps, kind = load_access(load, self.binding), self.stored(load.tensor)
+            if has_contiguous_columns(steps, self.p):
+                line = f"{self.pointer(load.tensor, written)} + ({self._row_address(steps)} + c)"
                 call = f"rm_ahead_{int(written)}((__global const char *)({line}), nv * {self.lanes * itemsize(kind)})"
                 self.text.line(f"{last}for (int row = r; row < min(r + high, rows); ++row) {call};")
 
@@ -385,20 +393,20 @@ class Panel(TaskText):
         renamed = ex.substitute(load, {old: ex.Ref(new) for old, new in axes.items()})
         if not isinstance(renamed, Load) or load.fill is not None:
             raise Unsuited(f"{load} in an epilogue")
-        return access(renamed, self.binding)
+        return load_access(renamed, self.binding)
 
     def _load(self, names: Mapping[str, str], axes: Mapping[str, str], load: Load) -> str:
         if load.tensor in names:
-            return rounded(self.stored(load.tensor), self.lanes, names[load.tensor])
+            return round_vector(self.stored(load.tensor), self.lanes, names[load.tensor])
         steps, p = self._steps(load, axes), self.p
         pointer, kind = self.pointer(load.tensor), self.stored(load.tensor)
-        base = self._point(steps)
+        base = self._row_address(steps)
         if not any(steps.step(c) and p.tile[c] > 1 for c in p.columns):
-            return f"({vector_type(self.lanes, self.loaded(load.tensor))})({element(kind, pointer, base)})"
-        if contiguous(steps, p):
-            return read(kind, self.lanes, f"{pointer} + ({base} + col)")
+            return f"({vector_type(self.lanes, self.loaded(load.tensor))})({read_element(kind, pointer, base)})"
+        if has_contiguous_columns(steps, p):
+            return read_vector(kind, self.lanes, f"{pointer} + ({base} + col)")
         columns = (f"min(col + {n}, cols - 1)" for n in range(self.lanes))
-        lanes = (element(kind, pointer, f"{base} + {scattered(p, steps, column)}") for column in columns)
+        lanes = (read_element(kind, pointer, f"{base} + {column_address(p, steps, column)}") for column in columns)
         return f"({vector_type(self.lanes, self.loaded(load.tensor))})({', '.join(lanes)})"
 
     def _before(self, axes: Mapping[str, str], axis: Ref, end: Expr) -> str:
@@ -406,23 +414,23 @@ class Panel(TaskText):
         limit = integer_text(end, lambda load: f"{self.pointer(load.tensor)}[0]")
         return lanes_before(self.p, self.lanes, axes.get(axis.axis, axis.axis), limit, self.origin)
 
-    def _point(self, steps: Access) -> str:
+    def _row_address(self, steps: Access) -> str:
         """Address of column 0 in row ``row``."""
         row = [f"row * {steps.step(self.p.row)}"] if self.p.row and steps.step(self.p.row) else []
         return self.address(steps, extra=row)
 
-    def _store(self, name: str, names: Mapping[str, str]) -> None:
+    def _store_output(self, name: str, names: Mapping[str, str]) -> None:
         p = self.p
         if name not in p.operator.outputs:
             return
         compute = next(c for c in (p.main, *p.after) if c.name == name)
         axes = dict(zip((a.name for a in compute.axes), (a.name for a in p.main.axes), strict=True))
         steps = self._steps(Load(name, tuple(ex.Ref(a.name) for a in compute.axes)), axes)
-        pointer, base, value, kind = self.pointer(name, written=True), self._point(steps), names[name], self.stored(name)
+        pointer, base, value, kind = self.pointer(name, written=True), self._row_address(steps), names[name], self.stored(name)
         # A vector of whose lanes some fall into a gap may still be stored whole: later ones write what it spoils.
         lane = "for (int n = 0; n < have; ++n)"
-        if contiguous(steps, p):
-            whole = write(kind, self.lanes, f"{pointer} + ({base} + col)", value)
+        if has_contiguous_columns(steps, p):
+            whole = write_vector(kind, self.lanes, f"{pointer} + ({base} + col)", value)
             self.text.line(f"if (col + {self.lanes} <= cols) {whole}")
             self.text.line("else {")
             place = f"{base} + col + n"
@@ -430,8 +438,8 @@ class Panel(TaskText):
             self.text.all(walk(p, steps))
             lane, place = f"{lane} {{", f"{base} + at"
         self.text.line(f"{self.loaded(name)} lane[{self.lanes}]; vstore{self.lanes}({value}, 0, lane);")
-        self.text.line(f"{lane} {put(CPU_DIALECT, pointer, place, kind, 'lane[n]')}")
+        self.text.line(f"{lane} {format_store(CPU_DIALECT, pointer, place, kind, 'lane[n]')}")
         if lane.endswith("{"):
-            self.text.all([advance(p, steps)])
+            self.text.all([advance_column(p, steps)])
             self.text.line("}")
         self.text.line("}")

@@ -69,7 +69,7 @@ INNERMOST: Final = 32 << 10
 OUTER: Final = (4, 20)
 
 
-def plain(operator: ROperator) -> bool:
+def is_plain(operator: ROperator) -> bool:
     """Whether an operator is maps and reductions alone. Of a range of lengths the core prices the tiles, length by length."""
     return not operator.endings and all(c.kind in ("map", "reduction") for c in operator.computes)
 
@@ -97,74 +97,74 @@ class PlainTasks:
 
     def mean(self, tiled: ROperator) -> dict[str, float]:
         """What the mean task does, by the names of ``CYCLES``: tasks at edges are smaller, and may be narrower than a vector."""
-        cuts = [_cuts(extent, tile) for extent, tile in zip(tiled.anchor.shape, tiled.tile, strict=True)]
+        cuts = [_axis_cuts(extent, tile) for extent, tile in zip(tiled.anchor.shape, tiled.tile, strict=True)]
         full, total = tiled.boxes(tiled.inner_box(), self.types), dict[str, float]()
         even = all(len(cut) == 1 for cut in cuts)
         for cut in product(*cuts):
             often = math.prod(n for n, _ in cut) / tiled.task_count
             boxes = tiled.boxes(tuple(box for _, box in cut), self.types)
-            for what, count in self._counts(boxes, full, even).items():
+            for what, count in self._count_task(boxes, full, even).items():
                 total[what] = total.get(what, 0.0) + often * count
         return total
 
-    def _counts(self, boxes: Mapping[str, Box], full: Mapping[str, Box], even: bool) -> Counts:
+    def _count_task(self, boxes: Mapping[str, Box], full: Mapping[str, Box], even: bool) -> Counts:
         """What a task of these boxes does in the kernel of one of ``full`` boxes, those of all tasks where these are ``even``, by
         the names of ``CYCLES``."""
-        found = self._bytes(boxes)
+        found = self._count_bytes(boxes)
         found["task"] += 1
         for nest in self.nests:
             if nest.root.name in boxes:
                 found["nest"] += 1
-                found += nest.count(_extents(boxes[nest.root.name]), _extents(full[nest.root.name]), self.lanes, even)
-        found["far_conflict"] += round(found["conflict"] * _beyond(self.nbytes, self.capacity))
+                found += nest.count(_box_extents(boxes[nest.root.name]), _box_extents(full[nest.root.name]), self.lanes, even)
+        found["far_conflict"] += round(found["conflict"] * _uncached_share(self.nbytes, self.capacity))
         return found
 
-    def _bytes(self, boxes: Mapping[str, Box]) -> Counts:
+    def _count_bytes(self, boxes: Mapping[str, Box]) -> Counts:
         """Bytes of what a task reads and writes, by where they are: ``far`` as much of them as the operator's tensors outgrow the
         core's cache, ``outer`` as much as they outgrow its share of the outermost cache. What a task reads again, or keeps, comes
         from the cache that holds all that the task touches: the innermost one for nothing."""
         found, seen = Counts(), set[str]()
-        sizes = {n: _volume(boxes[n]) * itemsize(self.types[n].dtype) for n in (*self.stored, *self.kept) if n in boxes}
-        touched, whole = sum(sizes.values()), _beyond(self.nbytes, self.capacity)
-        beyond = _beyond(touched, self.capacity)
-        again = {"again_far": beyond, "again_near": (1.0 - beyond) * _beyond(touched, INNERMOST)}
+        sizes = {n: _box_volume(boxes[n]) * itemsize(self.types[n].dtype) for n in (*self.stored, *self.kept) if n in boxes}
+        touched, whole = sum(sizes.values()), _uncached_share(self.nbytes, self.capacity)
+        beyond = _uncached_share(touched, self.capacity)
+        again = {"again_far": beyond, "again_near": (1.0 - beyond) * _uncached_share(touched, INNERMOST)}
         low, high = (self.capacity * caches for caches in OUTER)
         outer = whole * min(1.0, max(0.0, (self.nbytes - low) / (high - low)))
         first = {"far": whole, "near": 1.0 - whole, "outer": outer}
         for nest in self.nests:
             for name in dict.fromkeys(r.tensor for r in nest.reads if r.tensor in sizes):
                 if name in seen:
-                    _add(found, again, sizes[name])
+                    _add_shares(found, again, sizes[name])
                 else:
-                    self._reach(found, first, "read", boxes[name], name)
+                    self._count_access(found, first, "read", boxes[name], name)
                 seen.add(name)
             for name in (c.name for c in nest.computes if c.name in sizes):
                 seen.add(name)
                 if name in self.stored:
-                    self._reach(found, first, "write", boxes[name], name)
+                    self._count_access(found, first, "write", boxes[name], name)
                 else:
-                    _add(found, again, sizes[name])
+                    _add_shares(found, again, sizes[name])
         return found
 
-    def _reach(self, found: Counts, shares: Mapping[str, float], what: str, box: Box, name: str) -> None:
+    def _count_access(self, found: Counts, shares: Mapping[str, float], what: str, box: Box, name: str) -> None:
         """What a task reads first, or writes."""
         size = box_bytes(box, self.types[name], self.line)
-        _add(found, {f"{where}_{what}": share for where, share in shares.items()}, size)
-        runs = _jumps(box, self.types[name])
-        _add(found, {f"{where}_run": share for where, share in shares.items() if where != "outer"}, runs)
+        _add_shares(found, {f"{where}_{what}": share for where, share in shares.items()}, size)
+        runs = _count_runs(box, self.types[name])
+        _add_shares(found, {f"{where}_run": share for where, share in shares.items() if where != "outer"}, runs)
 
 
-def _add(found: Counts, shares: Mapping[str, float], size: int) -> None:
+def _add_shares(found: Counts, shares: Mapping[str, float], size: int) -> None:
     for what, share in shares.items():
         found[what] += round(share * size)
 
 
-def _beyond(size: int, capacity: int) -> float:
+def _uncached_share(size: int, capacity: int) -> float:
     """What share of so many bytes a cache no longer holds, that keeps what was used last: all of twice its size."""
     return min(1.0, max(0.0, size / capacity - 1.0))
 
 
-def _cuts(extent: int, tile: int) -> Sequence[tuple[int, tuple[int, int]]]:
+def _axis_cuts(extent: int, tile: int) -> Sequence[tuple[int, tuple[int, int]]]:
     """How often a tile is along an axis, and where: full ones as the one in the middle, and what is left at the end."""
     count, left = divmod(extent, tile)
     low = (count - 1) // 2 * tile
@@ -172,15 +172,15 @@ def _cuts(extent: int, tile: int) -> Sequence[tuple[int, tuple[int, int]]]:
     return [*full, *([(1, (extent - left, extent))] if left else [])]
 
 
-def _extents(box: Box) -> list[int]:
+def _box_extents(box: Box) -> list[int]:
     return [high - low for low, high in box]
 
 
-def _volume(box: Box) -> int:
+def _box_volume(box: Box) -> int:
     return math.prod([high - low for low, high in box])
 
 
-def _jumps(box: Box, kind: TensorType) -> int:
+def _count_runs(box: Box, kind: TensorType) -> int:
     """How many runs of neighbouring elements of a tensor a box is; of a single one, which goes on where the task before ended,
     none."""
     count, whole = 1, True

@@ -54,16 +54,16 @@ class Skip:
 
 def skips_of(p: PanelProduct, binding: Binding) -> tuple[Skip, ...]:
     """The taps that some task leaves out."""
-    return tuple(s for s in outside(p, binding) if s.share(p.tile[s.axis]) <= WORTH)
+    return tuple(s for s in outside_taps(p, binding) if s.share(p.tile[s.axis]) <= WORTH)
 
 
-def outside(p: PanelProduct, binding: Binding) -> tuple[Skip, ...]:
+def outside_taps(p: PanelProduct, binding: Binding) -> tuple[Skip, ...]:
     """The taps that may lie outside, whatever the tile: of a stored column operand with zeros around it."""
     if p.b.fill != 0.0 or p.quads is not None or p.b.tensor in p.before:
         return ()
     window, found = {r.name: r.extent for r in p.main.reduce}, list[Skip]()
     for index, size in zip(p.b.indices, binding.types[p.b.tensor].shape, strict=True):
-        form = ex.affine(index)
+        form = ex.affine_form(index)
         if form is None:
             continue
         taps, axes = [a for a in form[0] if a in window], [a for a in form[0] if a not in window]

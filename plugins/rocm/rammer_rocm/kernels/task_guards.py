@@ -36,7 +36,7 @@ def ended(operator: ROperator, function: TaskFunction, binding: Binding, dialect
     return TaskFunction(entry, f"void {entry}{rest}", arguments, types, function.scratch, inner=function)
 
 
-def rested(
+def skip_unchanged_task(
     operator: ROperator, function: TaskFunction, writer: KernelWriter[TaskFunction], binding: Binding, dialect: CTarget
 ) -> TaskFunction:
     """``function`` behind a test of whether it has anything new to compute; itself where it always has."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rammer.codegen.operations import fetch, literal
+from rammer.codegen.operations import format_load, spell_literal
 from rammer.codegen.task_parameters import Unsuited
 from rammer.codegen.vector_text import STORED
 from rammer.ir.expr import TRANSCENDENTAL, Cast, Const, Expr, Load, Op, Ref
@@ -31,28 +31,28 @@ def vector_type(width: int, element: str = "float") -> str:
     return element if width == 1 else f"{element}{width}"
 
 
-def read(dtype: str, width: int, address: str, number: int = 0) -> str:
+def read_vector(dtype: str, width: int, address: str, number: int = 0) -> str:
     """``width`` elements of ``dtype`` from ``address`` on, or the ``number``-th so many, as float32."""
     if dtype == "float16":
         return f"vload_half{width if width > 1 else ''}({number}, {address})"
     return f"vload{width}({number}, {address})" if width > 1 else f"*({address})"
 
 
-def write(dtype: str, width: int, address: str, value: str) -> str:
+def write_vector(dtype: str, width: int, address: str, value: str) -> str:
     """The statement that stores float32 ``value`` there as ``dtype``."""
     if dtype == "float16":
         return f"vstore_half{width if width > 1 else ''}({value}, 0, {address});"
     return f"vstore{width}({value}, 0, {address});" if width > 1 else f"*({address}) = {value};"
 
 
-def rounded(dtype: str, width: int, value: str) -> str:
+def round_vector(dtype: str, width: int, value: str) -> str:
     """Return float32 ``value`` as memory of ``dtype`` would have it."""
     return f"rm_hround{width if width > 1 else ''}({value})" if dtype == "float16" else value
 
 
-def element(dtype: str, pointer: str, place: str) -> str:
+def read_element(dtype: str, pointer: str, place: str) -> str:
     """One element as float32."""
-    return fetch(CPU_DIALECT, pointer, place, dtype)
+    return format_load(CPU_DIALECT, pointer, place, dtype)
 
 
 @dataclass
@@ -87,15 +87,15 @@ class Vector:
         if isinstance(e, Const):
             if isinstance(e.value, bool):
                 raise Unsuited("a truth value as a number")
-            return f"({vector_type(self.width)})({literal(CPU_DIALECT, float(e.value), 'float32')})"
+            return f"({vector_type(self.width)})({spell_literal(CPU_DIALECT, float(e.value), 'float32')})"
         if isinstance(e, Load):
             return self.load(e)
         if isinstance(e, Cast) and e.dtype in STORED:
-            return rounded(e.dtype, self.width, self.value(e.arg))
+            return round_vector(e.dtype, self.width, self.value(e.arg))
         if not isinstance(e, Op):
             raise Unsuited(f"{e} in a vector expression")
         if e.fn in ("max", "min"):
-            return self._extremum(e)
+            return self._extremum_call(e)
         if e.fn == "where":
             return self.select(self.mask(e.args[0]), self.value(e.args[1]), self.value(e.args[2]))
         args = [self.value(a) for a in e.args]
@@ -107,7 +107,7 @@ class Vector:
             return f"{_CALLS[e.fn]}({', '.join(args)})"
         raise Unsuited(f"{e.fn} in a vector expression")
 
-    def _extremum(self, e: Op) -> str:
+    def _extremum_call(self, e: Op) -> str:
         """NumPy's maximum and minimum: NaN wins. Beside a literal one comparison is enough."""
         sign = ">" if e.fn == "max" else "<"
         first, second = (self.value(a) for a in e.args)

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.runtime.inputs import outlying
+from rammer.runtime.inputs import scale_outlier_channels
 from rammer_testing.graphs.case import GraphCase
 from rammer_testing.graphs.generate import LONGEST, graph, merged
 from rammer_testing.graphs.invalidate import spoiled
@@ -228,7 +228,7 @@ def _outlying(case: GraphCase, setting: Setting, seed: int, index: int) -> Graph
     if setting.precision != "float16" or rng.random() < 0.5:
         return case
     wide = {n: x.dtype == np.float32 and x.ndim > 0 for n, x in case.inputs.items()}
-    return replace(case, inputs={n: outlying(x, x.ndim - 1, rng) if wide[n] else x for n, x in case.inputs.items()})
+    return replace(case, inputs={n: scale_outlier_channels(x, x.ndim - 1, rng) if wide[n] else x for n, x in case.inputs.items()})
 
 
 def _refused(

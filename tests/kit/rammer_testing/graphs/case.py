@@ -25,7 +25,7 @@ from onnx import (
 from onnx.defs import onnx_opset_version
 
 from rammer.frontend.read.model_checks import all_graphs
-from rammer.frontend.read.onnx_inference_guards import declare
+from rammer.frontend.read.onnx_inference_guards import declare_types
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Opset of the functions that a case defines itself.
@@ -171,7 +171,7 @@ class GraphCase:
     def inferred(self, **strictness: bool) -> ModelProto:
         """The plain model with what ONNX infers of its values. Raises what its C++ throws."""
         model = self.plain().model()
-        declare(all_graphs(model))
+        declare_types(all_graphs(model))
         return shape_inference.infer_shapes(model, data_prop=True, **strictness)
 
     def text(self, **extra: Any) -> str:

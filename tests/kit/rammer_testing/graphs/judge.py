@@ -21,7 +21,7 @@ from rammer.errors import BadInput, RammerError
 from rammer.frontend.read.node_protos import attribute_value
 from rammer.frontend.read.reader import read_model
 from rammer.frontend.spec_rulings.operator_questions import Use
-from rammer.frontend.spec_rulings.rulings import Voice, distrusted
+from rammer.frontend.spec_rulings.rulings import Voice, find_decision
 from rammer.ir.types import SHORT, TensorType
 from rammer.runtime.executable import Executable
 from rammer.runtime.model_source import open_source
@@ -229,7 +229,7 @@ def trusted(voice: Voice, case: GraphCase, made: Outputs | None = None) -> bool:
             [bool(o) for o in call.outputs],
             [known.get(n) for n in call.inputs],
         )
-        if distrusted(voice, use):
+        if find_decision(voice, use):
             return False
     return True
 

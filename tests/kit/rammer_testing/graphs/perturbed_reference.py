@@ -22,7 +22,7 @@ from rammer.frontend.lower.lowering_registry import CannotLower
 from rammer.frontend.read.reader import Model
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Op
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import is_float
@@ -163,10 +163,10 @@ class Tracker:
         name = compute.name
         steps = Steps({n: a.dtype.name for n, a in native.items()}, self.rng, self.amplified)
         with np.errstate(all="ignore"):
-            exact[name] = np.asarray(evaluate(compute, exact, True, steps.exact))
-            native[name] = np.asarray(evaluate(compute, native))
+            exact[name] = np.asarray(evaluate_compute(compute, exact, True, steps.exact))
+            native[name] = np.asarray(evaluate_compute(compute, native))
             for table in others:
-                table[name] = np.asarray(evaluate(compute, table, True, steps.disturbed))
+                table[name] = np.asarray(evaluate_compute(compute, table, True, steps.disturbed))
             doubts = doubtful(compute, exact, self.doubts, steps.decisions.undecided())
             if doubts is not None:
                 self.doubts[name] = doubts
@@ -178,7 +178,7 @@ class Tracker:
                     table[name] = _ranged(table[name], compute.dtype)
                 return
             exact[name] = _ranged(exact[name], compute.dtype)
-            noise = self._rounding(compute.dtype, exact[name]) * (2 + ex.flops(compute.body))
+            noise = self._rounding(compute.dtype, exact[name]) * (2 + ex.count_flops(compute.body))
             own = np.abs(exact[name] - native[name])
             noise = noise + np.where(np.isfinite(own), own, 0)
             noise = noise + self._terms(compute, exact)
@@ -196,7 +196,7 @@ class Tracker:
         if compute.combiner == "prod":
             return np.asarray(count * unit * np.abs(exact[compute.name]))
         magnitudes = replace(compute, body=Op("abs", (compute.body,)))
-        return np.asarray(min(count, 64) * unit * np.abs(evaluate(magnitudes, exact, precise=True)))
+        return np.asarray(min(count, 64) * unit * np.abs(evaluate_compute(magnitudes, exact, precise=True)))
 
     def _rounding(self, dtype: str, value: Array) -> Array:
         if not is_float(dtype):
@@ -264,7 +264,7 @@ def _saturated(compute: Compute, table: Mapping[str, Array]) -> Array:
         return kept
     places = {inner.tensor for load in compute.loads for i in load.indices for inner in ex.loads(i)}
     wide = {n: table[n] if n in places else np.asarray(table[n]).astype(np.float64) for n in compute.reads}
-    value, ends = np.asarray(evaluate(replace(compute, dtype="float64"), wide)), np.iinfo(compute.dtype)
+    value, ends = np.asarray(evaluate_compute(replace(compute, dtype="float64"), wide)), np.iinfo(compute.dtype)
     left = (value < ends.min) | (value > ends.max) | (np.abs(value) > 2.0**53)
     return np.where(left, np.where(value < 0, kept.dtype.type(ends.min), kept.dtype.type(ends.max)), kept)
 

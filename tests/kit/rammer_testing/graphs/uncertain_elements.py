@@ -16,7 +16,7 @@ import numpy as np
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -104,7 +104,7 @@ def doubtful(
     masks |= {f"?{n}": known[n] for n in compute.reads if n in known}
     body = _hangs(compute.body, frozenset(known), places, {})
     asked = replace(compute, dtype="bool", body=body, combiner="max" if compute.reduce else None)
-    found = np.asarray(evaluate(asked, {**exact, **masks}, precise=True))
+    found = np.asarray(evaluate_compute(asked, {**exact, **masks}, precise=True))
     return found if found.any() else None
 
 

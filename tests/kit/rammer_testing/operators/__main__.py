@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import click
 
-from rammer.commands import gathered
+from rammer.commands import gather_options
 from rammer_testing.operators.case import FAMILIES
 from rammer_testing.operators.search import search
 from rammer_testing.operators.survey import survey
@@ -39,8 +39,8 @@ class Shown:
 @click.option("--kinds", default="wrong,broken,reference,runtime,refused,alone")
 @click.option("--show", default=3, help="Examples of each operator and kind.")
 @click.option("--misused", is_flag=True, help="Use operators wrongly instead: each must be refused, or mean something.")
-@gathered("shown", Shown, "kinds", "show")
-@gathered("how", How, "fold", "device", "misused")
+@gather_options("shown", Shown, "kinds", "show")
+@gather_options("how", How, "fold", "device", "misused")
 def main(ops: tuple[str, ...], seed: int, seconds: float, how: How, shown: Shown) -> None:
     """Compare single operators with ONNX Runtime and onnx.reference."""
     if how.misused:

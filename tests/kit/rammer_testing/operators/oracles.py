@@ -17,8 +17,8 @@ from rammer.frontend.bind.binder import bind
 from rammer.frontend.lower.graph_lowering import lower_node
 from rammer.frontend.lower.lowering_registry import CannotLower
 from rammer.frontend.read.reader import read_model
-from rammer.frontend.spec_rulings.rulings import Voice, distrusted
-from rammer.ir.evaluate import evaluate
+from rammer.frontend.spec_rulings.rulings import Voice, find_decision
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.graph import Graph
 from rammer_testing.operators.case import Array, OperatorCase
 
@@ -68,7 +68,7 @@ def _executed(graph: Graph, feeds: Mapping[str, Array], precise: bool) -> Said:
             continue
         values |= lowered.constants
         for compute in lowered.computes:
-            values[compute.name] = evaluate(compute, values, precise)
+            values[compute.name] = evaluate_compute(compute, values, precise)
     results = tuple(np.asarray(values[v.name]) for v in graph.outputs)
     for value, result in zip(graph.outputs, results, strict=True):
         if result.shape != value.type.shape:
@@ -208,7 +208,7 @@ def judge(case: OperatorCase) -> VoicesVerdict:
 
 def _trusted(case: OperatorCase, voice: Voice, said: Callable[[OperatorCase], Said]) -> Said:
     """What a voice says, unless it was decided that it is wrong here."""
-    decision = distrusted(voice, case.use)
+    decision = find_decision(voice, case.use)
     if decision is not None:
         return Said(None, f"decided: {decision.when}")
     return said(case)

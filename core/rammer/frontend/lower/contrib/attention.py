@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody, function
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
 
 #: What a key that is out of sight for good is given.
 _LEAST = {"float32": -3.4028234663852886e38, "float16": -65504.0, "bfloat16": -3.3895313892515355e38}
@@ -23,7 +23,7 @@ class HeadShapes:
     total: int
 
 
-def attended(b: FunctionBody, q: str, k: str, v: str, mask: str, scale: str) -> str:
+def attend_heads(b: FunctionBody, q: str, k: str, v: str, mask: str, scale: str) -> str:
     """``Softmax(q @ k' * scale + mask) @ v``; operands are ``[batch, heads, length, width]``, and so is the result."""
     scores = b.Mul(b.MatMul(q, b.Transpose(k, perm=[0, 1, 3, 2])), scale)
     return b.MatMul(b.Softmax(b.Add(scores, mask) if mask else scores, axis=-1), v)
@@ -39,14 +39,14 @@ def joined_heads(b: FunctionBody, x: str, batch: int, length: int, hidden: int) 
     return b.reshape(b.Transpose(x, perm=[0, 2, 1, 3]), batch, length, hidden)
 
 
-def causal(b: FunctionBody, at: HeadShapes, like: int = 0) -> str:
+def causal_mask(b: FunctionBody, at: HeadShapes, like: int = 0) -> str:
     """``[1, 1, length, total]``: 0 for keys up to the query's own place, else the least number."""
     seen = np.arange(at.total)[None, :] <= at.past + np.arange(at.length)[:, None]
     values = np.where(seen, 0.0, _LEAST[b.dtype(like)])[None, None]
     return b.cast(b.constant(values.astype(np.float32)), b.dtype(like))
 
 
-def added(b: FunctionBody, *masks: str) -> str:
+def add_masks(b: FunctionBody, *masks: str) -> str:
     """The sum of those that are given, "" for none."""
     given = [m for m in masks if m]
     total = given[0] if given else ""
@@ -55,7 +55,7 @@ def added(b: FunctionBody, *masks: str) -> str:
     return total
 
 
-def hidden(b: FunctionBody, seen: str, like: int = 0) -> str:
+def mask_bias(b: FunctionBody, seen: str, like: int = 0) -> str:
     """0 where ``seen`` (of bool) is true, else the filter value."""
     return b.Where(seen, b.number(0.0, like), b.number(b.use.attr("mask_filter_value", -10000.0), like))
 
@@ -67,7 +67,7 @@ def key_mask(b: FunctionBody, index: int, at: HeadShapes, like: int = 0) -> str:
         return ""
     shape, mask = b.shape(index), b.input(index)
     if len(shape) == 1:
-        return hidden(b, _between(b, mask, shape[0], at), like)
+        return mask_bias(b, _range_mask(b, mask, shape[0], at), like)
     if shape == (at.batch, at.total):
         seen = b.reshape(mask, at.batch, 1, 1, at.total)
     elif shape == (at.batch, at.length, at.total):
@@ -76,10 +76,10 @@ def key_mask(b: FunctionBody, index: int, at: HeadShapes, like: int = 0) -> str:
         seen = b.slice(b.slice(mask, 2, at.past, at.past + at.length), 3, 0, at.total)
     else:
         raise Declined(f"a mask of shape {list(shape)}, where {at.batch} rows of {at.total} keys are attended to")
-    return hidden(b, b.Greater(seen, b.constant(0, "int32")), like)
+    return mask_bias(b, b.Greater(seen, b.constant(0, "int32")), like)
 
 
-def _between(b: FunctionBody, mask: str, count: int, at: HeadShapes) -> str:
+def _range_mask(b: FunctionBody, mask: str, count: int, at: HeadShapes) -> str:
     """Whether a key is before the end of its row, and not before its beginning."""
     if count not in (at.batch, 2 * at.batch):
         raise Declined(f"a mask of {count} numbers for {at.batch} rows")
@@ -97,14 +97,14 @@ def default_scale(b: FunctionBody, width: int) -> float:
     return float(b.use.attr("scale", 0.0)) or 1.0 / float(np.sqrt(max(width, 1)))
 
 
-@function(
+@contrib_function(
     "Attention",
     "input: T, weights: T, bias?: T, mask_index?: M, past?: T, attention_bias?: T, past_sequence_length?: M2"
     " -> output: T, present?: T",
     num_heads=int, unidirectional=0, qkv_hidden_sizes=list[int], do_rotary=0, rotary_embedding_dim=0, mask_filter_value=-10000.0,
     scale=0.0, past_present_share_buffer=0,
 )  # fmt: skip
-def attention(b: FunctionBody) -> list[str]:
+def expand_attention(b: FunctionBody) -> list[str]:
     """Projections and attention in one."""
     _check_plain(b, 6)
     (batch, length, _), heads = b.shape(0, 3), b.attr("num_heads")
@@ -140,10 +140,10 @@ def self_attended(
     at = HeadShapes(batch, heads, length, before, before + length)
     masks = [
         key_mask(b, mask, at, like),
-        causal(b, at, like) if b.attr("unidirectional") else "",
+        causal_mask(b, at, like) if b.attr("unidirectional") else "",
         b.input(bias) if bias >= 0 else "",
     ]
-    y = attended(b, q, k, v, added(b, *masks), b.number(default_scale(b, sizes[0] // heads), like))
+    y = attend_heads(b, q, k, v, add_masks(b, *masks), b.number(default_scale(b, sizes[0] // heads), like))
     return [joined_heads(b, y, batch, length, sizes[2]), present]
 
 
@@ -154,7 +154,7 @@ def _check_plain(b: FunctionBody, shared: int) -> None:
         raise Declined("keys and values in a shared buffer are not supported")
 
 
-@function(
+@contrib_function(
     "MultiHeadAttention",
     "query: T, key?: T, value?: T, bias?: T, key_padding_mask?: M, attention_bias?: T, past_key?: T, past_value?: T,"
     " past_sequence_length?: M, cache_indirection?: M -> output: T, present_key?: T, present_value?: T, qk?: T2",
@@ -166,7 +166,7 @@ def multi_head_attention(b: FunctionBody) -> list[str]:
         raise Declined("beams that share keys and values are not supported")
     if b.attr("num_heads") < 1:
         raise Declined(f"it has {b.attr('num_heads')} heads")
-    q, k, v, (batch, length, width) = _operands(b)
+    q, k, v, (batch, length, width) = _split_operands(b)
     keys, out = _key_extents(b, length, width)
     heads, past = b.attr("num_heads"), 0
     if b.has(8):
@@ -177,9 +177,9 @@ def multi_head_attention(b: FunctionBody) -> list[str]:
             k, v = b.Concat(b.input(6), k, axis=2), b.Concat(b.input(7), v, axis=2)
         total = past + keys
         at = HeadShapes(batch, heads, length, past, total)
-        masks = [key_mask(b, 4, at), causal(b, at) if b.attr("unidirectional") else "", b.input(5)]
+        masks = [key_mask(b, 4, at), causal_mask(b, at) if b.attr("unidirectional") else "", b.input(5)]
     scores = b.Mul(b.MatMul(q, b.Transpose(k, perm=[0, 1, 3, 2])), b.number(default_scale(b, width)))
-    mask = added(b, *masks)
+    mask = add_masks(b, *masks)
     scores = b.Add(scores, mask) if mask else scores
     if b.wants(3) and b.has(8):
         raise Declined("products of queries and keys as a result are supported where no key is put into a buffer")
@@ -205,13 +205,13 @@ def _in_buffers(b: FunctionBody, new: tuple[str, str], extents: tuple[int, int, 
     if b.has(4):
         rank, have = len(b.shape(4)), b.shape(4)[-1] if len(b.shape(4)) in (2, 3) else room
         mask = key_mask(b, 4, HeadShapes(batch, heads, length, 0, have))
-        masks.append(widened(b, mask, (batch, 1, length if rank == 3 else 1), have, room))
+        masks.append(pad_mask(b, mask, (batch, 1, length if rank == 3 else 1), have, room))
     if b.has(5):
-        masks.append(widened(b, b.input(5), b.shape(5, 4)[:3], b.shape(5)[3], room))
+        masks.append(pad_mask(b, b.input(5), b.shape(5, 4)[:3], b.shape(5)[3], room))
     return kept[0], kept[1], room, masks
 
 
-def widened(b: FunctionBody, mask: str, lead: tuple[int, ...], have: int, want: int) -> str:
+def pad_mask(b: FunctionBody, mask: str, lead: tuple[int, ...], have: int, want: int) -> str:
     """Add zeros for keys that are hidden anyway."""
     if have == want:
         return mask
@@ -220,7 +220,7 @@ def widened(b: FunctionBody, mask: str, lead: tuple[int, ...], have: int, want: 
     return b.Concat(mask, b.cast(b.constant(np.zeros((*lead, want - have), np.float32)), b.dtype()), axis=3)
 
 
-def _operands(b: FunctionBody) -> tuple[str, str, str, tuple[int, int, int]]:
+def _split_operands(b: FunctionBody) -> tuple[str, str, str, tuple[int, int, int]]:
     """Queries, keys and values by heads, with bias; and batch, queries and the width of a head."""
     heads, shape = b.attr("num_heads"), b.shape(0)
     if len(shape) == 5:
@@ -229,24 +229,24 @@ def _operands(b: FunctionBody) -> tuple[str, str, str, tuple[int, int, int]]:
             raise Declined(f"packed queries, keys and values have the shape {list(shape)}")
         if b.has(3):
             raise Declined("packed queries, keys and values with a bias are not supported")
-        q, k, v = (_unpacked(b, b.input(0), i, 3) for i in range(3))
+        q, k, v = (_unpack_heads(b, b.input(0), i, 3) for i in range(3))
         return q, k, v, (batch, length, width)
     batch, length, total = b.shape(0, 3)
     width = total // heads
-    bias = _biases(b, total)
-    q = split_heads(b, _plus(b, b.input(0), bias[0]), batch, length, heads, width)
+    bias = _split_biases(b, total)
+    q = split_heads(b, _add_bias(b, b.input(0), bias[0]), batch, length, heads, width)
     if not b.has(1):
         raise Declined("queries without keys are not supported")
     rank = len(b.shape(1))
     if rank == 5:
         if b.has(3):
             raise Declined("packed keys and values with a bias are not supported")
-        return q, _unpacked(b, b.input(1), 0, 2), _unpacked(b, b.input(1), 1, 2), (batch, length, width)
+        return q, _unpack_heads(b, b.input(1), 0, 2), _unpack_heads(b, b.input(1), 1, 2), (batch, length, width)
     if rank == 4:
         return q, b.input(1), b.input(2), (batch, length, width)  # which have their bias
     keys, wide = b.shape(1, 3)[1], b.shape(2, 3)[2]
-    k = split_heads(b, _plus(b, b.input(1), bias[1]), batch, keys, heads, width)
-    v = split_heads(b, _plus(b, b.input(2), bias[2]), batch, keys, heads, wide // heads)
+    k = split_heads(b, _add_bias(b, b.input(1), bias[1]), batch, keys, heads, width)
+    v = split_heads(b, _add_bias(b, b.input(2), bias[2]), batch, keys, heads, wide // heads)
     return q, k, v, (batch, length, width)
 
 
@@ -262,18 +262,18 @@ def _key_extents(b: FunctionBody, length: int, width: int) -> tuple[int, int]:
     return shape[1], b.shape(2, 3)[2] // int(b.attr("num_heads"))
 
 
-def _biases(b: FunctionBody, total: int) -> list[str]:
+def _split_biases(b: FunctionBody, total: int) -> list[str]:
     if not b.has(3):
         return ["", "", ""]
     size = b.shape(3, 1)[0]
     return b.split(b.input(3), 0, [total, total, size - 2 * total])
 
 
-def _plus(b: FunctionBody, x: str, bias: str) -> str:
+def _add_bias(b: FunctionBody, x: str, bias: str) -> str:
     return b.Add(x, bias) if bias else x
 
 
-def _unpacked(b: FunctionBody, x: str, which: int, count: int) -> str:
+def _unpack_heads(b: FunctionBody, x: str, which: int, count: int) -> str:
     """One of ``count`` packed tensors of ``[batch, length, heads, count, width]``, by heads."""
     part = b.split(x, 3, [1] * count)[which]
     return b.Transpose(b.Squeeze(part, b.constant([3])), perm=[0, 2, 1, 3])

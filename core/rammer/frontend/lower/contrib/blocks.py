@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody, function
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -15,7 +15,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 _KINDS = {2: ml_dtypes.uint4, 4: ml_dtypes.uint4, 8: np.uint8}
 
 
-def unpacked(packed: Array, bits: int, count: int) -> Array:
+def unpack_bits(packed: Array, bits: int, count: int) -> Array:
     """Integers of ``bits`` along the last axis, the lowest first in each byte; ``count`` of them."""
     each = 8 // bits
     parts = packed[..., None] >> (np.arange(each, dtype=np.uint8) * np.uint8(bits)) & np.uint8((1 << bits) - 1)
@@ -23,7 +23,7 @@ def unpacked(packed: Array, bits: int, count: int) -> Array:
     return np.asarray(wide.astype(_KINDS[bits]))
 
 
-@function(
+@contrib_function(
     "MatMulNBits", "A: T, B: A2, scales: T, zero_points?: X3, g_idx?: M, bias?: T -> Y: T",
     K=int, N=int, bits=4, block_size=int, accuracy_level=0, weight_prepacked=0,
 )  # fmt: skip
@@ -40,7 +40,7 @@ def mat_mul_n_bits(b: FunctionBody) -> str:
     blocks = -(-depth // block)
     if b.dtype(1) != "uint8" or int(np.prod(b.shape(1))) != rows * blocks * (block * bits // 8):
         raise Declined(f"weights of {list(b.shape(1))} for {rows} rows of {blocks} blocks of {block}")
-    codes = _codes(b, (rows, blocks, block), bits, depth)
+    codes = _weight_integers(b, (rows, blocks, block), bits, depth)
     scales, zero = b.reshape(b.input(2), rows, blocks), _zero_points(b, (rows, blocks), bits)
     if b.has(4) or (b.has(3) and b.dtype(3) != "uint8"):
         own = b.input(4) if b.has(4) else b.constant(np.arange(depth) // block)
@@ -52,14 +52,14 @@ def mat_mul_n_bits(b: FunctionBody) -> str:
     return b.Add(y, b.input(5)) if b.has(5) else y
 
 
-def _codes(b: FunctionBody, shape: tuple[int, int, int], bits: int, depth: int) -> str:
+def _weight_integers(b: FunctionBody, shape: tuple[int, int, int], bits: int, depth: int) -> str:
     """Return the integers of input 1, ``[rows, depth]``: as packed constants where they are known."""
     rows, blocks, block = shape
     packed = b.known(1)
     if packed is not None:
-        whole = unpacked(packed.reshape(rows, blocks, -1), bits, block).reshape(rows, -1)
+        whole = unpack_bits(packed.reshape(rows, blocks, -1), bits, block).reshape(rows, -1)
         return b.constant(np.ascontiguousarray(whole[:, :depth]))
-    opened_codes = opened(b, b.reshape(b.input(1), rows, blocks, -1), bits, block)
+    opened_codes = emit_unpack(b, b.reshape(b.input(1), rows, blocks, -1), bits, block)
     return b.slice(b.reshape(opened_codes, rows, blocks * block), 1, 0, depth)
 
 
@@ -75,12 +75,12 @@ def _zero_points(b: FunctionBody, shape: tuple[int, int], bits: int) -> str:
         raise Declined(f"zero points of {list(b.shape(3))} for {rows} rows of {blocks} blocks")
     given = b.known(3)
     if given is not None and plain:
-        return b.constant(unpacked(given.reshape(rows, -1), bits, blocks))
-    points = opened(b, b.reshape(b.input(3), rows, -1), bits, blocks)
+        return b.constant(unpack_bits(given.reshape(rows, -1), bits, blocks))
+    points = emit_unpack(b, b.reshape(b.input(3), rows, -1), bits, blocks)
     return b.cast(points, "uint4") if plain and bits < 8 else points
 
 
-@function(
+@contrib_function(
     "GatherBlockQuantized", "data: W, indices: I, scales: T, zero_points?: W -> output: T",
     gather_axis=0, quantize_axis=1, block_size=128, bits=4,
 )  # fmt: skip
@@ -114,7 +114,7 @@ def _gathered_integers(b: FunctionBody, places: str, axes: tuple[int, int, int],
     data = b.Gather(b.cast(b.input(0), wide) if wide != kind else b.input(0), places, axis=gather)
     scales, zero = b.Gather(b.input(2), places, axis=gather), _gathered_points(b, places, gather, bits, kind)
     if kind == "uint8":
-        data = opened(b, data, bits, shape[-1] * (8 // bits))
+        data = emit_unpack(b, data, bits, shape[-1] * (8 // bits))
     return b.DequantizeLinear(data, scales, zero, axis=axis, block_size=b.attr("block_size"))
 
 
@@ -126,7 +126,7 @@ def _gathered_points(b: FunctionBody, places: str, gather: int, bits: int, kind:
         middle = b.constant(np.full(b.shape(2), 1 << (bits - 1) if kind == "uint8" else 0, np.dtype(wide)))
         return b.Gather(middle, places, axis=gather)
     if kind == "uint8":
-        return opened(b, b.Gather(b.input(3), places, axis=gather), bits, blocks)
+        return emit_unpack(b, b.Gather(b.input(3), places, axis=gather), bits, blocks)
     return b.Gather(b.cast(b.input(3), wide), places, axis=gather)
 
 
@@ -143,7 +143,7 @@ def _gathered_floats(b: FunctionBody, places: str, gather: int, along: int) -> s
     return b.Mul(b.cast(data, b.dtype(2)), b.Gather(wide, places, axis=gather))
 
 
-def opened(b: FunctionBody, packed: str, bits: int, count: int, high_first: bool = False) -> str:
+def emit_unpack(b: FunctionBody, packed: str, bits: int, count: int, high_first: bool = False) -> str:
     """Open bytes into integers of ``bits`` along the last axis, on the device: ``unpacked`` of what is not known."""
     if bits == 8:
         return packed
@@ -156,7 +156,7 @@ def opened(b: FunctionBody, packed: str, bits: int, count: int, high_first: bool
     return b.Slice(b.Reshape(wide, shape), b.constant([0]), b.constant([count]), b.constant([-1]))
 
 
-@function(
+@contrib_function(
     "MatMulBnb4", "A: T, B: U, absmax: T -> Y: T", K=int, N=int, block_size=int, quant_type=int, transB=1, training_mode=0
 )  # fmt: skip
 def mat_mul_bnb4(b: FunctionBody) -> str:
@@ -168,7 +168,7 @@ def mat_mul_bnb4(b: FunctionBody) -> str:
     if b.shape(1) != (-(-count // 2),) or b.shape(2) != (-(-count // block),):
         raise Declined(f"{count} weights in blocks of {block} have the shapes {list(b.shape(1))} and {list(b.shape(2))}")
     block = min(block, count)
-    codes = opened(b, b.input(1), 4, count, high_first=True)
+    codes = emit_unpack(b, b.input(1), 4, count, high_first=True)
     values = b.Gather(b.constant(_TABLES[kind]), b.cast(codes, "int32"))
     scales = b.Expand(b.Unsqueeze(b.cast(b.input(2), "float32"), b.constant([1])), b.constant([-(-count // block), block]))
     weights = b.reshape(b.Mul(values, b.slice(b.reshape(scales, -1), 0, 0, count)), rows, depth)

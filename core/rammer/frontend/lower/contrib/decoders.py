@@ -6,19 +6,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rammer.frontend.lower.contrib.attention import HeadShapes, added, default_scale, joined_heads, key_mask, split_heads, widened
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody, function
-from rammer.frontend.lower.contrib.rotary import angles, rotated
+from rammer.frontend.lower.contrib.attention import (
+    HeadShapes,
+    add_masks,
+    default_scale,
+    joined_heads,
+    key_mask,
+    pad_mask,
+    split_heads,
+)
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
+from rammer.frontend.lower.contrib.rotary import gather_angles, rotate_columns
 
 #: What a key that is not seen is given.
 _LEAST = {"float16": -65504.0}
 
 
-def _least(b: FunctionBody) -> str:
+def _least_number(b: FunctionBody) -> str:
     return b.number(_LEAST.get(b.dtype(), -3.0e38))
 
 
-@function(
+@contrib_function(
     "DecoderMaskedMultiHeadAttention",
     "query: T, key?: T, value?: T, mask_index?: M, attention_bias?: T, past_key?: T, past_value?: T, past_sequence_length?: M,"
     " beam_width?: M, cache_indirection?: M, bias?: T -> output: T, present_key?: T, present_value?: T, qk?: T2",
@@ -44,9 +52,9 @@ def decoder_masked_attention(b: FunctionBody) -> list[str]:
         k, v, total = parts[1], parts[2], b.shape(1, 4)[2]
         masks = [key_mask(b, 3, HeadShapes(batch, heads, 1, 0, total)) if b.has(3) else ""]
     else:
-        k, v, total, masks = _buffered(b, rest, batch, heads)
+        k, v, total, masks = _update_buffers(b, rest, batch, heads)
     scores = b.Mul(b.MatMul(q, b.Transpose(k, perm=[0, 1, 3, 2])), b.number(default_scale(b, width)))
-    mask = added(b, *masks)
+    mask = add_masks(b, *masks)
     scores = b.Add(scores, mask) if mask else scores
     y = b.MatMul(b.Softmax(scores, axis=-1), v)
     if b.wants(3) and not cross:
@@ -54,7 +62,7 @@ def decoder_masked_attention(b: FunctionBody) -> list[str]:
     return [joined_heads(b, y, batch, 1, heads * width), "" if cross else k, "" if cross else v, scores if b.wants(3) else ""]
 
 
-def _buffered(b: FunctionBody, new: list[str], batch: int, heads: int) -> tuple[str, str, int, list[str]]:
+def _update_buffers(b: FunctionBody, new: list[str], batch: int, heads: int) -> tuple[str, str, int, list[str]]:
     """Return keys and values with ``new`` ones at their place, the length of the buffers, and what hides keys."""
     if not b.use.attr("past_present_share_buffer", 0) or not b.has(7):
         raise Declined("keys from before need past_present_share_buffer and past_sequence_length")
@@ -63,13 +71,13 @@ def _buffered(b: FunctionBody, new: list[str], batch: int, heads: int) -> tuple[
     own = b.reshape(b.cast(b.input(7), "int64"), 1, 1, 1, 1)
     k, v = (b.Where(b.Equal(places, own), x, b.input(5 + i)) for i, x in enumerate(new))
     seen = b.LessOrEqual(b.constant(np.arange(total).reshape(1, 1, 1, total)), own)
-    masks = [b.Where(seen, b.number(0.0), _least(b))]
+    masks = [b.Where(seen, b.number(0.0), _least_number(b))]
     if b.has(3):
         at = HeadShapes(batch, heads, 1, 0, b.shape(3, 2)[1])
-        masks.append(widened(b, key_mask(b, 3, at), (batch, 1, 1), at.total, total))
+        masks.append(pad_mask(b, key_mask(b, 3, at), (batch, 1, 1), at.total, total))
     if b.has(4):
         lead, bias = b.shape(4, 4)[:3], b.shape(4)[3]
-        masks.append(widened(b, b.input(4), lead, bias, total))
+        masks.append(pad_mask(b, b.input(4), lead, bias, total))
     return k, v, total, masks
 
 
@@ -140,7 +148,7 @@ class SparseGroup:
         return b.And(picked, causal)
 
 
-@function(
+@contrib_function(
     "SparseAttention",
     "query: T, key?: T, value?: T, past_key: T, past_value: T, block_row_indices: M, block_col_indices: M,"
     " total_sequence_length: M, key_total_sequence_lengths: M, cos_cache?: T, sin_cache?: T"
@@ -155,15 +163,15 @@ def sparse_attention(b: FunctionBody) -> list[str]:
     before = at.before(b)
     if b.use.attr("do_rotary", 0):
         places = b.Add(b.reshape(before, at.batch, 1), b.constant(np.arange(at.length)[None]))
-        turn = angles(b, (9, 10), places)
+        turn = gather_angles(b, (9, 10), places)
         widths = (at.width, 2 * b.shape(9, 2)[1])
-        q, k = (rotated(b, x, turn, widths, bool(b.use.attr("rotary_interleaved", 0))) for x in (q, k))
+        q, k = (rotate_columns(b, x, turn, widths, bool(b.use.attr("rotary_interleaved", 0))) for x in (q, k))
     keys, values = at.present(b, k, 3, before), at.present(b, v, 4, before)
     heads, wide = at.shared * at.groups, (at.batch, at.shared, at.groups)
     q = b.reshape(q, *wide, at.length, at.width)
     scores = b.MatMul(q, b.Unsqueeze(b.Transpose(keys, perm=[0, 1, 3, 2]), b.constant([2])))
     mask = b.reshape(at.seen(b, before), *wide, at.length, at.total)
-    scores = b.Where(mask, b.Mul(scores, b.number(default_scale(b, at.width))), _least(b))
+    scores = b.Where(mask, b.Mul(scores, b.number(default_scale(b, at.width))), _least_number(b))
     y = b.MatMul(b.Softmax(scores, axis=-1), b.Unsqueeze(values, b.constant([2])))
     y = b.reshape(y, at.batch, heads, at.length, at.width)
     return [joined_heads(b, y, at.batch, at.length, heads * at.width), keys, values]

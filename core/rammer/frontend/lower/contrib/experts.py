@@ -9,8 +9,8 @@ from typing import TypeAlias
 import ml_dtypes
 import numpy as np
 
-from rammer.frontend.lower.contrib.blocks import opened, unpacked
-from rammer.frontend.lower.contrib.function import Array, Declined, FunctionBody, function
+from rammer.frontend.lower.contrib.blocks import emit_unpack, unpack_bits
+from rammer.frontend.lower.contrib.function import Array, Declined, FunctionBody, contrib_function
 
 #: Input places of a projection: weights, bias, and for integers scales and zero points.
 _FLOATS = ((2, 3), (4, 5), (6, 7))
@@ -38,7 +38,7 @@ class Routes:
         return self.tokens * self.k < self.experts
 
 
-def preferred(b: FunctionBody, scores: str, experts: int, k: int) -> tuple[str, str]:
+def select_experts(b: FunctionBody, scores: str, experts: int, k: int) -> tuple[str, str]:
     """Return the ``k`` greatest of ``scores [tokens, experts]`` and their places; of equal scores the last places."""
     backward = [b.constant([v]) for v in (-1, -(experts + 1), 1, -1)]
     best, place = b.op("TopK", b.Slice(scores, *backward), b.constant([k]), outputs=2, axis=1)
@@ -82,25 +82,25 @@ class Experts:
             chosen = b.reshape(routes.which, tokens * k)
             y = b.reshape(self.computed(b, b.reshape(rows, tokens * k, 1, self.hidden), chosen), tokens, k, self.hidden)
             shares = b.Unsqueeze(routes.share, b.constant([2]))
-            return b.ReduceSum(_shared(b, y, shares), b.constant([1]), keepdims=0)
+            return b.ReduceSum(_apply_shares(b, y, shares), b.constant([1]), keepdims=0)
         is_chosen = b.Equal(b.Unsqueeze(routes.which, b.constant([2])), b.constant(np.arange(experts)))
         shares = b.Where(is_chosen, b.Unsqueeze(routes.share, b.constant([2])), b.constant(0, "float32"))
         shares = b.Unsqueeze(b.ReduceSum(shares, b.constant([1]), keepdims=0), b.constant([2]))
         y = self.computed(b, b.reshape(x, 1, tokens, self.hidden), "")
-        return b.ReduceSum(_shared(b, y, b.Transpose(shares, perm=[1, 0, 2])), b.constant([0]), keepdims=0)
+        return b.ReduceSum(_apply_shares(b, y, b.Transpose(shares, perm=[1, 0, 2])), b.constant([0]), keepdims=0)
 
     def computed(self, b: FunctionBody, x: str, chosen: str) -> str:
         """Return the results of experts ``chosen`` for ``x [experts or 1, rows, hidden]``."""
-        first = self._projected(b, x, 0, chosen)
-        third = self._projected(b, x, 2, chosen) if self.weights[2] is not None else ""
+        first = self._apply_projection(b, x, 0, chosen)
+        third = self._apply_projection(b, x, 2, chosen) if self.weights[2] is not None else ""
         if b.attr("activation_type") == "swiglu":
-            first = _swiglu(b, *(_halves(b, first, self.inner) if self.fused else (first, third)))
+            first = _apply_swiglu(b, *(_split_gates(b, first, self.inner) if self.fused else (first, third)))
         else:
-            first = _activated(b, first)
+            first = _apply_activation(b, first)
             first = b.Mul(first, third) if third else first
-        return self._projected(b, first, 1, chosen)
+        return self._apply_projection(b, first, 1, chosen)
 
-    def _projected(self, b: FunctionBody, x: str, place: int, chosen: str) -> str:
+    def _apply_projection(self, b: FunctionBody, x: str, place: int, chosen: str) -> str:
         made, bias = self.weights[place], self.biases[place]
         assert made is not None
         y = b.MatMul(x, b.Transpose(made(chosen), perm=[0, 2, 1]))
@@ -110,13 +110,13 @@ class Experts:
         return b.Add(y, b.Unsqueeze(bias, b.constant([1])))
 
 
-def _shared(b: FunctionBody, y: str, shares: str) -> str:
+def _apply_shares(b: FunctionBody, y: str, shares: str) -> str:
     """Return ``y * shares``, 0 where a share is 0: other experts' infinities are not part of the sum."""
     zero = b.constant(0, "float32")
     return b.Where(b.Equal(shares, zero), zero, b.Mul(y, shares))
 
 
-def _activated(b: FunctionBody, x: str) -> str:
+def _apply_activation(b: FunctionBody, x: str) -> str:
     """Apply the activation that is named."""
     name = b.attr("activation_type")
     if name == "relu":
@@ -130,7 +130,7 @@ def _activated(b: FunctionBody, x: str) -> str:
     raise Declined(f"the activation {name!r} is unknown; relu, gelu, silu, swiglu and identity are supported")
 
 
-def _halves(b: FunctionBody, x: str, inner: int) -> tuple[str, str]:
+def _split_gates(b: FunctionBody, x: str, inner: int) -> tuple[str, str]:
     """Split the columns of ``x`` into gates and values: neighbours or halves."""
     if b.attr("swiglu_fusion") == 1:
         ends, axis, step = b.constant([2 * inner]), b.constant([2]), b.constant([2])
@@ -140,7 +140,7 @@ def _halves(b: FunctionBody, x: str, inner: int) -> tuple[str, str]:
     return gate, value
 
 
-def _swiglu(b: FunctionBody, gate: str, value: str) -> str:
+def _apply_swiglu(b: FunctionBody, gate: str, value: str) -> str:
     """Return ``G * Sigmoid(alpha * G) * (V + beta)`` of clamped gates and values."""
     limit, alpha, beta = b.attr("swiglu_limit"), b.attr("activation_alpha"), b.attr("activation_beta")
     if limit != ():
@@ -161,11 +161,11 @@ def check_fusion(b: FunctionBody, has_third: bool) -> bool:
     return bool(fusion)
 
 
-def _result(b: FunctionBody, y: str) -> str:
+def _restore_output(b: FunctionBody, y: str) -> str:
     return b.cast(b.reshape(y, *b.shape(0)), b.dtype())
 
 
-@function(
+@contrib_function(
     "MoE",
     "input: T, router_probs: T, fc1_experts_weights: T, fc1_experts_bias?: T, fc2_experts_weights: T, fc2_experts_bias?: T,"
     " fc3_experts_weights?: T, fc3_experts_bias?: T -> output: T",
@@ -181,15 +181,15 @@ def mixture_of_experts(b: FunctionBody) -> str:
     rows = (inner * (2 if fused else 1), hidden, inner)
     weights: list[Weights | None] = []
     for (place, _), count in zip(_FLOATS, rows, strict=True):
-        weights.append(_stored(b, place, (experts, count, inner if place == 4 else hidden)) if b.has(place) else None)
+        weights.append(_stored_weights(b, place, (experts, count, inner if place == 4 else hidden)) if b.has(place) else None)
     biases = tuple(b.input(place) for _, place in _FLOATS)
-    share, which = preferred(b, b.Softmax(b.cast(b.input(1), "float32"), axis=1), experts, k)
+    share, which = select_experts(b, b.Softmax(b.cast(b.input(1), "float32"), axis=1), experts, k)
     share = normalised_shares(b, share) if b.attr("normalize_routing_weights") else share
     network = Experts(hidden, inner, fused, (weights[0], weights[1], weights[2]), (biases[0], biases[1], biases[2]))
-    return _result(b, network.mixed(b, Routes(tokens, experts, k, which, share)))
+    return _restore_output(b, network.mixed(b, Routes(tokens, experts, k, which, share)))
 
 
-def _stored(b: FunctionBody, place: int, shape: tuple[int, int, int]) -> Weights:
+def _stored_weights(b: FunctionBody, place: int, shape: tuple[int, int, int]) -> Weights:
     """Return weights as they are. An older shape, with rows and columns exchanged, is the same memory."""
     given = b.shape(place, 3)
     if given[0] != shape[0] or sorted(given[1:]) != sorted(shape[1:]):
@@ -198,7 +198,7 @@ def _stored(b: FunctionBody, place: int, shape: tuple[int, int, int]) -> Weights
     return lambda chosen: b.cast(b.Gather(stored, chosen, axis=0) if chosen else stored, "float32")
 
 
-@function(
+@contrib_function(
     "QMoE",
     "input: T, router_probs: T, fc1_experts_weights: U, fc1_scales?: S, fc1_experts_bias?: T, fc2_experts_weights: U,"
     " fc2_scales?: S, fc2_experts_bias?: T, fc3_experts_weights?: U, fc3_scales?: S, fc3_experts_bias?: T,"
@@ -229,11 +229,11 @@ def quantised_mixture_of_experts(b: FunctionBody) -> str:
         weights.append(stored.checked(b) if b.has(places[0]) else None)
     biases = tuple(b.input(places[1]) for places in _INTEGERS)
     scores = b.cast(b.input(1), "float32")
-    best, which = preferred(b, scores, experts, k)
+    best, which = select_experts(b, scores, experts, k)
     share = _given_shares(b, which) if b.has(14) else b.Softmax(best, axis=1)
     share = b.Where(b.Greater(share, b.constant(_LEAST_SHARE, "float32")), share, b.constant(0, "float32"))
     network = Experts(hidden, inner, fused, (weights[0], weights[1], weights[2]), (biases[0], biases[1], biases[2]))
-    return _result(b, network.mixed(b, Routes(tokens, experts, k, which, share)))
+    return _restore_output(b, network.mixed(b, Routes(tokens, experts, k, which, share)))
 
 
 def _given_shares(b: FunctionBody, which: str) -> str:
@@ -289,14 +289,14 @@ class StoredIntegers:
     def numbers(self, b: FunctionBody, packed: Array, zero: Array) -> str:
         """Return all weights, which are constants."""
         experts, rows, columns = self.shape
-        codes = b.constant(np.ascontiguousarray(unpacked(packed.reshape(experts, rows, -1), self.bits, columns)))
+        codes = b.constant(np.ascontiguousarray(unpack_bits(packed.reshape(experts, rows, -1), self.bits, columns)))
         blocks = self.blocks(b)
         if not b.has(self.zero):
             points = np.full((experts, rows, blocks), 1 << (self.bits - 1), np.uint8)
         elif len(b.shape(self.scale)) == 2:
-            points = unpacked(zero.reshape(experts, -1), self.bits, rows)[..., None]
+            points = unpack_bits(zero.reshape(experts, -1), self.bits, rows)[..., None]
         else:
-            points = unpacked(zero.reshape(experts, rows, -1), self.bits, blocks)
+            points = unpack_bits(zero.reshape(experts, rows, -1), self.bits, blocks)
         kind = np.uint8 if self.bits == 8 else ml_dtypes.uint4
         return self.scaled(b, codes, b.input(self.scale), b.constant(np.ascontiguousarray(points.astype(kind))))
 
@@ -308,11 +308,11 @@ class StoredIntegers:
             return b.Gather(given, chosen, axis=0) if chosen else given
 
         experts, rows, columns = self.shape
-        codes = opened(b, picked(self.place, experts, rows, columns * self.bits // 8), self.bits, columns)
+        codes = emit_unpack(b, picked(self.place, experts, rows, columns * self.bits // 8), self.bits, columns)
         blocks = self.blocks(b)
         if not b.has(self.zero):
             zero = b.Expand(b.constant(1 << (self.bits - 1), "uint8"), b.Shape(picked(self.scale)))
         else:
-            zero = opened(b, picked(self.zero), self.bits, rows if len(b.shape(self.zero)) == 2 else blocks)
+            zero = emit_unpack(b, picked(self.zero), self.bits, rows if len(b.shape(self.zero)) == 2 else blocks)
         zero = b.Unsqueeze(zero, b.constant([2])) if len(b.shape(self.scale)) == 2 else zero
         return self.scaled(b, codes, picked(self.scale), zero)

@@ -145,7 +145,7 @@ CODES: Final[Mapping[str, int]] = {
 }
 
 
-def function(
+def contrib_function(
     op: str, signature: str, *, hosted: bool = False, deciding: tuple[int, ...] = (), departs: str = "", **attributes: Any
 ) -> Callable[[Writer], Writer]:
     """Decorator: define an operator of ONNX Runtime's by a function that writes its bodies and gives the names of its results.
@@ -159,7 +159,7 @@ def function(
     return register
 
 
-def departures(model: ModelProto) -> list[str]:
+def list_departures(model: ModelProto) -> list[str]:
     """What ONNX Runtime does otherwise in this model's operators: a line each."""
     found = {n.op_type: f.departs for n in model.graph.node if (f := FUNCTIONS.get((n.domain, n.op_type))) and f.departs}
     return [f"ONNX Runtime's {op} {departs}" for op, departs in found.items()]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody, function
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
 
 _WINDOW: dict[str, Any] = {
     "auto_pad": "NOTSET", "kernel_shape": list[int], "strides": list[int], "pads": list[int], "dilations": list[int],
@@ -20,7 +20,7 @@ _ACTIVATIONS = {
 }  # fmt: skip
 
 
-def activated(b: FunctionBody, x: str, name: str, parameters: Sequence[float]) -> str:
+def apply_activation(b: FunctionBody, x: str, name: str, parameters: Sequence[float]) -> str:
     """``x`` behind an activation by its name in ONNX. Declined for one that is not known."""
     if name not in _ACTIVATIONS:
         raise Declined(f"the activation {name!r} is not supported; {', '.join(n for n in _ACTIVATIONS if n)} are")
@@ -35,38 +35,40 @@ def activated(b: FunctionBody, x: str, name: str, parameters: Sequence[float]) -
     return b.op(name, x, **named)[0]
 
 
-def given(b: FunctionBody, names: Sequence[str]) -> dict[str, Any]:
+def given_attributes(b: FunctionBody, names: Sequence[str]) -> dict[str, Any]:
     """The attributes of these names that are not left out."""
     return {n: b.attr(n) for n in names if b.attr(n) != ()}
 
 
-@function(
+@contrib_function(
     "FusedConv", "X: T, W: T, B?: T, Z?: T -> Y: T", group=1, activation="", activation_params=list[float], **_WINDOW
 )  # fmt: skip
 def fused_conv(b: FunctionBody) -> str:
     """``activation(Conv(X, W, B) + Z)``."""
-    y = b.op("Conv", b.input(0), b.input(1), b.input(2), group=b.attr("group"), **given(b, tuple(_WINDOW)))[0]
+    y = b.op("Conv", b.input(0), b.input(1), b.input(2), group=b.attr("group"), **given_attributes(b, tuple(_WINDOW)))[0]
     if b.has(3):
         y = b.Add(y, b.input(3))
-    return activated(b, y, b.attr("activation"), b.attr("activation_params"))
+    return apply_activation(b, y, b.attr("activation"), b.attr("activation_params"))
 
 
-@function("NhwcFusedConv", "X: T, W: T, B?: T, Z?: T -> Y: T", group=1, activation="", activation_params=list[float], **_WINDOW)
+@contrib_function(
+    "NhwcFusedConv", "X: T, W: T, B?: T, Z?: T -> Y: T", group=1, activation="", activation_params=list[float], **_WINDOW
+)
 def nhwc_fused_conv(b: FunctionBody) -> str:
     """The same with channels last; weights as ever."""
     x = channels_first(b, b.input(0), len(b.shape(0)))
-    y = b.op("Conv", x, b.input(1), b.input(2), group=b.attr("group"), **given(b, tuple(_WINDOW)))[0]
+    y = b.op("Conv", x, b.input(1), b.input(2), group=b.attr("group"), **given_attributes(b, tuple(_WINDOW)))[0]
     y = channels_last(b, y, len(b.shape(0)))
     if b.has(3):
         y = b.Add(y, b.input(3))
-    return activated(b, y, b.attr("activation"), b.attr("activation_params"))
+    return apply_activation(b, y, b.attr("activation"), b.attr("activation_params"))
 
 
-@function("NhwcConv", "X: T, W: T, B?: T -> Y: T", group=1, **_WINDOW)
+@contrib_function("NhwcConv", "X: T, W: T, B?: T -> Y: T", group=1, **_WINDOW)
 def nhwc_conv(b: FunctionBody) -> str:
     """Conv with channels last."""
     x = channels_first(b, b.input(0), len(b.shape(0)))
-    y = b.op("Conv", x, b.input(1), b.input(2), group=b.attr("group"), **given(b, tuple(_WINDOW)))[0]
+    y = b.op("Conv", x, b.input(1), b.input(2), group=b.attr("group"), **given_attributes(b, tuple(_WINDOW)))[0]
     return channels_last(b, y, len(b.shape(0)))
 
 
@@ -80,7 +82,7 @@ def channels_last(b: FunctionBody, x: str, rank: int) -> str:
     return b.Transpose(x, perm=[0, *range(2, rank), 1])
 
 
-@function("FusedMatMul", "A: T, B: T -> Y: T", transA=0, transB=0, transBatchA=0, transBatchB=0, alpha=1.0)
+@contrib_function("FusedMatMul", "A: T, B: T -> Y: T", transA=0, transB=0, transBatchA=0, transBatchB=0, alpha=1.0)
 def fused_mat_mul(b: FunctionBody) -> str:
     """``alpha * op(A) @ op(B)``; ``transBatch`` moves the first axis behind the other batch axes, before ``trans``."""
     return transposed_product(b)
@@ -101,13 +103,13 @@ def transposed_product(b: FunctionBody) -> str:
     return y if b.attr("alpha") == 1 else b.Mul(y, b.number(b.attr("alpha")))
 
 
-@function("TransposeMatMul", "A: T, B: T -> Y: T", transA=0, transB=0, alpha=1.0)
+@contrib_function("TransposeMatMul", "A: T, B: T -> Y: T", transA=0, transB=0, alpha=1.0)
 def transpose_mat_mul(b: FunctionBody) -> str:
     """The older name."""
     return transposed_product(b)
 
 
-@function(
+@contrib_function(
     "FusedGemm", "A: T, B: T, C?: T -> Y: T", transA=0, transB=0, alpha=1.0, beta=1.0, activation="",
     activation_alpha=0.0, activation_beta=0.0, activation_gamma=0.0,
 )  # fmt: skip
@@ -117,36 +119,36 @@ def fused_gemm(b: FunctionBody) -> str:
     y = b.op("Gemm", b.input(0), b.input(1), b.input(2), **{n: b.attr(n) for n in names})[0]
     name = b.attr("activation")
     parameters = [b.attr("activation_alpha"), b.attr("activation_beta")][: len(_ACTIVATIONS.get(name, ()))]
-    return activated(b, y, name, parameters)
+    return apply_activation(b, y, name, parameters)
 
 
-@function("Gelu", "X: T -> Y: T")
-def gelu(b: FunctionBody) -> str:
+@contrib_function("Gelu", "X: T -> Y: T")
+def expand_gelu(b: FunctionBody) -> str:
     """ONNX's Gelu."""
     return b.Gelu(b.input(0))
 
 
-@function("BiasGelu", "A: T, B: T -> C: T")
+@contrib_function("BiasGelu", "A: T, B: T -> C: T")
 def bias_gelu(b: FunctionBody) -> str:
     """``Gelu(A + B)``."""
     return b.Gelu(b.Add(b.input(0), b.input(1)))
 
 
-@function("FastGelu", "X: T, bias?: T -> Y: T")
+@contrib_function("FastGelu", "X: T, bias?: T -> Y: T")
 def fast_gelu(b: FunctionBody) -> str:
     """Gelu by a hyperbolic tangent."""
     x = b.Add(b.input(0), b.input(1)) if b.has(1) else b.input(0)
     return b.Gelu(x, approximate="tanh")
 
 
-@function("QuickGelu", "X: T -> Y: T", alpha=1.702)
+@contrib_function("QuickGelu", "X: T -> Y: T", alpha=1.702)
 def quick_gelu(b: FunctionBody) -> str:
     """``x * Sigmoid(alpha * x)``."""
     x = b.input(0)
     return b.Mul(x, b.Sigmoid(b.Mul(x, b.number(b.attr("alpha")))))
 
 
-@function("BiasSplitGelu", "X: T, bias: T -> Y: T")
+@contrib_function("BiasSplitGelu", "X: T, bias: T -> Y: T")
 def bias_split_gelu(b: FunctionBody) -> str:
     """The first half of ``X + bias`` along the last axis, times the Gelu of the other."""
     width, axis = b.shape(0)[-1], len(b.shape(0)) - 1
@@ -154,13 +156,13 @@ def bias_split_gelu(b: FunctionBody) -> str:
     return b.Mul(one, b.Gelu(two))
 
 
-@function("BiasAdd", "X: T, bias: T, skip: T -> Y: T")
+@contrib_function("BiasAdd", "X: T, bias: T, skip: T -> Y: T")
 def bias_add(b: FunctionBody) -> str:
     """``X + bias + skip``."""
     return b.Add(b.Add(b.input(0), b.input(1)), b.input(2))
 
 
-@function("BiasSoftmax", "data: T, bias: T -> output: T", axis=1, is_inner_broadcast=int)
+@contrib_function("BiasSoftmax", "data: T, bias: T -> output: T", axis=1, is_inner_broadcast=int)
 def bias_softmax(b: FunctionBody) -> str:
     """Softmax of ``data + bias`` over all axes from ``axis`` on; the bias has fewer batches, outer or inner ones."""
     shape, given_shape = b.shape(0), b.shape(1)
@@ -175,19 +177,19 @@ def bias_softmax(b: FunctionBody) -> str:
     return b.reshape(b.Softmax(flat, axis=-1), *shape)
 
 
-@function("Trilu", "X: A, k?: L -> Y: A", deciding=(1,), upper=1)
-def trilu(b: FunctionBody) -> str:
+@contrib_function("Trilu", "X: A, k?: L -> Y: A", deciding=(1,), upper=1)
+def expand_trilu(b: FunctionBody) -> str:
     """ONNX's Trilu."""
     return b.op("Trilu", *(b.input(i) for i in range(2) if b.has(i)), upper=b.attr("upper"))[0]
 
 
-@function("GatherND", "data: Z, indices: I -> output: Z")
+@contrib_function("GatherND", "data: Z, indices: I -> output: Z")
 def gather_nd(b: FunctionBody) -> str:
     """ONNX's GatherND."""
     return b.GatherND(b.input(0), b.cast(b.input(1), "int64"))
 
 
-@function("ExpandDims", "X: Z, axis: M -> Y: Z", deciding=(1,))
+@contrib_function("ExpandDims", "X: Z, axis: M -> Y: Z", deciding=(1,))
 def expand_dims(b: FunctionBody) -> str:
     """ONNX's Unsqueeze, of one axis."""
     axis = b.known(1)
@@ -196,14 +198,14 @@ def expand_dims(b: FunctionBody) -> str:
     return b.Unsqueeze(b.input(0), b.constant([int(axis.reshape(()))]))
 
 
-@function("Range", "start: A, limit: A, delta?: A -> Y: A", deciding=(0, 1, 2))
-def arange(b: FunctionBody) -> str:
+@contrib_function("Range", "start: A, limit: A, delta?: A -> Y: A", deciding=(0, 1, 2))
+def expand_range(b: FunctionBody) -> str:
     """ONNX's Range, in steps of 1 where they are left out."""
     return b.Range(b.input(0), b.input(1), b.input(2) if b.has(2) else b.number(1))
 
 
-@function("Pad", "data: T, pads: L, value?: T -> output: T", deciding=(1,), mode="constant")
-def pad(b: FunctionBody) -> str:
+@contrib_function("Pad", "data: T, pads: L, value?: T -> output: T", deciding=(1,), mode="constant")
+def expand_pad(b: FunctionBody) -> str:
     """ONNX's Pad; ``pads`` may have a first axis of one."""
     count, given_pads = 2 * len(b.shape(0)), b.known(1)
     if given_pads is not None and given_pads.size != count:

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody, function
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
 
 #: The least absolute value under the root of an Engram gate.
 _LEAST_DOT = 1e-6
 
 
-def _wide(b: FunctionBody, index: int) -> str:
+def _input_float32(b: FunctionBody, index: int) -> str:
     return b.cast(b.input(index), "float32")
 
 
-@function("GatedAdd", "X: T, Y: T, gate: T -> output: T")
+@contrib_function("GatedAdd", "X: T, Y: T, gate: T -> output: T")
 def gated_add(b: FunctionBody) -> str:
     """``X + Y * gate``, a gate for each row."""
     return b.Add(b.input(0), b.Mul(b.input(1), b.input(2)))
 
 
-@function("ScaledSiLU", "X: T, scale?: S -> Y: T", alpha=1.0)
+@contrib_function("ScaledSiLU", "X: T, scale?: S -> Y: T", alpha=1.0)
 def scaled_silu(b: FunctionBody) -> str:
     """``Z * Sigmoid(Z)`` of the scaled input."""
-    scale = b.reshape(_wide(b, 1)) if b.has(1) else b.constant(b.attr("alpha"), "float32")
-    z = b.cast(b.Mul(scale, _wide(b, 0)), b.dtype())
+    scale = b.reshape(_input_float32(b, 1)) if b.has(1) else b.constant(b.attr("alpha"), "float32")
+    z = b.cast(b.Mul(scale, _input_float32(b, 0)), b.dtype())
     opening = b.cast(b.Sigmoid(b.cast(z, "float32")), b.dtype())
     return b.Mul(z, opening)
 
 
-def grouped(b: FunctionBody, index: int = 0) -> tuple[str, tuple[int, ...]]:
+def split_branches(b: FunctionBody, index: int = 0) -> tuple[str, tuple[int, ...]]:
     """Return an input in float32 as ``[..., branches, columns]``, and that shape; ``num_branches`` says that it is flat."""
     shape, count = b.shape(index), b.attr("num_branches")
     if count:
@@ -38,58 +38,60 @@ def grouped(b: FunctionBody, index: int = 0) -> tuple[str, tuple[int, ...]]:
         shape = (*shape[:-1], count, shape[-1] // count)
     if len(shape) < 2:
         raise Declined(f"branches of an input of {list(shape)}")
-    return b.reshape(_wide(b, index), *shape), shape
+    return b.reshape(_input_float32(b, index), *shape), shape
 
 
-@function("BranchwiseRMSNorm", "X: T, scale?: S -> Y: T", num_branches=0, epsilon=1e-5)
+@contrib_function("BranchwiseRMSNorm", "X: T, scale?: S -> Y: T", num_branches=0, epsilon=1e-5)
 def branchwise_rms_norm(b: FunctionBody) -> str:
     """Root-mean-square norm of each branch, with a scale for all of them or for each."""
-    x, shape = grouped(b)
+    x, shape = split_branches(b)
     branches, columns = shape[-2:]
     y = b.RMSNormalization(x, b.constant(np.ones(columns, np.float32)), axis=-1, epsilon=b.attr("epsilon"))
     if b.has(1):
         scale = b.shape(1)
         if scale not in ((columns,), (branches, columns), (branches * columns,)):
             raise Declined(f"a scale of {list(scale)} for {branches} branches of {columns} columns")
-        y = b.Mul(y, b.reshape(_wide(b, 1), -1, columns))
+        y = b.Mul(y, b.reshape(_input_float32(b, 1), -1, columns))
     return b.cast(b.reshape(y, *b.shape(0)), b.dtype())
 
 
-@function("HyperConnectionPreMix", "streams: T, pre_mix: S -> output: T", num_branches=0, reduction_scale=1.0)
+@contrib_function("HyperConnectionPreMix", "streams: T, pre_mix: S -> output: T", num_branches=0, reduction_scale=1.0)
 def hyper_connection_pre_mix(b: FunctionBody) -> str:
     """The sum of streams, each by its gate."""
-    x, shape = grouped(b)
-    total = b.ReduceSum(b.Mul(x, _gate(b, 1, shape)), b.constant([-2]), keepdims=0)
+    x, shape = split_branches(b)
+    total = b.ReduceSum(b.Mul(x, _shape_gates(b, 1, shape)), b.constant([-2]), keepdims=0)
     scale = b.attr("reduction_scale")
     return b.cast(b.Mul(total, b.constant(scale, "float32")) if scale != 1 else total, b.dtype())
 
 
-def _gate(b: FunctionBody, index: int, shape: tuple[int, ...]) -> str:
+def _shape_gates(b: FunctionBody, index: int, shape: tuple[int, ...]) -> str:
     """Return gates that meet ``[..., branches, columns]``: one for each branch, or for each of its columns."""
     (*lead, branches, columns), given = shape, b.shape(index)
     if given in ((*lead, branches), (*lead, branches, 1)):
-        return b.reshape(_wide(b, index), *lead, branches, 1)
+        return b.reshape(_input_float32(b, index), *lead, branches, 1)
     if given in (shape, (*lead, branches * columns)):
-        return b.reshape(_wide(b, index), *shape)
+        return b.reshape(_input_float32(b, index), *shape)
     raise Declined(f"gates of {list(given)} for streams of {list(shape)}")
 
 
-@function("HyperConnectionPostMix", "streams: T, block_output: T, post_mix: S, stream_mix?: S -> output: T", num_branches=0)
+@contrib_function(
+    "HyperConnectionPostMix", "streams: T, block_output: T, post_mix: S, stream_mix?: S -> output: T", num_branches=0
+)
 def hyper_connection_post_mix(b: FunctionBody) -> str:
     """Mixed streams, and one output added to each by its gate."""
-    x, shape = grouped(b)
+    x, shape = split_branches(b)
     if b.has(3):
-        x = b.MatMul(b.Transpose(_wide(b, 3), perm=_exchanged(len(b.shape(3)))), x)
-    added = b.Mul(_gate(b, 2, shape), b.Unsqueeze(_wide(b, 1), b.constant([-2])))
+        x = b.MatMul(b.Transpose(_input_float32(b, 3), perm=_swapped_axes(len(b.shape(3)))), x)
+    added = b.Mul(_shape_gates(b, 2, shape), b.Unsqueeze(_input_float32(b, 1), b.constant([-2])))
     return b.cast(b.reshape(b.Add(x, added), *b.shape(0)), b.dtype())
 
 
-def _exchanged(rank: int) -> list[int]:
+def _swapped_axes(rank: int) -> list[int]:
     """Return the order of axes in which the last two are exchanged."""
     return [*range(rank - 2), rank - 1, rank - 2]
 
 
-@function(
+@contrib_function(
     "EngramGate",
     "key: T, query: T, value: T, key_norm_scale: T, query_norm_scale: T, conv_norm_scale?: T -> output: T, normed?: T",
     epsilon=1e-5,
@@ -97,14 +99,14 @@ def _exchanged(rank: int) -> list[int]:
 def engram_gate(b: FunctionBody) -> list[str]:
     """A value that all branches share, by the gate of each: how well a normalised key fits to its query."""
     _, _, _, columns = b.shape(0, 4)
-    key, query = (b.Mul(_normed(b, _wide(b, i), columns), _wide(b, i + 3)) for i in range(2))
+    key, query = (b.Mul(_rms_normalise(b, _input_float32(b, i), columns), _input_float32(b, i + 3)) for i in range(2))
     dot = b.ReduceSum(b.Mul(key, query), b.constant([-1]), keepdims=1)
     dot = b.Div(dot, b.constant(float(np.sqrt(columns)), "float32"))
     gate = b.Sigmoid(b.Mul(b.Sign(dot), b.Sqrt(b.Max(b.Abs(dot), b.constant(_LEAST_DOT, "float32")))))
-    gated = b.Mul(gate, b.Unsqueeze(_wide(b, 2), b.constant([2])))
-    normed = b.cast(b.Mul(_normed(b, gated, columns), _wide(b, 5)), b.dtype()) if b.has(5) else ""
+    gated = b.Mul(gate, b.Unsqueeze(_input_float32(b, 2), b.constant([2])))
+    normed = b.cast(b.Mul(_rms_normalise(b, gated, columns), _input_float32(b, 5)), b.dtype()) if b.has(5) else ""
     return [b.cast(gated, b.dtype()), normed]
 
 
-def _normed(b: FunctionBody, x: str, columns: int) -> str:
+def _rms_normalise(b: FunctionBody, x: str, columns: int) -> str:
     return b.RMSNormalization(x, b.constant(np.ones(columns, np.float32)), axis=-1, epsilon=b.attr("epsilon"))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rammer.frontend.lower.contrib.attention import default_scale, joined_heads, split_heads
-from rammer.frontend.lower.contrib.blocks import opened
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody, function
-from rammer.frontend.lower.contrib.rotary import angles, rotated
+from rammer.frontend.lower.contrib.blocks import emit_unpack
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
+from rammer.frontend.lower.contrib.rotary import gather_angles, rotate_columns
 from rammer.frontend.read.limits import MAX_POSITIONS
 
 
@@ -61,7 +61,7 @@ class StoredKeys:
         """Return the numbers that are stored."""
         if not self.bits:
             return x
-        codes = opened(b, x, 4, at.width) if self.bits == 4 else x
+        codes = emit_unpack(b, x, 4, at.width) if self.bits == 4 else x
         numbers = b.cast(codes, "float32")
         numbers = b.Sub(numbers, b.constant(8, "float32")) if self.bits == 4 else numbers
         return b.cast(b.Mul(numbers, self.scales(b, at)), b.dtype())
@@ -166,7 +166,7 @@ class QueryGroup:
             scores = b.Add(scores, self._bias(b))
         seen = self.seen(b, past)
         hidden = b.Where(seen, b.number(0.0), b.number(-65504.0 if b.dtype() == "float16" else -3.0e38))
-        shares = self._shares(b, b.Add(scores, hidden))
+        shares = self._softmax_scores(b, b.Add(scores, hidden))
         shape = (self.batch, self.shared * self.groups, self.length)
         shown = ""
         if b.attr("qk_output"):
@@ -189,7 +189,7 @@ class QueryGroup:
         shared, groups = (1, 1) if heads == 1 else (self.shared, self.groups)
         return b.reshape(bias, batch, shared, groups, length, self.total)
 
-    def _shares(self, b: FunctionBody, scores: str) -> str:
+    def _softmax_scores(self, b: FunctionBody, scores: str) -> str:
         """Softmax; with a sink, as if there were one more key."""
         if not b.has(11) and not b.attr("smooth_softmax"):
             return b.Softmax(scores, axis=-1)
@@ -199,7 +199,7 @@ class QueryGroup:
         return b.slice(b.Softmax(b.Concat(scores, column, axis=-1), axis=-1), 4, 0, self.total)
 
 
-@function(
+@contrib_function(
     "GroupQueryAttention",
     "query: T, key?: T, value?: T, past_key?: X, past_value?: X, seqlens_k: M, total_sequence_length: M,"
     " cos_cache?: T, sin_cache?: T, position_ids?: L, attention_bias?: T, head_sink?: T, k_scale?: F, v_scale?: F,"
@@ -216,9 +216,9 @@ def group_query_attention(b: FunctionBody) -> list[str]:
     past = at.past(b)
     if b.attr("do_rotary"):
         places = b.input(9) if b.has(9) else b.Add(past, b.constant(np.arange(at.length)))
-        turn = angles(b, (7, 8), places)
+        turn = gather_angles(b, (7, 8), places)
         widths = (at.width, 2 * b.shape(7, 2)[1])
-        q, k = (rotated(b, x, turn, widths, bool(b.attr("rotary_interleaved"))) for x in (q, k))
+        q, k = (rotate_columns(b, x, turn, widths, bool(b.attr("rotary_interleaved"))) for x in (q, k))
     stored = [StoredKeys.of(b, at, place, b.attr(f"{name}_quant_type")) for place, name in ((3, "k"), (4, "v"))]
     kept = [at.present(b, how.packed(b, at, x), 3 + i, past, how) for i, (how, x) in enumerate(zip(stored, (k, v), strict=True))]
     keys, values = (how.opened(b, at, x) for how, x in zip(stored, kept, strict=True))

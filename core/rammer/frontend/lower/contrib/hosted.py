@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from rammer.frontend.lower.contrib.function import CODES, Declined, FunctionBody, function
+from rammer.frontend.lower.contrib.function import CODES, Declined, FunctionBody, contrib_function
 
 #: Rows of the largest matrix whose inverse is written step by step.
 MOST_ROWS = 16
@@ -21,19 +21,19 @@ def without_expression(b: FunctionBody) -> str:
     raise Declined(f"{b.use.op} has no tensor expression")
 
 
-function(
+contrib_function(
     "Tokenizer", "X: Z -> Y: Z", hosted=True, mincharnum=int, pad_value=str, mark=int, separators=list[str], tokenexp=str | None
 )(without_expression)  # fmt: skip
-function("DynamicTimeWarping", "input: F -> output: M", hosted=True)(without_expression)
-function("Unique", "x: Z -> y: Z, idx: L, counts: L", hosted=True)(without_expression)
-function(
+contrib_function("DynamicTimeWarping", "input: F -> output: M", hosted=True)(without_expression)
+contrib_function("Unique", "x: Z -> y: Z, idx: L, counts: L", hosted=True)(without_expression)
+contrib_function(
     "BifurcationDetector", "src_tokens: L, cur_tokens: L, prev_suffix_match_idx: L, pred_tokens?: L -> tokens: L, idx: L",
     hosted=True, max_ngram_size=3, min_ngram_size=1,
 )(without_expression)  # fmt: skip
 
 
-@function("Inverse", "X: T -> Y: T", hosted=True)
-def inverse(b: FunctionBody) -> str:
+@contrib_function("Inverse", "X: T -> Y: T", hosted=True)
+def expand_inverse(b: FunctionBody) -> str:
     """Gauss-Jordan elimination with the largest pivot of each column; large matrices are inverted on the host."""
     shape = b.shape(0)
     if len(shape) < 2 or shape[-1] != shape[-2] or not 1 <= shape[-1] <= MOST_ROWS:
@@ -56,7 +56,7 @@ def inverse(b: FunctionBody) -> str:
     return b.reshape(b.cast(b.slice(both, 2, rows, 2 * rows), b.dtype()), *shape)
 
 
-@function("MurmurHash3", "X: Y -> Y: N", hosted=True, seed=0, positive=1)
+@contrib_function("MurmurHash3", "X: Y -> Y: N", hosted=True, seed=0, positive=1)
 def murmur_hash3(b: FunctionBody) -> str:
     """The 32-bit hash of each number's bits; of strings on the host."""
     if not b.use.inputs[0]:
@@ -71,19 +71,21 @@ def murmur_hash3(b: FunctionBody) -> str:
         blocks = [b.cast(x, "uint32") for x in (low, high)]
     value = b.constant(b.attr("seed") & 0xFFFFFFFF, "uint32")
     for block in blocks:
-        block = b.Mul(_rotated(b, b.Mul(block, _number(b, 0xCC9E2D51)), 15), _number(b, 0x1B873593))
-        value = b.Add(b.Mul(_rotated(b, b.BitwiseXor(value, block), 13), _number(b, 5)), _number(b, 0xE6546B64))
-    value = b.BitwiseXor(value, _number(b, 4 * len(blocks)))
+        block = b.Mul(_rotate_left(b, b.Mul(block, _uint32_constant(b, 0xCC9E2D51)), 15), _uint32_constant(b, 0x1B873593))
+        value = b.Add(
+            b.Mul(_rotate_left(b, b.BitwiseXor(value, block), 13), _uint32_constant(b, 5)), _uint32_constant(b, 0xE6546B64)
+        )
+    value = b.BitwiseXor(value, _uint32_constant(b, 4 * len(blocks)))
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-        value = b.BitwiseXor(value, b.BitShift(value, _number(b, shift), direction="RIGHT"))
-        value = b.Mul(value, _number(b, factor)) if factor != 1 else value
+        value = b.BitwiseXor(value, b.BitShift(value, _uint32_constant(b, shift), direction="RIGHT"))
+        value = b.Mul(value, _uint32_constant(b, factor)) if factor != 1 else value
     return value if b.attr("positive") else b.BitCast(value, to=CODES["int32"])
 
 
-def _number(b: FunctionBody, value: int) -> str:
+def _uint32_constant(b: FunctionBody, value: int) -> str:
     return b.constant(value, "uint32")
 
 
-def _rotated(b: FunctionBody, x: str, count: int) -> str:
-    up, down = (b.BitShift(x, _number(b, n), direction=way) for n, way in ((count, "LEFT"), (32 - count, "RIGHT")))
+def _rotate_left(b: FunctionBody, x: str, count: int) -> str:
+    up, down = (b.BitShift(x, _uint32_constant(b, n), direction=way) for n, way in ((count, "LEFT"), (32 - count, "RIGHT")))
     return b.BitwiseOr(up, down)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rammer.frontend.lower.contrib.function import FUNCTIONS, Declined, FunctionBody, OperatorFunction, function
-from rammer.frontend.lower.contrib.fused import given
+from rammer.frontend.lower.contrib.function import FUNCTIONS, Declined, FunctionBody, OperatorFunction, contrib_function
+from rammer.frontend.lower.contrib.fused import given_attributes
 from rammer.frontend.lower.window_extents import geometry_of
 from rammer.frontend.read.limits import MAX_POSITIONS, check_shape
 
@@ -15,7 +15,7 @@ _MODES = {"bilinear": "linear", "bicubic": "cubic", "nearest": "nearest"}
 _WINDOW: dict[str, Any] = {"auto_pad": "NOTSET", "kernel_shape": list[int], "strides": list[int]}
 
 
-@function("GridSample", "X: T, Grid: T -> Y: T2", mode="bilinear", padding_mode="zeros", align_corners=0)
+@contrib_function("GridSample", "X: T, Grid: T -> Y: T2", mode="bilinear", padding_mode="zeros", align_corners=0)
 def grid_sample(b: FunctionBody) -> str:
     """ONNX's, of images."""
     if b.attr("mode") not in _MODES or len(b.shape(0)) != 4:
@@ -24,26 +24,26 @@ def grid_sample(b: FunctionBody) -> str:
     return b.GridSample(b.input(0), b.input(1), mode=_MODES[b.attr("mode")], **{n: b.attr(n) for n in names})
 
 
-@function(
+@contrib_function(
     "ConvTransposeWithDynamicPads", "X: T, W: T, Pads?: L, B?: T -> Y: T", deciding=(2,),
     group=1, dilations=list[int], output_padding=list[int], **_WINDOW,
 )  # fmt: skip
 def conv_transpose_with_dynamic_pads(b: FunctionBody) -> str:
     """ONNX's, with its pads as an operand."""
-    pads: dict[str, Any] = {"pads": [int(p) for p in _known(b, 2).ravel()]} if b.has(2) else {}
+    pads: dict[str, Any] = {"pads": [int(p) for p in _known_input(b, 2).ravel()]} if b.has(2) else {}
     if pads and len(pads["pads"]) != 2 * (len(b.shape(0)) - 2):
         raise Declined(f"pads are {pads['pads'][:9]} of an input of {list(b.shape(0))}")
     names = ("group", "dilations", "output_padding", *_WINDOW)
-    return b.op("ConvTranspose", b.input(0), b.input(1), b.input(3), **given(b, names), **pads)[0]
+    return b.op("ConvTranspose", b.input(0), b.input(1), b.input(3), **given_attributes(b, names), **pads)[0]
 
 
-def _known(b: FunctionBody, index: int) -> np.ndarray[Any, Any]:
+def _known_input(b: FunctionBody, index: int) -> np.ndarray[Any, Any]:
     value = b.known(index)
     assert value is not None  # one of the operands that decide shapes
     return value
 
 
-@function("MaxpoolWithMask", "X: F, M: M -> Y: F", pads=list[int], storage_order=0, **_WINDOW)
+@contrib_function("MaxpoolWithMask", "X: F, M: M -> Y: F", pads=list[int], storage_order=0, **_WINDOW)
 def maxpool_with_mask(b: FunctionBody) -> str:
     """The greatest element of a window's rows, each up to its first masked one; the first element of an image is not masked.
     The mask of a channel begins where ONNX Runtime reads it, which is its own only for a mask of one channel."""
@@ -63,7 +63,7 @@ def maxpool_with_mask(b: FunctionBody) -> str:
     is_open = b.Not(b.Equal(b.Gather(b.reshape(b.input(1), -1), b.constant(first)), b.constant(0, "int32")))
     if rank > 1:
         is_open = b.Or(is_open, b.constant(np.arange(cells)[None] == 0))
-    places, inside = _windows(dims, kernel, source)
+    places, inside = _window_elements(dims, kernel, source)
     wide = (count, *places.shape)
     x = b.reshape(b.Gather(b.reshape(b.input(0), count, cells), b.constant(places.ravel()), axis=1), *wide)
     kept = b.reshape(b.Gather(is_open, b.constant(places.ravel()), axis=1), *wide)
@@ -75,7 +75,9 @@ def maxpool_with_mask(b: FunctionBody) -> str:
     return b.reshape(y, *shape[:2], *(d.out for d in dims))
 
 
-def _windows(dims: Any, kernel: tuple[int, ...], source: tuple[int, ...]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _window_elements(
+    dims: Any, kernel: tuple[int, ...], source: tuple[int, ...]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return ``[windows, rows, columns]``: the flat places of each window's elements, and whether they are in the image."""
     rank = len(source)
     flat, inside = np.zeros((1,) * (2 * rank), np.int64), np.ones((1,) * (2 * rank), bool)
@@ -88,14 +90,14 @@ def _windows(dims: Any, kernel: tuple[int, ...], source: tuple[int, ...]) -> tup
     return flat.reshape(-1, rows, kernel[-1]), np.broadcast_to(inside, flat.shape).reshape(-1, rows, kernel[-1])
 
 
-@function(
+@contrib_function(
     "CropAndResize", "X: T, rois: T, batch_indices: M, crop_size: M -> Y: T", deciding=(3,), mode="bilinear",
     extrapolation_value=0.0,
 )  # fmt: skip
 def crop_and_resize(b: FunctionBody) -> str:
     """Boxes of images, each sampled on a grid whose corners are those of the box."""
     (count, channels, height, width), (boxes, corners), mode = b.shape(0, 4), b.shape(1, 2), b.attr("mode")
-    size = [int(n) for n in _known(b, 3).ravel()]
+    size = [int(n) for n in _known_input(b, 3).ravel()]
     if (
         len(size) != 2
         or not 1 <= min(size) <= max(size) <= MAX_POSITIONS
@@ -104,13 +106,16 @@ def crop_and_resize(b: FunctionBody) -> str:
         or b.shape(2) != (boxes,)
     ):
         raise Declined(f"crops of {size} of {boxes} boxes by mode {mode!r}")
-    y, x = (_samples(b, axis, extent, steps) for axis, (extent, steps) in enumerate(zip((height, width), size, strict=True)))
+    y, x = (
+        _sample_coordinates(b, axis, extent, steps)
+        for axis, (extent, steps) in enumerate(zip((height, width), size, strict=True))
+    )
     rows = b.reshape(b.Transpose(b.input(0), perm=[0, 2, 3, 1]), count * height * width, channels)
     base = b.Mul(b.reshape(b.cast(b.input(2), "int64"), boxes, 1, 1), b.constant(height * width))
 
     def picked(down: str, along: str) -> str:
-        whole = b.Add(b.Mul(b.reshape(_place(b, down, height), boxes, size[0], 1), b.constant(width)), base)
-        return b.Gather(rows, b.Add(whole, b.reshape(_place(b, along, width), boxes, 1, size[1])))
+        whole = b.Add(b.Mul(b.reshape(_nearest_index(b, down, height), boxes, size[0], 1), b.constant(width)), base)
+        return b.Gather(rows, b.Add(whole, b.reshape(_nearest_index(b, along, width), boxes, 1, size[1])))
 
     shapes = [(boxes, size[0], 1, 1), (boxes, 1, size[1], 1)]
     if mode == "nearest":
@@ -119,8 +124,8 @@ def crop_and_resize(b: FunctionBody) -> str:
     else:
         top, left, bottom, right = b.Floor(y), b.Floor(x), b.Ceil(y), b.Ceil(x)
         down, along = (b.reshape(b.Sub(v, low), *shape) for v, low, shape in zip((y, x), (top, left), shapes, strict=True))
-        upper, lower = (_blended(b, picked(v, left), picked(v, right), along) for v in (top, bottom))
-        result = _blended(b, upper, lower, down)
+        upper, lower = (_interpolate_linear(b, picked(v, left), picked(v, right), along) for v in (top, bottom))
+        result = _interpolate_linear(b, upper, lower, down)
     inside = [
         b.reshape(b.And(b.GreaterOrEqual(v, b.number(0.0)), b.LessOrEqual(v, b.number(extent - 1))), *shape)
         for v, extent, shape in zip((y, x), (height, width), shapes, strict=True)
@@ -129,7 +134,7 @@ def crop_and_resize(b: FunctionBody) -> str:
     return b.Transpose(result, perm=[0, 3, 1, 2])
 
 
-def _samples(b: FunctionBody, axis: int, extent: int, steps: int) -> str:
+def _sample_coordinates(b: FunctionBody, axis: int, extent: int, steps: int) -> str:
     """Return the coordinates of samples along an axis of each box: ``[boxes, steps]``."""
     first, last = (b.slice(b.input(1), 1, place, place + 1) for place in (axis, axis + 2))
     most = b.number(extent - 1)
@@ -141,12 +146,12 @@ def _samples(b: FunctionBody, axis: int, extent: int, steps: int) -> str:
     return b.Concat(begin, inner, end, axis=1) if steps > 2 else b.Concat(begin, end, axis=1)
 
 
-def _place(b: FunctionBody, x: str, extent: int) -> str:
+def _nearest_index(b: FunctionBody, x: str, extent: int) -> str:
     """Return a coordinate as a place, the nearest one of the image."""
     return b.cast(b.Clip(x, b.number(0.0), b.number(extent - 1)), "int64")
 
 
-def _blended(b: FunctionBody, one: str, two: str, share: str) -> str:
+def _interpolate_linear(b: FunctionBody, one: str, two: str, share: str) -> str:
     return b.Add(one, b.Mul(b.Sub(two, one), share))
 
 

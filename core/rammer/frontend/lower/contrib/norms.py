@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody, function
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
 
 
-def normalised(b: FunctionBody, x: str, gamma: str, beta: str, stats: bool = False) -> list[str]:
+def apply_layer_norm(b: FunctionBody, x: str, gamma: str, beta: str, stats: bool = False) -> list[str]:
     """Layer normalisation over the last axis: the result, and where asked for mean and inverse deviation."""
     made = b.op(
         "LayerNormalization", x, gamma, *([beta] if beta else []), outputs=3 if stats else 1, axis=-1, epsilon=b.attr("epsilon")
@@ -13,7 +13,7 @@ def normalised(b: FunctionBody, x: str, gamma: str, beta: str, stats: bool = Fal
     return made if stats else [made[0], "", ""]
 
 
-def simplified(b: FunctionBody, x: str, gamma: str, axis: int = -1, stats: bool = False) -> list[str]:
+def apply_rms_norm(b: FunctionBody, x: str, gamma: str, axis: int = -1, stats: bool = False) -> list[str]:
     """Division by the root of the mean square, computed in float32; and where asked for the inverse of that root."""
     if not stats:
         return [b.RMSNormalization(x, gamma, axis=axis, epsilon=b.attr("epsilon")), ""]
@@ -25,7 +25,7 @@ def simplified(b: FunctionBody, x: str, gamma: str, axis: int = -1, stats: bool 
     return [y, inverse]
 
 
-def _summed(b: FunctionBody, bias: int) -> str:
+def _sum_residual(b: FunctionBody, bias: int) -> str:
     """``input + skip + bias``; ``skip`` may lack the batch, or have one of it."""
     x, skip = b.shape(0), b.shape(1)
     if len(x) not in (2, 3) or (x[-len(skip) :] != skip and not (len(skip) == len(x) == 3 and skip == (1, *x[1:]))):
@@ -34,37 +34,39 @@ def _summed(b: FunctionBody, bias: int) -> str:
     return b.Add(total, b.input(bias)) if b.has(bias) else total
 
 
-@function(
+@contrib_function(
     "SkipLayerNormalization", "input: T, skip: T, gamma: T, beta?: T, bias?: T -> output: T, mean?: F, inv?: F, sum?: T",
     epsilon=1e-12,
 )  # fmt: skip
 def skip_layer_normalization(b: FunctionBody) -> list[str]:
     """Layer normalisation of a sum, and the sum."""
-    total = _summed(b, 4)
-    y, mean, inverse = normalised(b, total, b.input(2), b.input(3), b.wants(1) or b.wants(2))
+    total = _sum_residual(b, 4)
+    y, mean, inverse = apply_layer_norm(b, total, b.input(2), b.input(3), b.wants(1) or b.wants(2))
     return [y, mean, inverse, total]
 
 
-@function(
+@contrib_function(
     "SkipSimplifiedLayerNormalization", "input: T, skip: T, gamma: T, bias?: T -> output: T, mean?: F, inv?: F, sum?: T",
     epsilon=1e-12,
 )  # fmt: skip
 def skip_simplified_layer_normalization(b: FunctionBody) -> list[str]:
     """The same without a mean."""
-    total = _summed(b, 3)
-    y, inverse = simplified(b, total, b.input(2), stats=b.wants(2))
+    total = _sum_residual(b, 3)
+    y, inverse = apply_rms_norm(b, total, b.input(2), stats=b.wants(2))
     return [y, "", inverse, total]
 
 
-@function("SimplifiedLayerNormalization", "X: T, scale: T2 -> Y: T2, inv_std_var?: F", axis=-1, epsilon=1e-5, stash_type=1)
+@contrib_function(
+    "SimplifiedLayerNormalization", "X: T, scale: T2 -> Y: T2, inv_std_var?: F", axis=-1, epsilon=1e-5, stash_type=1
+)
 def simplified_layer_normalization(b: FunctionBody) -> list[str]:
     """RMSNormalization, which ONNX Runtime has in ONNX's own domain under this name."""
     if b.dtype(0) != b.dtype(1):
         raise Declined(f"X is {b.dtype(0)} and the scale {b.dtype(1)}")
-    return simplified(b, b.input(0), b.input(1), b.attr("axis"), b.wants(1))
+    return apply_rms_norm(b, b.input(0), b.input(1), b.attr("axis"), b.wants(1))
 
 
-@function(
+@contrib_function(
     "EmbedLayerNormalization",
     "input_ids: M, segment_ids?: M, word: T, position: T, segment?: T, gamma: T, beta: T, mask?: M, position_ids?: M"
     " -> output: T, mask_index?: M, sum?: T",
@@ -83,10 +85,10 @@ def embed_layer_normalization(b: FunctionBody) -> list[str]:
         counted = b.constant([0] * batch, "int32")
         if b.has(7):
             counted = b.ReduceSum(b.input(7), b.constant([1]), keepdims=0)
-    return [normalised(b, total, b.input(5), b.input(6))[0], counted, total]
+    return [apply_layer_norm(b, total, b.input(5), b.input(6))[0], counted, total]
 
 
-@function("LayerNormalization", "X: T, scale: T, B?: T -> Y: T, mean?: F, inv?: F", axis=-1, epsilon=1e-5, stash_type=1)
+@contrib_function("LayerNormalization", "X: T, scale: T, B?: T -> Y: T, mean?: F, inv?: F", axis=-1, epsilon=1e-5, stash_type=1)
 def layer_normalization(b: FunctionBody) -> list[str]:
     """ONNX's, in models of an opset before ONNX had it."""
     given = [b.input(i) for i in range(3) if b.has(i)]

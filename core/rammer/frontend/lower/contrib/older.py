@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody, function
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
 
 
-@function("Affine", "X: T -> Y: T", alpha=1.0, beta=0.0)
-def affine(b: FunctionBody) -> str:
+@contrib_function("Affine", "X: T -> Y: T", alpha=1.0, beta=0.0)
+def expand_affine(b: FunctionBody) -> str:
     """``alpha * X + beta``."""
     return b.Add(b.Mul(b.number(b.attr("alpha")), b.input(0)), b.number(b.attr("beta")))
 
 
-@function("Scale", "input: T -> output: T", scale=1.0)
-def scale(b: FunctionBody) -> str:
+@contrib_function("Scale", "input: T -> output: T", scale=1.0)
+def expand_scale(b: FunctionBody) -> str:
     """``scale * input``."""
     return b.Mul(b.number(b.attr("scale")), b.input(0))
 
 
-def _given(b: FunctionBody, name: str) -> str:
+def _required_number(b: FunctionBody, name: str) -> str:
     value = b.use.attr(name, None)
     if value is None:
         raise Declined(f"it has no {name}")
     return b.number(value)
 
 
-@function("ParametricSoftplus", "X: T -> Y: T", alpha=float | None, beta=float | None)
+@contrib_function("ParametricSoftplus", "X: T -> Y: T", alpha=float | None, beta=float | None)
 def parametric_softplus(b: FunctionBody) -> str:
     """``alpha * Softplus(beta * X)``."""
-    return b.Mul(_given(b, "alpha"), b.Softplus(b.Mul(_given(b, "beta"), b.input(0))))
+    return b.Mul(_required_number(b, "alpha"), b.Softplus(b.Mul(_required_number(b, "beta"), b.input(0))))
 
 
-@function("ScaledTanh", "input: T -> output: T", alpha=float | None, beta=float | None)
+@contrib_function("ScaledTanh", "input: T -> output: T", alpha=float | None, beta=float | None)
 def scaled_tanh(b: FunctionBody) -> str:
     """``alpha * Tanh(beta * input)``."""
-    return b.Mul(_given(b, "alpha"), b.Tanh(b.Mul(_given(b, "beta"), b.input(0))))
+    return b.Mul(_required_number(b, "alpha"), b.Tanh(b.Mul(_required_number(b, "beta"), b.input(0))))
 
 
-@function("ImageScaler", "input: T -> output: T", scale=1.0, bias=list[float])
+@contrib_function("ImageScaler", "input: T -> output: T", scale=1.0, bias=list[float])
 def image_scaler(b: FunctionBody) -> str:
     """``scale * input`` and a bias for each channel."""
     (_, channels, _, _), bias = b.shape(0, 4), list(b.attr("bias"))
@@ -46,8 +46,8 @@ def image_scaler(b: FunctionBody) -> str:
     return b.Add(b.Mul(b.number(b.attr("scale")), b.input(0)), added)
 
 
-@function("Crop", "input: T -> output: T", border=list[int], scale=list[int])
-def crop(b: FunctionBody) -> str:
+@contrib_function("Crop", "input: T -> output: T", border=list[int], scale=list[int])
+def expand_crop(b: FunctionBody) -> str:
     """The image without its left, top, right and bottom border; or of the size ``scale`` behind the first two."""
     (_, _, height, width), border, size = b.shape(0, 4), list(b.attr("border")), list(b.attr("scale"))
     if len(border) != 4 or len(size) not in (0, 2):
@@ -59,7 +59,7 @@ def crop(b: FunctionBody) -> str:
     return b.slice(b.slice(b.input(0), 2, top, ends[0]), 3, left, ends[1])
 
 
-@function("DynamicSlice", "data: Z, starts: I, ends: I, axes?: I -> output: Z", deciding=(1, 2, 3))
+@contrib_function("DynamicSlice", "data: Z, starts: I, ends: I, axes?: I -> output: Z", deciding=(1, 2, 3))
 def dynamic_slice(b: FunctionBody) -> str:
     """ONNX's Slice."""
     return b.op("Slice", *(b.input(i) for i in range(4)))[0]

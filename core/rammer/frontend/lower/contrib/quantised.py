@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from rammer.frontend.lower.contrib.attention import self_attended
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody, function
-from rammer.frontend.lower.contrib.fused import channels_first, channels_last, given
-from rammer.frontend.lower.contrib.norms import normalised
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
+from rammer.frontend.lower.contrib.fused import channels_first, channels_last, given_attributes
+from rammer.frontend.lower.contrib.norms import apply_layer_norm
 
 _POOL: dict[str, Any] = {
     "auto_pad": "NOTSET",
@@ -22,7 +22,7 @@ _TWO = "A: Q, A_scale: F, A_zero_point?: Q, B: Q, B_scale: F, B_zero_point?: Q, 
 _ONE = "X: Q, X_scale: F, X_zero_point?: Q, Y_scale: F, Y_zero_point?: Q -> Y: Q"
 
 
-def _single(b: FunctionBody, index: int) -> str:
+def _scalar_input(b: FunctionBody, index: int) -> str:
     """An input of one element as a scalar, "" where it is left out. Declined for more."""
     if not b.has(index):
         return ""
@@ -32,115 +32,119 @@ def _single(b: FunctionBody, index: int) -> str:
     return b.reshape(b.input(index)) if shape else b.input(index)
 
 
-def numbers(b: FunctionBody, index: int, scale: int = 0) -> str:
+def dequantise_input(b: FunctionBody, index: int, scale: int = 0) -> str:
     """What the integers of an input stand for; ``scale`` is the place of its scale, which the zero point follows."""
     place = scale or index + 1
-    return b.op("DequantizeLinear", b.input(index), _single(b, place), _single(b, place + 1))[0]
+    return b.op("DequantizeLinear", b.input(index), _scalar_input(b, place), _scalar_input(b, place + 1))[0]
 
 
-def quantised(b: FunctionBody, y: str, scale: int) -> str:
+def quantise_output(b: FunctionBody, y: str, scale: int) -> str:
     """Integers for ``y``, of input 0's type."""
-    zero = _single(b, scale + 1) or b.constant(0, b.dtype(0))
-    return b.QuantizeLinear(y, _single(b, scale), zero)
+    zero = _scalar_input(b, scale + 1) or b.constant(0, b.dtype(0))
+    return b.QuantizeLinear(y, _scalar_input(b, scale), zero)
 
 
-@function("QLinearAdd", _TWO)
+@contrib_function("QLinearAdd", _TWO)
 def q_linear_add(b: FunctionBody) -> str:
     """``A + B``."""
-    return quantised(b, b.Add(numbers(b, 0), numbers(b, 3)), 6)
+    return quantise_output(b, b.Add(dequantise_input(b, 0), dequantise_input(b, 3)), 6)
 
 
-@function("QLinearMul", _TWO)
+@contrib_function("QLinearMul", _TWO)
 def q_linear_mul(b: FunctionBody) -> str:
     """``A * B``."""
-    return quantised(b, b.Mul(numbers(b, 0), numbers(b, 3)), 6)
+    return quantise_output(b, b.Mul(dequantise_input(b, 0), dequantise_input(b, 3)), 6)
 
 
-@function("QLinearSigmoid", _ONE)
+@contrib_function("QLinearSigmoid", _ONE)
 def q_linear_sigmoid(b: FunctionBody) -> str:
     """Sigmoid."""
-    return quantised(b, b.Sigmoid(numbers(b, 0)), 3)
+    return quantise_output(b, b.Sigmoid(dequantise_input(b, 0)), 3)
 
 
-@function("QLinearLeakyRelu", _ONE, alpha=0.01)
+@contrib_function("QLinearLeakyRelu", _ONE, alpha=0.01)
 def q_linear_leaky_relu(b: FunctionBody) -> str:
     """LeakyRelu."""
-    return quantised(b, b.LeakyRelu(numbers(b, 0), alpha=b.attr("alpha")), 3)
+    return quantise_output(b, b.LeakyRelu(dequantise_input(b, 0), alpha=b.attr("alpha")), 3)
 
 
-@function(
+@contrib_function(
     "QLinearGlobalAveragePool", "X: Q, x_scale: F, x_zero_point: Q, y_scale: F, y_zero_point: Q -> Y: Q", channels_last=0
 )  # fmt: skip
 def q_linear_global_average_pool(b: FunctionBody) -> str:
     """The mean over all places of an image."""
     rank = len(b.shape(0))
     axes = range(1, rank - 1) if b.attr("channels_last") else range(2, rank)
-    return quantised(b, b.ReduceMean(numbers(b, 0), b.constant(list(axes)), keepdims=1), 3)
+    return quantise_output(b, b.ReduceMean(dequantise_input(b, 0), b.constant(list(axes)), keepdims=1), 3)
 
 
-@function("QLinearAveragePool", _ONE.replace("X_", "x_").replace("Y_", "y_"), channels_last=0, count_include_pad=0, **_POOL)
+@contrib_function(
+    "QLinearAveragePool", _ONE.replace("X_", "x_").replace("Y_", "y_"), channels_last=0, count_include_pad=0, **_POOL
+)
 def q_linear_average_pool(b: FunctionBody) -> str:
     """AveragePool."""
     rank, last = len(b.shape(0)), b.attr("channels_last")
-    x = numbers(b, 0)
+    x = dequantise_input(b, 0)
     x = channels_first(b, x, rank) if last else x
-    y = b.op("AveragePool", x, **given(b, (*_POOL, "count_include_pad")))[0]
-    return quantised(b, channels_last(b, y, rank) if last else y, 3)
+    y = b.op("AveragePool", x, **given_attributes(b, (*_POOL, "count_include_pad")))[0]
+    return quantise_output(b, channels_last(b, y, rank) if last else y, 3)
 
 
-@function("QLinearConcat", "Y_scale: F, Y_zero_point: Q, inputs*: X -> Y: Q", axis=int)
+@contrib_function("QLinearConcat", "Y_scale: F, Y_zero_point: Q, inputs*: X -> Y: Q", axis=int)
 def q_linear_concat(b: FunctionBody) -> str:
     """Concat of tensors that each have a scale and a zero point behind them."""
     count = len(b.use.inputs) - 2
     if count < 3 or count % 3:
         raise Declined(f"{count} inputs are no tensors with scales and zero points")
-    parts = [numbers(b, i) for i in range(2, count + 2, 3)]
-    return b.QuantizeLinear(b.Concat(*parts, axis=b.attr("axis")), _single(b, 0), _single(b, 1))
+    parts = [dequantise_input(b, i) for i in range(2, count + 2, 3)]
+    return b.QuantizeLinear(b.Concat(*parts, axis=b.attr("axis")), _scalar_input(b, 0), _scalar_input(b, 1))
 
 
-@function("QLinearSoftmax", "X: Q, X_scale: F, x_zero_point?: Q, y_scale: F, y_zero_point: Q -> Y: Q", axis=-1, opset=int)
+@contrib_function("QLinearSoftmax", "X: Q, X_scale: F, x_zero_point?: Q, y_scale: F, y_zero_point: Q -> Y: Q", axis=-1, opset=int)
 def q_linear_softmax(b: FunctionBody) -> str:
     """Softmax, up to opset 12 over all axes from ``axis`` on."""
-    shape, x = b.shape(0), numbers(b, 0)
+    shape, x = b.shape(0), dequantise_input(b, 0)
     if not shape:
         raise Declined("it has no axis")
     axis = b.attr("axis") % len(shape)
     if b.attr("opset") >= 13 or axis == len(shape) - 1:
-        return quantised(b, b.Softmax(x, axis=axis), 3)
+        return quantise_output(b, b.Softmax(x, axis=axis), 3)
     flat = b.reshape(x, int(np.prod(shape[:axis])), int(np.prod(shape[axis:])))
-    return quantised(b, b.reshape(b.Softmax(flat, axis=-1), *shape), 3)
+    return quantise_output(b, b.reshape(b.Softmax(flat, axis=-1), *shape), 3)
 
 
-@function(
+@contrib_function(
     "QLinearWhere",
     "condition: B, X: Q, x_scale: F, x_zero_point: Q, Y: Q, y_scale: F, y_zero_point: Q, z_scale: F, z_zero_point: Q -> Z: Q",
 )
 def q_linear_where(b: FunctionBody) -> str:
     """Where."""
-    return b.QuantizeLinear(b.Where(b.input(0), numbers(b, 1), numbers(b, 4)), _single(b, 7), _single(b, 8))
+    return b.QuantizeLinear(
+        b.Where(b.input(0), dequantise_input(b, 1), dequantise_input(b, 4)), _scalar_input(b, 7), _scalar_input(b, 8)
+    )
 
 
-@function("QuantizeLinear", "x: T, y_scale: T, y_zero_point?: P -> y: P", axis=1)
+@contrib_function("QuantizeLinear", "x: T, y_scale: T, y_zero_point?: P -> y: P", axis=1)
 def quantize_linear(b: FunctionBody) -> str:
     """ONNX's, before ONNX had these types."""
     return b.op("QuantizeLinear", b.input(0), b.input(1), b.input(2), axis=b.attr("axis"))[0]
 
 
-@function("DequantizeLinear", "x: P, x_scale: T, x_zero_point?: P -> y: T", axis=1)
+@contrib_function("DequantizeLinear", "x: P, x_scale: T, x_zero_point?: P -> y: T", axis=1)
 def dequantize_linear(b: FunctionBody) -> str:
     """The same."""
     return b.op("DequantizeLinear", b.input(0), b.input(1), b.input(2), axis=b.attr("axis"))[0]
 
 
-@function("NhwcMaxPool", "x: Q -> y: Q", dilations=list[int], **_POOL)
+@contrib_function("NhwcMaxPool", "x: Q -> y: Q", dilations=list[int], **_POOL)
 def nhwc_max_pool(b: FunctionBody) -> str:
     """MaxPool with channels last."""
     rank = len(b.shape(0))
-    y = b.op("MaxPool", channels_first(b, b.input(0), rank), **given(b, (*_POOL, "dilations")))[0]
+    y = b.op("MaxPool", channels_first(b, b.input(0), rank), **given_attributes(b, (*_POOL, "dilations")))[0]
     return channels_last(b, y, rank)
 
 
-@function(
+@contrib_function(
     "QLinearConv",
     "x: Q, x_scale: F, x_zero_point: Q, w: Q2, w_scale: F, w_zero_point: Q2, y_scale: F, y_zero_point: Q3, B?: M -> y: Q3",
     channels_last=0, group=1, dilations=list[int], auto_pad="NOTSET", kernel_shape=list[int], strides=list[int], pads=list[int],
@@ -150,37 +154,37 @@ def q_linear_conv(b: FunctionBody) -> str:
     rank, last = len(b.shape(0)), b.attr("channels_last")
     x = channels_first(b, b.input(0), rank) if last else b.input(0)
     names = ("group", "dilations", "auto_pad", "kernel_shape", "strides", "pads")
-    y = b.op("QLinearConv", x, *(b.input(i) for i in range(1, 9)), **given(b, names))[0]
+    y = b.op("QLinearConv", x, *(b.input(i) for i in range(1, 9)), **given_attributes(b, names))[0]
     return channels_last(b, y, rank) if last else y
 
 
-def scaled(b: FunctionBody, total: str, *scales: str) -> str:
+def scale_total(b: FunctionBody, total: str, *scales: str) -> str:
     """Sums of products of integers as numbers."""
     factor = scales[0] if len(scales) == 1 else b.Mul(*scales)
     return b.Mul(b.cast(total, "float32"), factor)
 
 
-@function("DynamicQuantizeMatMul", "A: F, B: Q, b_scale: F, b_zero_point?: Q, bias?: F -> Y: F")
+@contrib_function("DynamicQuantizeMatMul", "A: F, B: Q, b_scale: F, b_zero_point?: Q, bias?: F -> Y: F")
 def dynamic_quantize_mat_mul(b: FunctionBody) -> str:
     """``A``, quantised as it comes, times integers."""
     codes, scale, zero = b.op("DynamicQuantizeLinear", b.input(0), outputs=3)
     total = b.op("MatMulInteger", codes, b.input(1), zero, b.input(3))[0]
-    y = scaled(b, total, scale, b.input(2))
+    y = scale_total(b, total, scale, b.input(2))
     return b.Add(y, b.input(4)) if b.has(4) else y
 
 
-@function(
+@contrib_function(
     "MatMulIntegerToFloat", "A: Q, B: Q2, a_scale: T, b_scale: T, a_zero_point?: Q, b_zero_point?: Q2, bias?: T -> Y: T"
 )  # fmt: skip
 def mat_mul_integer_to_float(b: FunctionBody) -> str:
     """A product of integers as numbers."""
     total = b.op("MatMulInteger", b.input(0), b.input(1), b.input(4), b.input(5))[0]
-    y = scaled(b, total, b.cast(_single(b, 2), "float32"), b.cast(b.input(3), "float32"))
+    y = scale_total(b, total, b.cast(_scalar_input(b, 2), "float32"), b.cast(b.input(3), "float32"))
     y = b.Add(y, b.cast(b.input(6), "float32")) if b.has(6) else y
     return b.cast(y, b.dtype(2))
 
 
-@function(
+@contrib_function(
     "QGemm",
     "A: Q, a_scale: F, a_zero_point: Q, B: Q2, b_scale: F, b_zero_point: Q2, C?: M, y_scale?: F, y_zero_point?: Q3 -> Y: X",
     transA=0, transB=0, alpha=1.0,
@@ -189,19 +193,19 @@ def q_gemm(b: FunctionBody) -> str:
     """``alpha * A @ B + C`` of integers, whose sum has the scale of the product; numbers, or integers again."""
     x = b.Transpose(b.input(0), perm=[1, 0]) if b.attr("transA") else b.input(0)
     w = b.Transpose(b.input(3), perm=[1, 0]) if b.attr("transB") else b.input(3)
-    total = b.op("MatMulInteger", x, w, _single(b, 2), _spread(b, 5))[0]
+    total = b.op("MatMulInteger", x, w, _scalar_input(b, 2), _column_parameter(b, 5))[0]
     total = b.Add(total, b.input(6)) if b.has(6) else total
-    factor = b.Mul(b.Mul(_single(b, 1), _spread(b, 4)), b.constant(b.attr("alpha"), "float32"))
-    y = scaled(b, total, factor)
-    return b.op("QuantizeLinear", y, _single(b, 7), _single(b, 8))[0] if b.has(7) else y
+    factor = b.Mul(b.Mul(_scalar_input(b, 1), _column_parameter(b, 4)), b.constant(b.attr("alpha"), "float32"))
+    y = scale_total(b, total, factor)
+    return b.op("QuantizeLinear", y, _scalar_input(b, 7), _scalar_input(b, 8))[0] if b.has(7) else y
 
 
-def _spread(b: FunctionBody, index: int) -> str:
+def _column_parameter(b: FunctionBody, index: int) -> str:
     """One element as a scalar, or one for each column."""
-    return _single(b, index) if int(np.prod(b.shape(index))) == 1 else b.input(index)
+    return _scalar_input(b, index) if int(np.prod(b.shape(index))) == 1 else b.input(index)
 
 
-@function(
+@contrib_function(
     "QAttention",
     "input: Q, weight: Q2, bias: T, input_scale: T, weight_scale: T, mask_index?: M, input_zero_point?: Q,"
     " weight_zero_point?: Q2, past?: T -> output: T, present?: T",
@@ -213,14 +217,14 @@ def q_attention(b: FunctionBody) -> list[str]:
         raise Declined("rotary embedding, shared buffers and other numbers than float32 are not supported")
     batch, length, _ = b.shape(0, 3)
     columns = b.shape(1, 2)[1]
-    total = b.op("MatMulInteger", b.input(0), b.input(1), _single(b, 6), _spread(b, 7) if b.has(7) else "")[0]
-    product = b.Add(scaled(b, total, _single(b, 3), _spread(b, 4)), b.input(2))
+    total = b.op("MatMulInteger", b.input(0), b.input(1), _scalar_input(b, 6), _column_parameter(b, 7) if b.has(7) else "")[0]
+    product = b.Add(scale_total(b, total, _scalar_input(b, 3), _column_parameter(b, 4)), b.input(2))
     sizes = [columns // 3] * 3
     parts = b.split(product, 2, sizes)
     return self_attended(b, parts, sizes, (batch, length, b.attr("num_heads")), (5, 8, -1), like=2)
 
 
-@function(
+@contrib_function(
     "QEmbedLayerNormalization",
     "input_ids: M, segment_ids?: M, word: Q, position: Q, segment?: Q, gamma: Q, beta: Q, mask?: M, word_scale: F,"
     " position_scale: F, segment_scale?: F, gamma_scale: F, beta_scale: F, word_zero: Q, position_zero: Q,"
@@ -233,9 +237,9 @@ def q_embed_layer_normalization(b: FunctionBody) -> list[str]:
     rows = {2: b.Gather(b.input(2), b.input(0)), 3: b.slice(b.input(3), 0, 0, length)}
     if b.has(1):
         rows[4] = b.Gather(b.input(4), b.input(1))
-    made = {i: b.DequantizeLinear(x, _single(b, i + 6), _single(b, i + 11)) for i, x in rows.items()}
+    made = {i: b.DequantizeLinear(x, _scalar_input(b, i + 6), _scalar_input(b, i + 11)) for i, x in rows.items()}
     total = b.Add(made[2], made[3])
     total = b.Add(total, made[4]) if b.has(1) else total
-    gamma, beta = (b.DequantizeLinear(b.input(i), _single(b, i + 6), _single(b, i + 11)) for i in (5, 6))
+    gamma, beta = (b.DequantizeLinear(b.input(i), _scalar_input(b, i + 6), _scalar_input(b, i + 11)) for i in (5, 6))
     counted = b.ReduceSum(b.input(7), b.constant([1]), keepdims=0) if b.has(7) else b.constant([0] * batch, "int32")
-    return [normalised(b, total, gamma, beta)[0], counted]
+    return [apply_layer_norm(b, total, gamma, beta)[0], counted]

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 from onnx import GraphProto, TensorProto, helper, numpy_helper
 
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody, function
-from rammer.frontend.lower.contrib.quantised import scaled
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
+from rammer.frontend.lower.contrib.quantised import scale_total
 
 #: Activation in lower case -> the operator of ONNX and the defaults of its parameters, alpha and beta, in ONNX Runtime.
 _ACTIVATIONS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
@@ -32,7 +32,7 @@ class Codes:
     def product(self, b: FunctionBody, x: str) -> str:
         """Return ``x``, quantised over all of its elements, times the weights."""
         codes, scale, zero = b.op("DynamicQuantizeLinear", x, outputs=3)
-        return scaled(b, b.op("MatMulInteger", codes, self.values, zero, self.zero)[0], scale, self.scale)
+        return scale_total(b, b.op("MatMulInteger", codes, self.values, zero, self.zero)[0], scale, self.scale)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Activation:
         return b.Mul(alpha, b.Tanh(b.Mul(beta, x))) if op else b.Add(b.Mul(alpha, x), beta)
 
 
-@function(
+@contrib_function(
     "DynamicQuantizeLSTM",
     "X: F, W: Q, R: Q, B?: F, sequence_lens?: M, initial_h?: F, initial_c?: F, P?: F, W_scale: F, W_zero_point: Q, R_scale: F,"
     " R_zero_point: Q -> Y?: F, Y_h?: F, Y_c?: F",
@@ -71,7 +71,7 @@ def dynamic_quantize_lstm(b: FunctionBody) -> list[str]:
         longest = b.ReduceMax(b.cast(b.input(4), "int64"), keepdims=0)
         places = b.reshape(b.constant(np.arange(steps)), steps, 1, 1)
         x = b.Where(b.Less(places, longest), x, b.constant(0.0, "float32"))
-    made = [_direction(b, x, number, reverse) for number, reverse in enumerate(backwards)]
+    made = [_write_direction(b, x, number, reverse) for number, reverse in enumerate(backwards)]
     shown, last_h, last_c = zip(*made, strict=True)
     one = b.constant([0])
     return [
@@ -80,10 +80,10 @@ def dynamic_quantize_lstm(b: FunctionBody) -> list[str]:
     ]
 
 
-def _direction(b: FunctionBody, x: str, number: int, reverse: bool) -> tuple[str, str, str]:
+def _write_direction(b: FunctionBody, x: str, number: int, reverse: bool) -> tuple[str, str, str]:
     """Return the outputs of one direction ``[steps, batch, hidden]`` and its last hidden and cell states."""
     (steps, batch, _), hidden = b.shape(0), b.shape(2)[1]
-    weights, recurrent = (_codes(b, i, 8 + 2 * n, number) for n, i in enumerate((1, 2)))
+    weights, recurrent = (_direction_weights(b, i, 8 + 2 * n, number) for n, i in enumerate((1, 2)))
     lengths = b.cast(b.input(4), "int64") if b.has(4) else ""
     if lengths and reverse:
         x = b.ReverseSequence(x, lengths, time_axis=0, batch_axis=1)
@@ -100,7 +100,7 @@ def _direction(b: FunctionBody, x: str, number: int, reverse: bool) -> tuple[str
     ways = [int(reverse and not lengths)]
     h, c, *last, y = b.op(
         "Scan", *state.values(), *scanned.values(), outputs=len(state) + 1, num_scan_inputs=len(scanned),
-        body=_step(b, number, recurrent, (*state, *scanned)), scan_input_directions=ways * len(scanned),
+        body=_make_step_body(b, number, recurrent, (*state, *scanned)), scan_input_directions=ways * len(scanned),
         scan_output_directions=ways,
     )  # fmt: skip
     if not lengths:
@@ -110,7 +110,7 @@ def _direction(b: FunctionBody, x: str, number: int, reverse: bool) -> tuple[str
     return y, last[0], b.Where(some, c, b.constant(0.0, "float32"))
 
 
-def _codes(b: FunctionBody, index: int, scale: int, number: int) -> Codes:
+def _direction_weights(b: FunctionBody, index: int, scale: int, number: int) -> Codes:
     """Return the weights of direction ``number``. ONNX Runtime has one zero point for all columns."""
     directions, rows, columns = b.shape(index, 3)
     wide, zeros = b.shape(scale), b.shape(scale + 1)
@@ -124,7 +124,7 @@ def _codes(b: FunctionBody, index: int, scale: int, number: int) -> Codes:
     return Codes(values, b.reshape(b.slice(zero, 0, number, number + 1)), b.reshape(factor, -1 if len(wide) == 2 else 1))
 
 
-def _activations(b: FunctionBody, number: int) -> list[Activation]:
+def _direction_activations(b: FunctionBody, number: int) -> list[Activation]:
     """Return the functions of gates, cell and output of direction ``number``."""
     directions = b.shape(2)[0]
     names = [n.lower() for n in b.attr("activations") or _DEFAULTS * directions]
@@ -138,13 +138,13 @@ def _activations(b: FunctionBody, number: int) -> list[Activation]:
     return found[3 * number : 3 * number + 3]
 
 
-def _step(b: FunctionBody, number: int, recurrent: Codes, given: tuple[str, ...]) -> GraphProto:
+def _make_step_body(b: FunctionBody, number: int, recurrent: Codes, given: tuple[str, ...]) -> GraphProto:
     """Return the body of the Scan: one step over the values named ``given``, which ends in the next states and the output.
 
     Biases and peepholes are computed outside, once.
     """
     s, (_, batch, _), hidden = FunctionBody(b.use, prefix=f"step{number}_"), b.shape(0), b.shape(2)[1]
-    f, g, h = _activations(b, number)
+    f, g, h = _direction_activations(b, number)
     clip = float(b.use.attr("clip") or 0.0)
 
     def row(index: int, place: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody, function
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
 from rammer.frontend.read.limits import MAX_POSITIONS
 
 #: The first version of ONNX that has linear attention.
@@ -13,7 +13,7 @@ _LINEAR_ATTENTION_OPSET = 27
 _MAX_WINDOW = 8
 
 
-def silu(b: FunctionBody, x: str) -> str:
+def apply_silu(b: FunctionBody, x: str) -> str:
     """Return ``x * Sigmoid(x)``."""
     return b.Mul(x, b.Sigmoid(x))
 
@@ -35,7 +35,7 @@ def last_state(b: FunctionBody, place: int, window: int) -> str:
     return b.Squeeze(b.slice(b.input(place), 0, window - 1, window), b.constant([0]))
 
 
-def windowed(b: FunctionBody, states: list[str], window: int, zeros: str) -> str:
+def stack_window(b: FunctionBody, states: list[str], window: int, zeros: str) -> str:
     """Return the last ``window`` of ``states``, behind ``zeros`` for those before the first one."""
     if not window:
         return states[-1]
@@ -43,7 +43,7 @@ def windowed(b: FunctionBody, states: list[str], window: int, zeros: str) -> str
     return b.Concat(*(b.Unsqueeze(x, b.constant([0])) for x in kept), axis=0)
 
 
-@function(
+@contrib_function(
     "CausalConvWithState", "input: T, weight: T, bias?: T, past_state?: T -> output: T, present_state: T",
     ndim=1, activation="none", dilation=1, channels_last=0, state_window=0,
 )  # fmt: skip
@@ -66,28 +66,28 @@ def causal_conv_with_state(b: FunctionBody) -> list[str]:
     if b.has(3):
         if b.shape(3) != ((window, *state) if window else state):
             raise Declined(f"a state of {list(b.shape(3))}, where {list(state)} is needed")
-        past = _first(b, last_state(b, 3, window), (batch, before, channels), last)
+        past = _channels_first(b, last_state(b, 3, window), (batch, before, channels), last)
     else:
         past = b.cast(b.constant(np.zeros((batch, channels, before), np.float32)), b.dtype())
-    whole = b.Concat(past, _first(b, b.input(0), (batch, length, channels), last), axis=2)
+    whole = b.Concat(past, _channels_first(b, b.input(0), (batch, length, channels), last), axis=2)
     y = b.op("Conv", whole, b.input(1), b.input(2), group=channels, dilations=[dilation])[0]
-    y = y if activation == "none" else silu(b, y)
+    y = y if activation == "none" else apply_silu(b, y)
     ends = range(max(length - window, 0) + 1 if window else length, length + 1)
-    states = [_last(b, b.slice(whole, 2, end, end + before), state, last) for end in ends]
+    states = [_restore_layout(b, b.slice(whole, 2, end, end + before), state, last) for end in ends]
     zeros = b.cast(b.constant(np.zeros(state, np.float32)), b.dtype()) if window > len(states) else ""
-    return [_last(b, y, shape, last), windowed(b, states, window, zeros)]
+    return [_restore_layout(b, y, shape, last), stack_window(b, states, window, zeros)]
 
 
-def _first(b: FunctionBody, x: str, shape: tuple[int, int, int], last: int) -> str:
+def _channels_first(b: FunctionBody, x: str, shape: tuple[int, int, int], last: int) -> str:
     """Return ``x`` of this shape with channels first."""
     return b.Transpose(b.reshape(x, *shape), perm=[0, 2, 1]) if last else x
 
 
-def _last(b: FunctionBody, x: str, shape: tuple[int, ...], last: int) -> str:
+def _restore_layout(b: FunctionBody, x: str, shape: tuple[int, ...], last: int) -> str:
     return b.reshape(b.Transpose(x, perm=[0, 2, 1]), *shape) if last else x
 
 
-@function(
+@contrib_function(
     "LinearAttention",
     "query: T, key: T, value: T, past_state?: S, decay?: T, beta?: T -> output: T, present_state: S",
     q_num_heads=int, kv_num_heads=int, update_rule="gated_delta", scale=0.0, chunk_size=64, state_window=0,
@@ -107,8 +107,8 @@ def linear_attention(b: FunctionBody) -> list[str]:
     state_kind = b.dtype(3) if b.has(3) else b.dtype()
     kind = b.dtype() if state_kind == b.dtype() else "float32"
     at = batch, length, depth
-    query = _repeated(b, b.input(0), at, heads, shared) if heads < shared else b.input(0)
-    operands = [query, _repeated(b, b.input(1), at, keys // depth, shared), b.input(2)]
+    query = _repeat_heads(b, b.input(0), at, heads, shared) if heads < shared else b.input(0)
+    operands = [query, _repeat_heads(b, b.input(1), at, keys // depth, shared), b.input(2)]
     gates = [b.input(4) if rule.startswith("gated") else "", b.input(5) if rule.endswith("delta") else ""]
     operands, gates = ([b.cast(x, kind) if x else "" for x in part] for part in (operands, gates))
     state = b.cast(last_state(b, 3, window), kind) if b.has(3) else ""
@@ -121,10 +121,10 @@ def linear_attention(b: FunctionBody) -> list[str]:
         shown, states, done = [*shown, y], [*states, state], end
     zeros = b.cast(b.constant(np.zeros((batch, shared, depth, wide // shared), np.float32)), kind)
     y = b.Concat(*shown, axis=1) if len(shown) > 1 else shown[0]
-    return [b.cast(y, b.dtype()), b.cast(windowed(b, states, window, zeros), state_kind)]
+    return [b.cast(y, b.dtype()), b.cast(stack_window(b, states, window, zeros), state_kind)]
 
 
-def _repeated(b: FunctionBody, x: str, at: tuple[int, int, int], heads: int, count: int) -> str:
+def _repeat_heads(b: FunctionBody, x: str, at: tuple[int, int, int], heads: int, count: int) -> str:
     """Repeat each of the heads of ``x`` so that there are ``count``."""
     if heads == count:
         return x
@@ -133,7 +133,7 @@ def _repeated(b: FunctionBody, x: str, at: tuple[int, int, int], heads: int, cou
     return b.reshape(wide, batch, length, count * depth)
 
 
-@function("LinearAttentionGate", "a: T, dt_bias: F, decay_scale: F, b?: T -> decay: T, beta?: T")
+@contrib_function("LinearAttentionGate", "a: T, dt_bias: F, decay_scale: F, b?: T -> decay: T, beta?: T")
 def linear_attention_gate(b: FunctionBody) -> list[str]:
     """``decay_scale * Softplus(a + dt_bias)`` in float32, and ``Sigmoid(b)``."""
     opening = b.Softplus(b.Add(b.cast(b.input(0), "float32"), b.input(1)))
@@ -141,7 +141,7 @@ def linear_attention_gate(b: FunctionBody) -> list[str]:
     return [b.cast(b.Mul(opening, b.input(2)), b.dtype()), beta]
 
 
-@function("GatedRMSNorm", "X: T, scale: T, gate: T -> Y: T", epsilon=1e-5, activation="silu")
+@contrib_function("GatedRMSNorm", "X: T, scale: T, gate: T -> Y: T", epsilon=1e-5, activation="silu")
 def gated_rms_norm(b: FunctionBody) -> str:
     """Root-mean-square norm of groups of columns, as many as the scale has, times an activated gate; in float32."""
     shape, columns, activation = b.shape(0), b.shape(1, 1)[0], b.attr("activation")
@@ -152,4 +152,4 @@ def gated_rms_norm(b: FunctionBody) -> str:
     x, scale, gate = (b.cast(b.input(i), "float32") for i in range(3))
     x = b.reshape(x, *shape[:-1], shape[-1] // columns, columns)
     y = b.reshape(b.RMSNormalization(x, scale, axis=-1, epsilon=b.attr("epsilon")), *shape)
-    return b.cast(b.Mul(y, b.Sigmoid(gate) if activation == "sigmoid" else silu(b, gate)), b.dtype())
+    return b.cast(b.Mul(y, b.Sigmoid(gate) if activation == "sigmoid" else apply_silu(b, gate)), b.dtype())

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rammer.frontend.lower.contrib.attention import joined_heads, split_heads
-from rammer.frontend.lower.contrib.function import Array, Declined, FunctionBody, function
+from rammer.frontend.lower.contrib.function import Array, Declined, FunctionBody, contrib_function
 
 
-def rotated(b: FunctionBody, x: str, angles: tuple[str, str], widths: tuple[int, int], interleaved: bool) -> str:
+def rotate_columns(b: FunctionBody, x: str, angles: tuple[str, str], widths: tuple[int, int], interleaved: bool) -> str:
     """``x [batch, heads, length, width]`` turned by cosines and sines that meet ``[batch, 1, length, rotary / 2]``; only the
     first ``rotary`` columns (``widths`` are both). Pairs are neighbours where ``interleaved``, else halves."""
     (width, rotary), (cos, sin) = widths, angles
@@ -20,21 +20,21 @@ def rotated(b: FunctionBody, x: str, angles: tuple[str, str], widths: tuple[int,
     if interleaved:
         count = b.constant([-1])
         even, odd = (b.Slice(x, b.constant([i]), b.constant([rotary]), b.constant([3]), b.constant([2])) for i in range(2))
-        one, two = _turned(b, even, odd, cos, sin)
+        one, two = _rotate_pair(b, even, odd, cos, sin)
         pairs = b.Concat(b.Unsqueeze(one, count), b.Unsqueeze(two, count), axis=-1)
         turned = b.Reshape(pairs, b.constant([0, 0, 0, -1]))
     else:
         left, right = b.split(x, 3, [rotary // 2, rotary // 2])
-        one, two = _turned(b, left, right, cos, sin)
+        one, two = _rotate_pair(b, left, right, cos, sin)
         turned = b.Concat(one, two, axis=-1)
     return b.Concat(turned, rest, axis=-1) if rest else turned
 
 
-def _turned(b: FunctionBody, x: str, y: str, cos: str, sin: str) -> tuple[str, str]:
+def _rotate_pair(b: FunctionBody, x: str, y: str, cos: str, sin: str) -> tuple[str, str]:
     return b.Sub(b.Mul(x, cos), b.Mul(y, sin)), b.Add(b.Mul(x, sin), b.Mul(y, cos))
 
 
-def angles(b: FunctionBody, caches: tuple[int, int], places: str) -> tuple[str, str]:
+def gather_angles(b: FunctionBody, caches: tuple[int, int], places: str) -> tuple[str, str]:
     """Cosines and sines at ``places [batch or 1, length]``, with an axis for heads."""
     one, two = (b.Unsqueeze(b.Gather(b.input(i), places), b.constant([1])) for i in caches)
     return one, two
@@ -74,11 +74,11 @@ class TurnedHeads:
 
     def turned(self, b: FunctionBody, turn: tuple[str, str]) -> str:
         """Return the result in the shape of input 0, given cosines and sines."""
-        y = rotated(b, self.x, turn, (self.width, self.rotary), bool(b.attr("interleaved")))
+        y = rotate_columns(b, self.x, turn, (self.width, self.rotary), bool(b.attr("interleaved")))
         return y if len(b.shape(0)) == 4 else joined_heads(b, y, self.batch, self.length, self.heads * self.width)
 
 
-@function(
+@contrib_function(
     "RotaryEmbedding", "input: T, position_ids: L, cos_cache: T, sin_cache: T -> output: T",
     interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
 )  # fmt: skip
@@ -90,10 +90,10 @@ def rotary_embedding(b: FunctionBody) -> str:
         places = b.Unsqueeze(b.Add(b.reshape(places, 1), b.constant(np.arange(at.length))), b.constant([0]))
     elif b.shape(1) not in ((at.batch, at.length), (1, at.length)):
         raise Declined(f"places of {list(b.shape(1))} for {at.batch} rows of {at.length}")
-    return at.turned(b, angles(b, (2, 3), places))
+    return at.turned(b, gather_angles(b, (2, 3), places))
 
 
-@function(
+@contrib_function(
     "MRotaryEmbedding", "input: T, position_ids: L, cos_cache: T, sin_cache: T -> output: T",
     mrope_section=tuple[int, ...], mrope_layout=0, interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0,
     scale=1.0,
@@ -103,7 +103,7 @@ def multimodal_rotary_embedding(b: FunctionBody) -> str:
     at = TurnedHeads.of(b, b.attr("num_heads"))
     if b.shape(1) != (3, at.batch, at.length):
         raise Declined(f"places of {list(b.shape(1))} for {at.batch} rows of {at.length}")
-    streams = _streams(b, at.rotary // 2)
+    streams = _pair_streams(b, at.rotary // 2)
     tokens = at.batch * at.length
     places = b.Transpose(b.reshape(b.input(1), 3, tokens), perm=[1, 0])
     rows = b.Gather(places, b.constant(streams), axis=1)
@@ -114,7 +114,7 @@ def multimodal_rotary_embedding(b: FunctionBody) -> str:
     return at.turned(b, (cos, sin))
 
 
-def _streams(b: FunctionBody, half: int) -> Array:
+def _pair_streams(b: FunctionBody, half: int) -> Array:
     """Return which of the three places turns each pair of columns."""
     sections, layout = list(b.attr("mrope_section")), b.attr("mrope_layout")
     if len(sections) != 3 or min(sections) < 0 or sum(sections) != half or layout not in (0, 1):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rammer.frontend.lower.contrib.function import Declined, FunctionBody, function
+from rammer.frontend.lower.contrib.function import Declined, FunctionBody, contrib_function
 
 #: The least result of a pooled word in ONNX Runtime.
 _LEAST_POOLED = -1e12
@@ -14,13 +14,13 @@ _LEAST_POOLED = -1e12
 _MAX_CAPTURED = 8
 
 
-@function("SampleOp", "X: Y -> Y: Y")
+@contrib_function("SampleOp", "X: Y -> Y: Y")
 def sample_op(b: FunctionBody) -> str:
     """The input."""
     return b.Identity(b.input(0))
 
 
-@function("CDist", "A: T, B: T -> C: T", metric="sqeuclidean")
+@contrib_function("CDist", "A: T, B: T -> C: T", metric="sqeuclidean")
 def pair_distances(b: FunctionBody) -> str:
     """Distances of each pair of rows; differences are squared, so that near rows keep their digits."""
     (_, columns), (_, others), metric = b.shape(0, 2), b.shape(1, 2), b.attr("metric")
@@ -33,13 +33,13 @@ def pair_distances(b: FunctionBody) -> str:
     return b.Sqrt(total) if metric == "euclidean" else total
 
 
-@function("MatMulInteger16", "A: H, B: H2 -> Y: M")
+@contrib_function("MatMulInteger16", "A: H, B: H2 -> Y: M")
 def mat_mul_integer16(b: FunctionBody) -> str:
     """A product of 16-bit integers in 32 bits."""
     return b.MatMul(b.cast(b.input(0), "int32"), b.cast(b.input(1), "int32"))
 
 
-@function("UnfoldTensor", "input: A -> output: A", size=int, dim=-1, step=1)
+@contrib_function("UnfoldTensor", "input: A -> output: A", size=int, dim=-1, step=1)
 def unfold_tensor(b: FunctionBody) -> str:
     """All slices along an axis, whose elements become the last axis."""
     shape, size, step = b.shape(0), b.attr("size"), b.attr("step")
@@ -52,7 +52,7 @@ def unfold_tensor(b: FunctionBody) -> str:
     return b.Transpose(slices, perm=[*(i for i in range(rank) if i != axis + 1), axis + 1])
 
 
-@function("NGramRepeatBlock", "input_ids: L, scores: F -> scores_out: F", ngram_size=int)
+@contrib_function("NGramRepeatBlock", "input_ids: L, scores: F -> scores_out: F", ngram_size=int)
 def block_repeated_ngrams(b: FunctionBody) -> str:
     """Scores are minus infinity for tokens that would repeat a sequence of so many tokens."""
     (batch, length), (_, words), size = b.shape(0, 2), b.shape(1, 2), b.attr("ngram_size")
@@ -73,7 +73,7 @@ def block_repeated_ngrams(b: FunctionBody) -> str:
     return b.Where(b.Greater(marked, b.constant(0, "float32")), b.number(-np.inf, 1), b.input(1))
 
 
-@function(
+@contrib_function(
     "WordConvEmbedding", "Sequence: M, W: F, B: F, C: F -> Y: F",
     embedding_size=int | None, conv_window_size=int | None, char_embedding_size=int | None,
 )  # fmt: skip
@@ -187,7 +187,7 @@ def _check_hashes(b: FunctionBody) -> int:
     return int(size - 1)
 
 
-@function(
+@contrib_function(
     "NGramHashMapping",
     "input_ids: I, multipliers: I, vocab_sizes: I, past_ids?: I, head_offsets?: I, eos_token_id?: I, segment_ids?: M"
     " -> hash_ids: I, present_ids?: I",
@@ -208,7 +208,7 @@ def ngram_hash_mapping(b: FunctionBody) -> list[str]:
     return [b.reshape(found, batch, length, b.shape(2)[0]), present]
 
 
-@function(
+@contrib_function(
     "VarlenNGramHashMapping",
     "input_ids: I, multipliers: I, vocab_sizes: I, cumulative_sequence_length: M, past_ids?: I, head_offsets?: I,"
     " eos_token_id?: I, segment_ids?: M, past_segment_ids?: M, capture_count?: M"

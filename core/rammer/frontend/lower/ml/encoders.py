@@ -7,14 +7,14 @@ from typing import Any, Final
 import numpy as np
 
 from rammer.frontend.lower.contrib.function import Array, Declined, FunctionBody
-from rammer.frontend.lower.ml.table import standard
+from rammer.frontend.lower.ml.table import standard_function
 from rammer.frontend.read.limits import MAX_TABLE
 
 #: Most keys that every element is compared with.
 MOST_KEYS: Final = 1024
 
 
-@standard("OneHotEncoder")
+@standard_function("OneHotEncoder")
 def one_hot_encoder(b: FunctionBody) -> str:
     """A 1 at the place of the category that an element is, cut to a whole number; the last place of several."""
     categories = [int(c) for c in b.attr("cats_int64s")]
@@ -29,10 +29,10 @@ def one_hot_encoder(b: FunctionBody) -> str:
     return b.cast(same if used.all() else b.And(same, b.constant(used)), "float32")
 
 
-@standard("LabelEncoder")
+@standard_function("LabelEncoder")
 def label_encoder(b: FunctionBody) -> str:
     """The value of the key that an element is, the first of several; NaN is a key like any other."""
-    keys, values, default = (_labels(b, part) for part in ("keys", "values", "default"))
+    keys, values, default = (_label_array(b, part) for part in ("keys", "values", "default"))
     if keys is None or values is None or default is None:
         raise Declined("it has labels that are words")
     if keys.shape != values.shape or keys.ndim != 1 or default.size != 1 or not keys.size:
@@ -55,7 +55,7 @@ def _check_keys(count: int) -> None:
         raise Declined(f"{count} keys")
 
 
-def _labels(b: FunctionBody, part: str) -> Array | None:
+def _label_array(b: FunctionBody, part: str) -> Array | None:
     """Keys, values or the default, as numbers; None where they are words. What nothing says is the default of its kind."""
     whole = b.use.attr(f"{part}_tensor", None)
     if whole is not None:
@@ -64,7 +64,7 @@ def _labels(b: FunctionBody, part: str) -> Array | None:
     if part != "default":
         given = [(b.attr(f"{part}_{name}s"), kind) for name, kind in kinds.items()]
         return next((np.array(v, kind) for v, kind in given if len(v)), None)
-    values = _labels(b, "values")
+    values = _label_array(b, "values")
     if values is None:
         return None
     nothing = {"int64": -1, "float32": -0.0}.get(str(values.dtype))

@@ -7,9 +7,18 @@ from dataclasses import replace
 import numpy as np
 
 from rammer.frontend.lower.contrib.function import Declined, FunctionBody
-from rammer.frontend.lower.ml.forest import PADDED_FREE, PADDED_GROWTH, PADDED_LEVELS, Array, Forest, classic, modern, numbers
-from rammer.frontend.lower.ml.scores import binary, chosen, labelled, transformed
-from rammer.frontend.lower.ml.table import standard
+from rammer.frontend.lower.ml.forest import (
+    PADDED_FREE,
+    PADDED_GROWTH,
+    PADDED_LEVELS,
+    Array,
+    Forest,
+    make_classic_forest,
+    make_modern_forest,
+    read_numbers,
+)
+from rammer.frontend.lower.ml.scores import apply_post_transform, binary_outputs, select_best_label, select_binary_label
+from rammer.frontend.lower.ml.table import standard_function
 from rammer.frontend.lower.operators.stored import DOMAIN
 from rammer.frontend.read.limits import MAX_TABLE
 
@@ -18,42 +27,42 @@ _COMBINERS = {"SUM": "sum", "AVERAGE": "sum", "MIN": "min", "MAX": "max"}
 
 def rows_of(b: FunctionBody) -> str:
     """``X [rows, features]`` as floats; one row where it has one axis."""
-    rows, features = _extents(b)
+    rows, features = _row_extents(b)
     x = b.input(0) if b.dtype() in ("float32", "float64") else b.cast(b.input(0), "float32")
     return x if len(b.shape(0)) == 2 else b.reshape(x, rows, features)
 
 
-def _kind(b: FunctionBody) -> np.dtype[np.floating]:
+def _float_dtype(b: FunctionBody) -> np.dtype[np.floating]:
     return np.dtype(np.float64 if b.dtype() == "float64" else np.float32)
 
 
-def aggregated(b: FunctionBody, forest: Forest, targets: int, how: str) -> str:
+def aggregate_leaves(b: FunctionBody, forest: Forest, targets: int, how: str) -> str:
     """The targets of every row."""
     if how not in _COMBINERS:
         raise Declined(f"the aggregate function {how!r} is not known")
     used = {t for leaf in forest.leaves for t, _ in leaf}
     if targets < 1 or any(not 0 <= t < targets for t in used) or not forest.roots:
         raise Declined(f"{len(forest.roots)} trees have leaves for other targets than {targets}")
-    rows, features = _extents(b)
+    rows, features = _row_extents(b)
     # What leaves give is a table with a column for each target, whether any leaf has a weight for it or not.
     if targets > max(len(used), MAX_TABLE):
         raise Declined(f"there are {targets} targets, of which leaves have weights for {len(used)}")
     if any(not 0 <= f < features for f in forest.feature):
         raise Declined(f"a node asks for another feature than the {features} of X")
     if not used:
-        return b.constant(np.zeros((rows, targets), _kind(b)))
-    ordered, groups = _grouped(forest, targets, how)
-    leaves, weights, padded = _walked(b, ordered, targets if not groups else 0, how)
+        return b.constant(np.zeros((rows, targets), _float_dtype(b)))
+    ordered, groups = _group_trees(forest, targets, how)
+    leaves, weights, padded = _walk_trees(b, ordered, targets if not groups else 0, how)
     flags = {"padded": int(padded), "groups": int(groups), "targets": targets}
     total = b.op("Gathered", leaves, b.constant(weights), domain=DOMAIN, how=_COMBINERS[how], **flags)[0]
     if how == "AVERAGE":
-        total = b.Div(total, b.constant(np.array(len(forest.roots), _kind(b))))
+        total = b.Div(total, b.constant(np.array(len(forest.roots), _float_dtype(b))))
     if how in ("MIN", "MAX"):  # of no tree at all
-        total = b.Where(b.IsInf(total), b.constant(np.array(0, _kind(b))), total)
+        total = b.Where(b.IsInf(total), b.constant(np.array(0, _float_dtype(b))), total)
     return total
 
 
-def _extents(b: FunctionBody) -> tuple[int, int]:
+def _row_extents(b: FunctionBody) -> tuple[int, int]:
     """Rows and features of X. Declined for other than one or two axes."""
     shape = b.shape(0)
     if len(shape) not in (1, 2):
@@ -61,13 +70,13 @@ def _extents(b: FunctionBody) -> tuple[int, int]:
     return (shape[0] if len(shape) == 2 else 1), shape[-1]
 
 
-def _grouped(forest: Forest, targets: int, how: str) -> tuple[Forest, bool]:
+def _group_trees(forest: Forest, targets: int, how: str) -> tuple[Forest, bool]:
     """The trees ordered by target, as many for each, where no tree has leaves for more than one; trees of nothing fill up."""
     if how not in ("SUM", "AVERAGE"):
         return forest, False
     owners = list[list[int]]([] for _ in range(targets))
     for root in forest.roots:
-        mine = {t for leaf in _reached(forest, root) for t, _ in forest.leaves[leaf]}
+        mine = {t for leaf in _tree_leaves(forest, root) for t, _ in forest.leaves[leaf]}
         if len(mine) > 1:
             return forest, False
         owners[mine.pop() if mine else 0].append(root)
@@ -79,7 +88,7 @@ def _grouped(forest: Forest, targets: int, how: str) -> tuple[Forest, bool]:
     return replace(forest, roots=roots, leaves=leaves), True
 
 
-def _reached(forest: Forest, root: int) -> set[int]:
+def _tree_leaves(forest: Forest, root: int) -> set[int]:
     """The leaves of a tree."""
     found, seen, waiting = set[int](), set[int](), [root]
     while waiting:
@@ -92,10 +101,10 @@ def _reached(forest: Forest, root: int) -> set[int]:
     return found
 
 
-def _walked(b: FunctionBody, forest: Forest, targets: int, how: str) -> tuple[str, Array, bool]:
+def _walk_trees(b: FunctionBody, forest: Forest, targets: int, how: str) -> tuple[str, Array, bool]:
     """The leaves that rows reach, the table of weights that they index, and whether leaves are counted tree by tree."""
-    kind, depth, trees = _kind(b), forest.depth(), len(forest.roots)
-    table = _weights(forest, targets, how, kind)
+    kind, depth, trees = _float_dtype(b), forest.depth(), len(forest.roots)
+    table = _leaf_weights(forest, targets, how, kind)
     size = trees << depth if depth <= PADDED_LEVELS else 0
     padded = 0 < size <= max(PADDED_GROWTH * len(forest.leaves), PADDED_FREE)
     depth = max(depth, 1)
@@ -104,7 +113,7 @@ def _walked(b: FunctionBody, forest: Forest, targets: int, how: str) -> tuple[st
         tables, ends = forest.padded(depth, kind)
         table = table[ends]
     else:
-        tables, more = _linked(forest, kind)
+        tables, more = _link_nodes(forest, kind)
     # A bound that no node has, and a way for what is no number that every node has, are not asked for.
     low = "" if np.isneginf(tables["low"]).all() else b.constant(tables["low"])
     inner = tables["high"] < np.inf
@@ -115,7 +124,7 @@ def _walked(b: FunctionBody, forest: Forest, targets: int, how: str) -> tuple[st
     return leaves, table, padded
 
 
-def _linked(forest: Forest, kind: np.dtype[np.floating]) -> tuple[dict[str, Array], list[Array]]:
+def _link_nodes(forest: Forest, kind: np.dtype[np.floating]) -> tuple[dict[str, Array], list[Array]]:
     """Tables with a node for each leaf, first, which is its own child; and children and roots."""
     tables, count = forest.arrays(kind), len(forest.leaves)
     empty = {"feature": 0, "low": -np.inf, "high": np.inf, "tracks": True}
@@ -129,7 +138,7 @@ def _linked(forest: Forest, kind: np.dtype[np.floating]) -> tuple[dict[str, Arra
     return made, [*children, at(np.array(forest.roots, np.int64))]
 
 
-def _weights(forest: Forest, targets: int, how: str, kind: np.dtype[np.floating]) -> Array:
+def _leaf_weights(forest: Forest, targets: int, how: str, kind: np.dtype[np.floating]) -> Array:
     """``[leaves, targets]``, or ``[leaves]`` where every tree has one target (``targets`` is 0)."""
     nothing = {"MIN": np.inf, "MAX": -np.inf}.get(how, 0.0)
     table = np.full((len(forest.leaves), max(targets, 1)), nothing, np.float64)
@@ -141,26 +150,28 @@ def _weights(forest: Forest, targets: int, how: str, kind: np.dtype[np.floating]
     return (table if targets else table[:, 0]).astype(kind)
 
 
-def _based(b: FunctionBody, y: str, targets: int) -> str:
+def _add_base_values(b: FunctionBody, y: str, targets: int) -> str:
     """``y`` with base values."""
-    base = numbers(b.use.attributes, "base_values")
+    base = read_numbers(b.use.attributes, "base_values")
     if not len(base):
         return y
     if len(base) not in (1, targets):
         raise Declined(f"{len(base)} base values for {targets} targets")
-    return b.Add(y, b.constant(np.array(base, _kind(b))))
+    return b.Add(y, b.constant(np.array(base, _float_dtype(b))))
 
 
-@standard("TreeEnsembleRegressor")
-def regressor(b: FunctionBody) -> str:
+@standard_function("TreeEnsembleRegressor")
+def expand_regressor(b: FunctionBody) -> str:
     """Sums, means, least or greatest weights of leaves."""
     targets = int(b.attr("n_targets") or 1)
-    y = aggregated(b, classic(b.use.attributes, "target", _kind(b)), targets, b.attr("aggregate_function") or "SUM")
-    return b.cast(transformed(b, _based(b, y, targets), str(b.attr("post_transform") or "NONE")), "float32")
+    y = aggregate_leaves(
+        b, make_classic_forest(b.use.attributes, "target", _float_dtype(b)), targets, b.attr("aggregate_function") or "SUM"
+    )
+    return b.cast(apply_post_transform(b, _add_base_values(b, y, targets), str(b.attr("post_transform") or "NONE")), "float32")
 
 
-@standard("TreeEnsemble")
-def ensemble(b: FunctionBody) -> str:
+@standard_function("TreeEnsemble")
+def expand_ensemble(b: FunctionBody) -> str:
     """The same, as ONNX has it since version 5."""
     if b.dtype() == "float16":
         raise Declined("X is float16")
@@ -169,42 +180,42 @@ def ensemble(b: FunctionBody) -> str:
     names = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
     if not 0 <= how < 4 or not 0 <= transform < len(names):
         raise Declined(f"aggregate function {how} or post transform {transform} is not known")
-    y = aggregated(b, modern(b.use.attributes, _kind(b)), targets, ("AVERAGE", "SUM", "MIN", "MAX")[how])
-    return transformed(b, y, names[transform])
+    y = aggregate_leaves(b, make_modern_forest(b.use.attributes, _float_dtype(b)), targets, ("AVERAGE", "SUM", "MIN", "MAX")[how])
+    return apply_post_transform(b, y, names[transform])
 
 
-@standard("TreeEnsembleClassifier")
-def classifier(b: FunctionBody) -> list[str]:
+@standard_function("TreeEnsembleClassifier")
+def expand_classifier(b: FunctionBody) -> list[str]:
     """Scores of classes, and the label of the greatest one."""
     labels = list(b.attr("classlabels_int64s"))
     if not labels:
         raise Declined("it has no labels of integers")
-    forest = classic(b.use.attributes, "class", _kind(b))
+    forest = make_classic_forest(b.use.attributes, "class", _float_dtype(b))
     targets = {t for leaf in forest.leaves for t, _ in leaf}
     weights = [w for leaf in forest.leaves for _, w in leaf]
-    if len(labels) > 2 and any(w < 0 for w in weights) and not _always(forest, len(labels)):
+    if len(labels) > 2 and any(w < 0 for w in weights) and not _has_every_score(forest, len(labels)):
         raise Declined("some classes have no score in some leaves, and others negative ones")
-    y = aggregated(b, forest, len(labels), "SUM")
-    base = [float(v) for v in numbers(b.use.attributes, "base_values")]
+    y = aggregate_leaves(b, forest, len(labels), "SUM")
+    base = [float(v) for v in read_numbers(b.use.attributes, "base_values")]
     transform, positive = str(b.attr("post_transform") or "NONE"), all(w >= 0 for w in weights)
     if len(labels) == 2 and targets == {0} and len(base) < 2:
         score = b.slice(y, 1, 0, 1)
-        score = b.Add(score, b.constant(np.array(base, _kind(b)))) if base else score
-        label, scores = binary(b, score, labels, transform, positive)
+        score = b.Add(score, b.constant(np.array(base, _float_dtype(b)))) if base else score
+        label, scores = binary_outputs(b, score, labels, transform, positive)
         return [label, b.cast(scores, "float32")]
     if len(labels) == 2 and base:
         raise Declined("base values of two classes with scores of their own")
     if len(labels) == 2 and targets == {1}:
-        label = chosen(b, b.slice(y, 1, 1, 2), 0.5 if positive else 0.0, labels)
-        return [label, b.cast(transformed(b, y, transform), "float32")]
-    y = _based(b, y, len(labels))
-    return [labelled(b, y, labels), b.cast(transformed(b, y, transform), "float32")]
+        label = select_binary_label(b, b.slice(y, 1, 1, 2), 0.5 if positive else 0.0, labels)
+        return [label, b.cast(apply_post_transform(b, y, transform), "float32")]
+    y = _add_base_values(b, y, len(labels))
+    return [select_best_label(b, y, labels), b.cast(apply_post_transform(b, y, transform), "float32")]
 
 
-def _always(forest: Forest, classes: int) -> bool:
+def _has_every_score(forest: Forest, classes: int) -> bool:
     """Whether every class has a score whatever leaves are reached."""
     sure = set[int]()
     for root in forest.roots:
-        reached = [{t for t, _ in forest.leaves[leaf]} for leaf in _reached(forest, root)]
+        reached = [{t for t, _ in forest.leaves[leaf]} for leaf in _tree_leaves(forest, root)]
         sure |= set.intersection(*reached)
     return len(sure) == classes

@@ -99,12 +99,12 @@ class Forest:
         return made
 
 
-def classic(attributes: Mapping[str, Any], leaf: str, kind: np.dtype[Any]) -> Forest:
+def make_classic_forest(attributes: Mapping[str, Any], leaf: str, kind: np.dtype[Any]) -> Forest:
     """The forest of a TreeEnsembleRegressor (``leaf`` is "target") or TreeEnsembleClassifier ("class")."""
     trees, names = attributes.get("nodes_treeids", ()), attributes.get("nodes_nodeids", ())
     count = len(names)
     lists = {n: list(attributes.get(f"nodes_{n}", ())) for n in ("featureids", "modes", "truenodeids", "falsenodeids")}
-    values = numbers(attributes, "nodes_values")
+    values = read_numbers(attributes, "nodes_values")
     tracks = list(attributes.get("nodes_missing_value_tracks_true", ())) or [0] * count
     if {len(trees), len(values), len(tracks), *map(len, lists.values())} != {count}:
         raise Declined("the attributes of its nodes have several lengths")
@@ -128,16 +128,16 @@ def classic(attributes: Mapping[str, Any], leaf: str, kind: np.dtype[Any]) -> Fo
         children.update(e for e in ends if e is not None)
         one, two = (made[e] for e in ends if e is not None)
         forest.ask(made[i], str(mode).removeprefix("BRANCH_"), float(values[i]), bool(tracks[i]), (one, two), kind)
-    _weigh(attributes, leaf, forest, place, made)
-    forest.roots = [made[place[key]] for key in _roots(place, children)]
+    _add_leaf_weights(attributes, leaf, forest, place, made)
+    forest.roots = [made[place[key]] for key in _find_roots(place, children)]
     return forest
 
 
-def _weigh(
+def _add_leaf_weights(
     attributes: Mapping[str, Any], leaf: str, forest: Forest, place: Mapping[tuple[int, int], int], made: Mapping[int, int]
 ) -> None:
     keys = list(zip(attributes.get(f"{leaf}_treeids", ()), attributes.get(f"{leaf}_nodeids", ()), strict=False))
-    targets, weights = attributes.get(f"{leaf}_ids", ()), numbers(attributes, f"{leaf}_weights")
+    targets, weights = attributes.get(f"{leaf}_ids", ()), read_numbers(attributes, f"{leaf}_weights")
     if not len(keys) == len(targets) == len(weights):
         raise Declined("the attributes of its leaves have several lengths")
     for key, target, weight in zip(keys, targets, weights, strict=True):
@@ -147,7 +147,7 @@ def _weigh(
         forest.leaves[~node].append((int(target), float(weight)))
 
 
-def _roots(place: Mapping[tuple[int, int], int], children: set[int]) -> Iterator[tuple[int, int]]:
+def _find_roots(place: Mapping[tuple[int, int], int], children: set[int]) -> Iterator[tuple[int, int]]:
     """The first node of every tree that is nobody's child."""
     seen = set[int]()
     for key, i in place.items():
@@ -158,15 +158,15 @@ def _roots(place: Mapping[tuple[int, int], int], children: set[int]) -> Iterator
         raise Declined(f"tree {min(missing)} has no root")
 
 
-def numbers(attributes: Mapping[str, Any], name: str) -> Sequence[float]:
+def read_numbers(attributes: Mapping[str, Any], name: str) -> Sequence[float]:
     """Floats of an attribute, or of the tensor of its name."""
     tensor = attributes.get(f"{name}_as_tensor")
     if tensor is not None and np.size(tensor):
-        return [float(v) for v in _flat(attributes, f"{name}_as_tensor")]
+        return [float(v) for v in _read_tensor(attributes, f"{name}_as_tensor")]
     return [float(v) for v in attributes.get(name, ())]
 
 
-def _flat(attributes: Mapping[str, Any], name: str, kinds: str = "biuf") -> Array:
+def _read_tensor(attributes: Mapping[str, Any], name: str, kinds: str = "biuf") -> Array:
     """The numbers of a tensor, of one of NumPy's ``kinds``; none if it is absent. Declined for anything else in it."""
     values = np.ravel(attributes.get(name, ()))
     if values.size and values.dtype.kind not in kinds:
@@ -178,25 +178,25 @@ def _flat(attributes: Mapping[str, Any], name: str, kinds: str = "biuf") -> Arra
 _MODES: Final = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")
 
 
-def modern(attributes: Mapping[str, Any], kind: np.dtype[Any]) -> Forest:
+def make_modern_forest(attributes: Mapping[str, Any], kind: np.dtype[Any]) -> Forest:
     """The forest of a TreeEnsemble."""
     lists = {n: list(attributes[f"nodes_{n}"]) for n in ("featureids", "truenodeids", "falsenodeids", "trueleafs", "falseleafs")}
-    modes, splits = _flat(attributes, "nodes_modes", "iu"), _flat(attributes, "nodes_splits").astype(np.float64)
+    modes, splits = _read_tensor(attributes, "nodes_modes", "iu"), _read_tensor(attributes, "nodes_splits").astype(np.float64)
     count = len(modes)
     tracks = list(attributes.get("nodes_missing_value_tracks_true", ())) or [0] * count
     if {len(splits), len(tracks), *map(len, lists.values())} != {count} or any(not 0 <= m < len(_MODES) for m in modes):
         raise Declined("the attributes of its nodes have several lengths, or modes that there are not")
-    weights = _flat(attributes, "leaf_weights").astype(np.float64)
+    weights = _read_tensor(attributes, "leaf_weights").astype(np.float64)
     if len(weights) != len(attributes["leaf_targetids"]):
         raise Declined("the attributes of its leaves have several lengths")
     forest = Forest(leaves=[[(int(t), float(w))] for t, w in zip(attributes["leaf_targetids"], weights, strict=True)])
     for feature in lists["featureids"]:
         forest.add(int(feature))
-    sets = _sets(_flat(attributes, "membership_values"))
+    sets = _split_sets(_read_tensor(attributes, "membership_values"))
     for i in range(count):
-        one, two = (_end(forest, lists, i, side, count) for side in ("true", "false"))
+        one, two = (_child_index(forest, lists, i, side, count) for side in ("true", "false"))
         if modes[i] == _MODES.index("MEMBER"):
-            _members(forest, i, next(sets, []), (one, two), bool(tracks[i]), kind)
+            _add_member_nodes(forest, i, next(sets, []), (one, two), bool(tracks[i]), kind)
         else:
             forest.ask(i, _MODES[modes[i]], float(splits[i]), bool(tracks[i]), (one, two), kind)
     roots = [int(r) for r in attributes["tree_roots"]]
@@ -207,14 +207,14 @@ def modern(attributes: Mapping[str, Any], kind: np.dtype[Any]) -> Forest:
     return forest
 
 
-def _end(forest: Forest, lists: Mapping[str, list[int]], i: int, side: str, count: int) -> int:
+def _child_index(forest: Forest, lists: Mapping[str, list[int]], i: int, side: str, count: int) -> int:
     index, leaf = int(lists[f"{side}nodeids"][i]), bool(lists[f"{side}leafs"][i])
     if not 0 <= index < (len(forest.leaves) if leaf else count):
         raise Declined(f"node {i} has a child that is not there")
     return ~index if leaf else index
 
 
-def _sets(values: Array) -> Iterator[list[float]]:
+def _split_sets(values: Array) -> Iterator[list[float]]:
     """Members of the sets, which NaN separates."""
     members = list[float]()
     for value in values:
@@ -227,7 +227,9 @@ def _sets(values: Array) -> Iterator[list[float]]:
         yield members
 
 
-def _members(forest: Forest, node: int, values: list[float], ends: tuple[int, int], tracks: bool, kind: np.dtype[Any]) -> None:
+def _add_member_nodes(
+    forest: Forest, node: int, values: list[float], ends: tuple[int, int], tracks: bool, kind: np.dtype[Any]
+) -> None:
     """Whether the feature is one of ``values``: a chain of nodes, each asking for one."""
     true, false = ends
     for value in values[:-1]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rammer.frontend.lower.contrib.function import Declined, FunctionBody
-from rammer.frontend.lower.ml.scores import binary, labelled, transformed
-from rammer.frontend.lower.ml.table import standard
+from rammer.frontend.lower.ml.scores import apply_post_transform, binary_outputs, select_best_label
+from rammer.frontend.lower.ml.table import standard_function
 
 
 def rows_of_features(b: FunctionBody, floats: bool = True) -> tuple[str, int, int]:
@@ -19,7 +19,7 @@ def rows_of_features(b: FunctionBody, floats: bool = True) -> tuple[str, int, in
     return (x if len(shape) == 2 else b.reshape(x, rows, features)), rows, features
 
 
-def _linear(b: FunctionBody, targets: int) -> str:
+def _linear_scores(b: FunctionBody, targets: int) -> str:
     """``X @ coefficients' + intercepts``."""
     x, _, features = rows_of_features(b)
     coefficients, intercepts = np.array(b.attr("coefficients"), np.float32), np.array(b.attr("intercepts"), np.float32)
@@ -29,32 +29,32 @@ def _linear(b: FunctionBody, targets: int) -> str:
     return b.Add(y, b.constant(intercepts)) if intercepts.size else y
 
 
-@standard("LinearRegressor")
+@standard_function("LinearRegressor")
 def linear_regressor(b: FunctionBody) -> str:
     """A product."""
-    return transformed(b, _linear(b, int(b.attr("targets") or 1)), str(b.attr("post_transform") or "NONE"))
+    return apply_post_transform(b, _linear_scores(b, int(b.attr("targets") or 1)), str(b.attr("post_transform") or "NONE"))
 
 
-@standard("LinearClassifier")
+@standard_function("LinearClassifier")
 def linear_classifier(b: FunctionBody) -> list[str]:
     """Scores of classes, and the label of the greatest one; of two classes one may have no row of its own."""
     labels = list(b.attr("classlabels_ints"))
     if not labels:
         raise Declined("it has no labels of integers")
     targets = len(b.attr("intercepts")) or len(labels)
-    y, transform = _linear(b, targets), str(b.attr("post_transform") or "NONE")
+    y, transform = _linear_scores(b, targets), str(b.attr("post_transform") or "NONE")
     if targets == 1 and len(labels) == 2:
-        label, scores = binary(b, y, labels, transform, False)
+        label, scores = binary_outputs(b, y, labels, transform, False)
         if transform == "PROBIT":
             raise Declined("PROBIT of one score for two classes")
         return [label, b.Softmax(scores, axis=-1) if transform == "SOFTMAX" else scores]
     if targets != len(labels):
         raise Declined(f"{targets} scores for {len(labels)} labels")
-    return [labelled(b, y, labels), transformed(b, y, transform)]
+    return [select_best_label(b, y, labels), apply_post_transform(b, y, transform)]
 
 
-@standard("Scaler")
-def scaler(b: FunctionBody) -> str:
+@standard_function("Scaler")
+def expand_scaler(b: FunctionBody) -> str:
     """``(X - offset) * scale``."""
     x = b.input(0) if b.dtype() == "float32" else b.cast(b.input(0), "float32")
     features = b.shape(0)[-1] if b.shape(0) else 0
@@ -67,8 +67,8 @@ def scaler(b: FunctionBody) -> str:
     return b.Mul(b.Sub(x, made[0]), made[1])
 
 
-@standard("Normalizer")
-def normalizer(b: FunctionBody) -> str:
+@standard_function("Normalizer")
+def expand_normalizer(b: FunctionBody) -> str:
     """Rows over their greatest element, their sum of magnitudes, or their length."""
     x, _, _ = rows_of_features(b)
     how, axis = str(b.attr("norm") or "MAX"), b.constant([1])
@@ -83,15 +83,15 @@ def normalizer(b: FunctionBody) -> str:
     return y if len(b.shape(0)) == 2 else b.reshape(y, *b.shape(0))
 
 
-@standard("Binarizer")
-def binarizer(b: FunctionBody) -> str:
+@standard_function("Binarizer")
+def expand_binarizer(b: FunctionBody) -> str:
     """1 above the threshold, else 0."""
     limit = b.number(float(b.use.attr("threshold", 0.0)))
     return b.cast(b.Greater(b.input(0), limit), b.dtype())
 
 
-@standard("Imputer")
-def imputer(b: FunctionBody) -> str:
+@standard_function("Imputer")
+def expand_imputer(b: FunctionBody) -> str:
     """Other values for those that are missing."""
     if b.dtype() == "int64":
         values, missing = b.attr("imputed_value_int64s"), b.use.attr("replaced_value_int64", 0)
@@ -107,7 +107,7 @@ def imputer(b: FunctionBody) -> str:
     return b.Where(gone, b.constant(list(values), b.dtype()), x)
 
 
-@standard("ArrayFeatureExtractor")
+@standard_function("ArrayFeatureExtractor")
 def array_feature_extractor(b: FunctionBody) -> str:
     """Columns of the last axis, of numbers."""
     shape = b.shape(0)
@@ -118,7 +118,7 @@ def array_feature_extractor(b: FunctionBody) -> str:
     return b.Gather(x, columns, axis=-1)
 
 
-@standard("FeatureVectorizer")
+@standard_function("FeatureVectorizer")
 def feature_vectorizer(b: FunctionBody) -> str:
     """Features side by side, as floats."""
     parts = list[str]()

@@ -10,7 +10,7 @@ import numpy as np
 from rammer.frontend.lower.contrib.function import Declined, FunctionBody
 
 
-def transformed(b: FunctionBody, y: str, how: str) -> str:
+def apply_post_transform(b: FunctionBody, y: str, how: str) -> str:
     """``y [rows, targets]`` behind a post transform."""
     if how == "NONE":
         return y
@@ -21,44 +21,44 @@ def transformed(b: FunctionBody, y: str, how: str) -> str:
     if how == "SOFTMAX_ZERO":
         # What is next to nothing stays so, and the others share.
         power = b.Exp(b.Sub(y, b.ReduceMax(y, b.constant([-1]))))
-        power = b.Where(b.Greater(b.Abs(y), _like(b, 1e-7, y)), power, b.Mul(y, power))
+        power = b.Where(b.Greater(b.Abs(y), _constant_like(b, 1e-7, y)), power, b.Mul(y, power))
         return b.Div(power, b.ReduceSum(power, b.constant([-1])))
     if how == "PROBIT":
-        return _probit(b, y)
+        return _apply_probit(b, y)
     raise Declined(f"the post transform {how!r} is not known")
 
 
-def _like(b: FunctionBody, value: float, y: str) -> str:
+def _constant_like(b: FunctionBody, value: float, y: str) -> str:
     return b.CastLike(b.constant(value, "float32"), y)
 
 
-def _probit(b: FunctionBody, y: str) -> str:
+def _apply_probit(b: FunctionBody, y: str) -> str:
     """The inverse of the normal distribution, by Winitzki's approximation of the inverse error function."""
-    x = b.Sub(b.Mul(y, _like(b, 2.0, y)), _like(b, 1.0, y))
-    log = b.Log(b.Mul(b.Sub(_like(b, 1.0, y), x), b.Add(_like(b, 1.0, y), x)))
-    half = b.Add(b.Mul(log, _like(b, 0.5, y)), _like(b, 2 / (math.pi * 0.147), y))
-    inner = b.Sub(b.Sqrt(b.Sub(b.Mul(half, half), b.Div(log, _like(b, 0.147, y)))), half)
-    return b.Mul(b.Mul(b.Sign(x), b.Sqrt(inner)), _like(b, math.sqrt(2), y))
+    x = b.Sub(b.Mul(y, _constant_like(b, 2.0, y)), _constant_like(b, 1.0, y))
+    log = b.Log(b.Mul(b.Sub(_constant_like(b, 1.0, y), x), b.Add(_constant_like(b, 1.0, y), x)))
+    half = b.Add(b.Mul(log, _constant_like(b, 0.5, y)), _constant_like(b, 2 / (math.pi * 0.147), y))
+    inner = b.Sub(b.Sqrt(b.Sub(b.Mul(half, half), b.Div(log, _constant_like(b, 0.147, y)))), half)
+    return b.Mul(b.Mul(b.Sign(x), b.Sqrt(inner)), _constant_like(b, math.sqrt(2), y))
 
 
-def labelled(b: FunctionBody, y: str, labels: Sequence[int]) -> str:
+def select_best_label(b: FunctionBody, y: str, labels: Sequence[int]) -> str:
     """The label of the greatest score of each row, the first of equal ones."""
     return b.Gather(b.constant(np.array(labels, np.int64)), b.ArgMax(y, axis=1, keepdims=0))
 
 
-def chosen(b: FunctionBody, score: str, limit: float, labels: Sequence[int]) -> str:
+def select_binary_label(b: FunctionBody, score: str, limit: float, labels: Sequence[int]) -> str:
     """The second of two labels where ``score [rows, 1]`` is above ``limit``, else the first."""
-    above = b.Squeeze(b.Greater(score, _like(b, limit, score)), b.constant([1]))
+    above = b.Squeeze(b.Greater(score, _constant_like(b, limit, score)), b.constant([1]))
     return b.Where(above, b.constant(int(labels[1])), b.constant(int(labels[0])))
 
 
-def binary(b: FunctionBody, score: str, labels: Sequence[int], transform: str, positive: bool) -> list[str]:
+def binary_outputs(b: FunctionBody, score: str, labels: Sequence[int], transform: str, positive: bool) -> list[str]:
     """Labels and both scores, given that of the second class: a probability where no weight is below 0, else a distance."""
-    label = chosen(b, score, 0.5 if positive else 0.0, labels)
+    label = select_binary_label(b, score, 0.5 if positive else 0.0, labels)
     if transform == "PROBIT":
-        return [label, _probit(b, score)]
+        return [label, _apply_probit(b, score)]
     if positive and transform != "LOGISTIC":
-        return [label, b.Concat(b.Sub(_like(b, 1.0, score), score), score, axis=1)]
+        return [label, b.Concat(b.Sub(_constant_like(b, 1.0, score), score), score, axis=1)]
     if transform == "LOGISTIC":
         return [label, b.Concat(b.Sigmoid(b.Neg(score)), b.Sigmoid(score), axis=1)]
     return [label, b.Concat(b.Neg(score), score, axis=1)]

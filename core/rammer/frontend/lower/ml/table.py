@@ -9,7 +9,7 @@ from rammer.frontend.lower.contrib.function import FUNCTIONS, OperatorFunction, 
 DOMAIN = "ai.onnx.ml"
 
 
-def standard(op: str, hosted: bool = True) -> Callable[[Writer], Writer]:
+def standard_function(op: str, hosted: bool = True) -> Callable[[Writer], Writer]:
     """Decorator: the function that writes the bodies of one of ONNX's operators. A use without one is refused where it is not
     ``hosted``."""
 

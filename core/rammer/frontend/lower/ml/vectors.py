@@ -10,8 +10,8 @@ from onnx import GraphProto, TensorProto, helper, numpy_helper
 
 from rammer.frontend.lower.contrib.function import Array, Declined, FunctionBody
 from rammer.frontend.lower.ml.rows import rows_of_features
-from rammer.frontend.lower.ml.scores import labelled, transformed
-from rammer.frontend.lower.ml.table import standard
+from rammer.frontend.lower.ml.scores import apply_post_transform, select_best_label
+from rammer.frontend.lower.ml.table import standard_function
 
 #: Most classes whose probabilities are coupled: a step for each is part of the loop's body.
 MOST_CLASSES: Final = 64
@@ -21,12 +21,12 @@ MOST_CLASSES: Final = 64
 _CLOSEST, _SWEEPS, _LEFT = 1e-7, 100, 0.005
 
 
-@standard("SVMRegressor")
+@standard_function("SVMRegressor")
 def svm_regressor(b: FunctionBody) -> str:
     """A weighted sum of kernels of rows and support vectors, or a product."""
     x, _, features = rows_of_features(b)
     count, rho = int(b.use.attr("n_supports", 0)), np.array(b.attr("rho") or [0.0], np.float32)
-    coefficients, vectors = _numbers(b, "coefficients"), _numbers(b, "support_vectors")
+    coefficients, vectors = _attribute_array(b, "coefficients"), _attribute_array(b, "support_vectors")
     if b.use.attr("one_class", 0) or rho.size != 1:
         raise Declined("one class, or several targets, are not supported")
     if not count:
@@ -36,11 +36,11 @@ def svm_regressor(b: FunctionBody) -> str:
     else:
         if vectors.size != count * features or coefficients.size != count:
             raise Declined(f"{coefficients.size} coefficients, {vectors.size} numbers: {count} vectors of {features} features")
-        scores = b.MatMul(_kernel(b, x, vectors.reshape(count, features)), b.constant(coefficients.reshape(count, 1)))
-    return transformed(b, b.Add(scores, b.constant(rho)), str(b.attr("post_transform") or "NONE"))
+        scores = b.MatMul(_kernel_matrix(b, x, vectors.reshape(count, features)), b.constant(coefficients.reshape(count, 1)))
+    return apply_post_transform(b, b.Add(scores, b.constant(rho)), str(b.attr("post_transform") or "NONE"))
 
 
-@standard("SVMClassifier", hosted=False)
+@standard_function("SVMClassifier", hosted=False)
 def svm_classifier(b: FunctionBody) -> list[str]:
     """The class that wins most pairs, and what pairs say of every row, or the probabilities of classes; without support vectors
     a product for each class. ONNX does not say what scores are: these are ONNX Runtime's, and scikit-learn's with its signs."""
@@ -49,16 +49,16 @@ def svm_classifier(b: FunctionBody) -> list[str]:
         raise Declined(f"it has {len(labels)} labels of integers")
     if not b.attr("vectors_per_class"):
         return _by_products(b, labels)
-    scores = _pairs(b, len(labels))
-    second, first = (_sides(len(labels))[side].astype(np.float32) for side in (1, 0))
+    scores = _pair_scores(b, len(labels))
+    second, first = (_pair_masks(len(labels))[side].astype(np.float32) for side in (1, 0))
     won = b.cast(b.Greater(scores, b.constant(0.0, "float32")), "float32")
     # Votes are whole numbers, and so exact: those of the second classes, and for each pair won one from there to the first.
     votes = b.Add(b.MatMul(won, b.constant(first - second)), b.constant(second.sum(axis=0)))
-    label, transform = labelled(b, votes, labels), str(b.attr("post_transform") or "NONE")
+    label, transform = select_best_label(b, votes, labels), str(b.attr("post_transform") or "NONE")
     if b.attr("prob_a"):
-        return [label, transformed(b, _probabilities(b, scores, len(labels)), transform)]
+        return [label, apply_post_transform(b, _class_probabilities(b, scores, len(labels)), transform)]
     if len(labels) > 2:
-        return [label, transformed(b, scores, transform)]
+        return [label, apply_post_transform(b, scores, transform)]
     if transform == "PROBIT":
         raise Declined("PROBIT of one score for two classes")
     if transform == "LOGISTIC":
@@ -67,7 +67,7 @@ def svm_classifier(b: FunctionBody) -> list[str]:
     return [label, b.Concat(other, scores, axis=1)]
 
 
-def _numbers(b: FunctionBody, name: str) -> Array:
+def _attribute_array(b: FunctionBody, name: str) -> Array:
     return np.array(b.attr(name), np.float32)
 
 
@@ -75,33 +75,33 @@ def _by_products(b: FunctionBody, labels: list[int]) -> list[str]:
     """Of two classes the second wins as soon as any score is above 0, or above 0.5 where no weight is negative: ONNX Runtime and
     the reference agree on it."""
     x, _, features = rows_of_features(b)
-    coefficients, rho = _numbers(b, "coefficients"), _numbers(b, "rho")
+    coefficients, rho = _attribute_array(b, "coefficients"), _attribute_array(b, "rho")
     if coefficients.size != len(labels) * features or not rho.size:
         raise Declined(f"{coefficients.size} coefficients and {rho.size} rho for {len(labels)} classes of {features} features")
     y = b.MatMul(x, b.constant(np.ascontiguousarray(coefficients.reshape(len(labels), features).T)))
     y = b.Add(y, b.constant(rho[:1]))
-    label = labelled(b, y, labels)
+    label = select_best_label(b, y, labels)
     if len(labels) == 2 and not b.attr("prob_a"):
         most = b.ReduceMax(y, b.constant([1]), keepdims=0)
         positive = bool((coefficients >= 0).all())
         second = b.GreaterOrEqual(most, b.constant(0.5, "float32")) if positive else b.Greater(most, b.constant(0.0, "float32"))
         label = b.Where(second, b.constant(labels[1]), label)
-    return [label, transformed(b, y, str(b.attr("post_transform") or "NONE"))]
+    return [label, apply_post_transform(b, y, str(b.attr("post_transform") or "NONE"))]
 
 
-def _sides(classes: int) -> tuple[Array, Array]:
+def _pair_masks(classes: int) -> tuple[Array, Array]:
     """Of every pair of classes, the first and the second one: ``[pairs, classes]``, with a 1 in each row."""
     pairs = np.array(list(combinations(range(classes), 2)))
     eye = np.eye(classes)
     return eye[pairs[:, 0]], eye[pairs[:, 1]]
 
 
-def _pairs(b: FunctionBody, classes: int) -> str:
+def _pair_scores(b: FunctionBody, classes: int) -> str:
     """``[rows, pairs]``: for every pair of classes the weighted kernels of the vectors of both. Vectors are ordered by class; row
     k of the coefficients has the weights of a class' vectors against class k, or k + 1 from its own number on."""
     x, _, features = rows_of_features(b)
     counts, pairs = [int(n) for n in b.attr("vectors_per_class")], list(combinations(range(classes), 2))
-    vectors, coefficients, rho = (_numbers(b, n) for n in ("support_vectors", "coefficients", "rho"))
+    vectors, coefficients, rho = (_attribute_array(b, n) for n in ("support_vectors", "coefficients", "rho"))
     total = sum(counts)
     if len(counts) != classes or min(counts) < 0 or not total or vectors.size != total * features:
         raise Declined(f"{vectors.size} numbers: {counts} vectors of {features} features for {classes} classes")
@@ -113,10 +113,12 @@ def _pairs(b: FunctionBody, classes: int) -> str:
         for mine, row in ((i, j - 1), (j, i)):
             of = slice(starts[mine], starts[mine + 1])
             weights[of, column] = table[row, of]
-    return b.Add(b.MatMul(_kernel(b, x, vectors.reshape(total, features)), b.constant(weights)), b.constant(rho[: len(pairs)]))
+    return b.Add(
+        b.MatMul(_kernel_matrix(b, x, vectors.reshape(total, features)), b.constant(weights)), b.constant(rho[: len(pairs)])
+    )
 
 
-def _kernel(b: FunctionBody, x: str, vectors: Array) -> str:
+def _kernel_matrix(b: FunctionBody, x: str, vectors: Array) -> str:
     """``[rows, vectors]``, by the kernel that attributes name."""
     gamma, offset, degree = (b.constant(float(v), "float32") for v in (*b.attr("kernel_params"), 0.0, 0.0, 0.0)[:3])
     kind = str(b.attr("kernel_type") or "LINEAR")
@@ -137,9 +139,9 @@ def _kernel(b: FunctionBody, x: str, vectors: Array) -> str:
 # Probabilities -------------------------------------------------------------------------------------------------
 
 
-def _probabilities(b: FunctionBody, scores: str, classes: int) -> str:
+def _class_probabilities(b: FunctionBody, scores: str, classes: int) -> str:
     """``[rows, classes]``: what probabilities of pairs say of all classes together, as far as sweeps over them get."""
-    slopes, offsets, pairs = _numbers(b, "prob_a"), _numbers(b, "prob_b"), classes * (classes - 1) // 2
+    slopes, offsets, pairs = _attribute_array(b, "prob_a"), _attribute_array(b, "prob_b"), classes * (classes - 1) // 2
     if slopes.size != offsets.size or slopes.size < pairs:
         raise Declined(f"{slopes.size} prob_a and {offsets.size} prob_b for {pairs} pairs of classes")
     if classes > MOST_CLASSES:
@@ -159,10 +161,10 @@ def _probabilities(b: FunctionBody, scores: str, classes: int) -> str:
     q = b.Sub(own, b.Mul(over, under))
     even = b.constant(np.full((rows, classes), 1 / classes, np.float32))
     most, going = b.constant(np.array(_SWEEPS)), b.constant(np.array(True))
-    return b.op("Loop", most, going, even, q, outputs=2, body=_sweeps(b, rows, classes))[0]
+    return b.op("Loop", most, going, even, q, outputs=2, body=_sweep_body(b, rows, classes))[0]
 
 
-def _sweeps(b: FunctionBody, rows: int, classes: int) -> GraphProto:
+def _sweep_body(b: FunctionBody, rows: int, classes: int) -> GraphProto:
     """The body of the loop: one sweep over all classes in rows that need it still, of ``p [rows, classes]``, which has a sum of 1
     and makes ``p' q p`` small."""
     made = FunctionBody(b.use, prefix="sweep_")

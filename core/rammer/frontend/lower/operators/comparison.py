@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rammer.frontend.lower.lowering_registry import Lowering, LoweringFn, lowering
-from rammer.frontend.lower.operands import apply, literal, operand, out_axes
+from rammer.frontend.lower.operands import load_operand, make_literal, make_op, out_axes
 
 #: ONNX operator -> (scalar operation, whether its operands are swapped).
 BINARY = {
@@ -18,52 +18,52 @@ BINARY = {
 }
 
 
-def _binary(fn: str, swapped: bool) -> LoweringFn:
+def _make_binary(fn: str, swapped: bool) -> LoweringFn:
     def lower(ctx: Lowering) -> None:
         axes = out_axes(ctx)
-        left, right = operand(ctx, 0, axes), operand(ctx, 1, axes)
-        ctx.emit(axes, apply(fn, right, left) if swapped else apply(fn, left, right), into=0)
+        left, right = load_operand(ctx, 0, axes), load_operand(ctx, 1, axes)
+        ctx.emit(axes, make_op(fn, right, left) if swapped else make_op(fn, left, right), into=0)
 
     return lower
 
 
 for _op, (_fn, _swapped) in BINARY.items():
-    lowering(_op)(_binary(_fn, _swapped))
+    lowering(_op)(_make_binary(_fn, _swapped))
 
 
 @lowering("Not")
 def logical_not(ctx: Lowering) -> None:
     """``!x``."""
     axes = out_axes(ctx)
-    ctx.emit(axes, apply("not_", operand(ctx, 0, axes)), into=0)
+    ctx.emit(axes, make_op("not_", load_operand(ctx, 0, axes)), into=0)
 
 
 @lowering("IsNaN")
 def is_nan(ctx: Lowering) -> None:
     """Whether x is no number."""
     axes = out_axes(ctx)
-    ctx.emit(axes, apply("isnan", operand(ctx, 0, axes)), into=0)
+    ctx.emit(axes, make_op("isnan", load_operand(ctx, 0, axes)), into=0)
 
 
 @lowering("IsInf")
 def is_inf(ctx: Lowering) -> None:
     """Whether x is infinite, with the signs that ``detect_positive`` and ``detect_negative`` allow."""
     axes, dtype = out_axes(ctx), ctx.type(ctx.input(0)).dtype
-    x, zero = operand(ctx, 0, axes), literal(0, dtype)
+    x, zero = load_operand(ctx, 0, axes), make_literal(0, dtype)
     positive, negative = bool(ctx.attr("detect_positive", 1)), bool(ctx.attr("detect_negative", 1))
     if not positive and not negative:
-        ctx.emit(axes, literal(False, "bool"), into=0)
+        ctx.emit(axes, make_literal(False, "bool"), into=0)
         return
-    found = apply("isinf", x)
+    found = make_op("isinf", x)
     if not negative:
-        found = apply("and_", found, apply("lt", zero, x))
+        found = make_op("and_", found, make_op("lt", zero, x))
     if not positive:
-        found = apply("and_", found, apply("lt", x, zero))
+        found = make_op("and_", found, make_op("lt", x, zero))
     ctx.emit(axes, found, into=0)
 
 
 @lowering("Where")
-def where(ctx: Lowering) -> None:
+def lower_where(ctx: Lowering) -> None:
     """``condition ? x : y``, all three broadcast."""
     axes = out_axes(ctx)
-    ctx.emit(axes, apply("where", *[operand(ctx, i, axes) for i in range(3)]), into=0)
+    ctx.emit(axes, make_op("where", *[load_operand(ctx, i, axes) for i in range(3)]), into=0)

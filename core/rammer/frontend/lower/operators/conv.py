@@ -20,7 +20,7 @@ from rammer.ir.expr import Expr, Load, Op
 
 
 @lowering("Conv")
-def conv(ctx: Lowering) -> None:
+def lower_conv(ctx: Lowering) -> None:
     """``y[n,m,..] = sum[c,k..] x[n, g(m)*cg + c, window] * w[m,c,k..] (+ b[m])``."""
     x, w = ctx.input(0), ctx.input(1)
     batch, _, *source = ctx.shape(x)
@@ -29,16 +29,16 @@ def conv(ctx: Lowering) -> None:
     window, first = window_of(ctx, source, kernel).touching()
     channel = ex.as_index("c" if per_group != 1 else 0)
     if group > 1:
-        channel = ex.add(ex.mul(ex.floordiv("m", features // group), per_group), channel)
+        channel = ex.make_add(ex.make_mul(ex.make_floordiv("m", features // group), per_group), channel)
     axes = (Axis("n", batch), Axis("m", features), *window.axes)
     reduce = (*([Axis("c", per_group)] if per_group != 1 else []), *window.taps)
-    taps = (ex.add(tap, start) for tap, start in zip(window.tap_indices, first, strict=True))
+    taps = (ex.make_add(tap, start) for tap, start in zip(window.tap_indices, first, strict=True))
     weight = ctx.load(w, "m", "c" if per_group != 1 else 0, *taps)
     body = Op("mul", (window.load(x, ("n", channel), 0.0), weight))
-    _finish(ctx, axes, body, reduce)
+    _emit_with_bias(ctx, axes, body, reduce)
 
 
-def _finish(ctx: Lowering, axes: Sequence[Axis], body: Expr, reduce: Sequence[Axis]) -> None:
+def _emit_with_bias(ctx: Lowering, axes: Sequence[Axis], body: Expr, reduce: Sequence[Axis]) -> None:
     """Emit the contraction and, where there is one, the bias (input 2) as a map of its own."""
     biased = ctx.has(2)
     total = ctx.emit(axes, body, reduce, "sum" if reduce else None, into="conv" if biased else 0)
@@ -100,19 +100,19 @@ class _Spread:
     @property
     def source_index(self) -> Expr:
         shift = self.begin if self.phases == 1 else 0
-        return ex.add(ex.add(self.name, ex.mul(self.tap, -self.dilation)), shift)
+        return ex.make_add(ex.make_add(self.name, ex.make_mul(self.tap, -self.dilation)), shift)
 
     @property
     def weight_index(self) -> Expr:
-        return self.tap if self.phases == 1 else ex.add(ex.mul(self.tap, self.stride), f"r{self.name}")
+        return self.tap if self.phases == 1 else ex.make_add(ex.make_mul(self.tap, self.stride), f"r{self.name}")
 
     @property
     def gather(self) -> tuple[Expr, ...]:
         """Indices of the phase-split result for output position ``name``."""
         if self.phases == 1:
             return (ex.as_index(self.name),)
-        position = ex.add(self.name, self.begin)
-        return ex.floordiv(position, self.phases), ex.mod(position, self.phases)
+        position = ex.make_add(self.name, self.begin)
+        return ex.make_floordiv(position, self.phases), ex.make_mod(position, self.phases)
 
     @property
     def reads_outside(self) -> bool:
@@ -131,15 +131,15 @@ def conv_transpose(ctx: Lowering) -> None:
     batch, channels, *source = ctx.shape(x)
     _, per_group, *kernel = ctx.shape(w)
     group = int(ctx.attr("group", 1))
-    dims = _spreads(ctx, source, kernel)
+    dims = _make_spreads(ctx, source, kernel)
     if any(d.extent != d.source for d in dims):
-        x = _stuff(ctx, x, dims)
+        x = _insert_zeros(ctx, x, dims)
     depth = channels // group
     channel = ex.as_index("c" if depth != 1 else 0)
     feature = ex.as_index("m")
     if group > 1:
-        channel = ex.add(ex.mul(ex.floordiv("m", per_group), depth), channel)
-        feature = ex.mod("m", per_group)
+        channel = ex.make_add(ex.make_mul(ex.make_floordiv("m", per_group), depth), channel)
+        feature = ex.make_mod("m", per_group)
     axes = (Axis("n", batch), Axis("m", per_group * group), *[a for d in dims for a in d.axes])
     reduce = (*([Axis("c", depth)] if depth != 1 else []), *[a for d in dims for a in d.tap_axis])
     data = ctx.load(x, "n", channel, *[d.source_index for d in dims], fill=0.0 if any(d.reads_outside for d in dims) else None)
@@ -148,13 +148,13 @@ def conv_transpose(ctx: Lowering) -> None:
     )
     body = Op("mul", (data, weight))
     if all(d.phases == 1 for d in dims):
-        _finish(ctx, axes, body, reduce)
+        _emit_with_bias(ctx, axes, body, reduce)
         return
     split = ctx.emit(axes, body, reduce, "sum" if reduce else None, into="phases")
-    _interleave(ctx, split, batch, per_group * group, dims)
+    _interleave_phases(ctx, split, batch, per_group * group, dims)
 
 
-def _interleave(ctx: Lowering, split: str, batch: int, features: int, dims: Sequence[_Spread]) -> None:
+def _interleave_phases(ctx: Lowering, split: str, batch: int, features: int, dims: Sequence[_Spread]) -> None:
     axes = (Axis("n", batch), Axis("m", features), *[Axis(d.name, d.out) for d in dims])
     value = ctx.load(split, "n", "m", *[i for d in dims for i in d.gather])
     if ctx.has(2):
@@ -163,20 +163,20 @@ def _interleave(ctx: Lowering, split: str, batch: int, features: int, dims: Sequ
         ctx.emit(axes, value, into=0)
 
 
-def _stuff(ctx: Lowering, x: str, dims: Sequence[_Spread]) -> str:
+def _insert_zeros(ctx: Lowering, x: str, dims: Sequence[_Spread]) -> str:
     """``x`` with ``stride - 1`` zeros between neighbours (dilated kernels with a stride only)."""
     batch, channels, *_ = ctx.shape(x)
     axes = (Axis("n", batch), Axis("c", channels), *[Axis(d.name, d.extent) for d in dims])
     stretched = [d for d in dims if d.extent != d.source]
     steps = {d.name: d.stride for d in stretched}
-    body: Expr = ctx.load(x, "n", "c", *[ex.floordiv(d.name, steps.get(d.name, 1)) for d in dims])
+    body: Expr = ctx.load(x, "n", "c", *[ex.make_floordiv(d.name, steps.get(d.name, 1)) for d in dims])
     for name, step in steps.items():
-        present = Op("eq", (ex.mod(name, step), ex.integer(0)))
+        present = Op("eq", (ex.make_mod(name, step), ex.integer(0)))
         body = Op("where", (present, body, ex.Const(0.0, ctx.type(x).dtype)))
     return ctx.emit(axes, body, into="stuffed")
 
 
-def _spreads(ctx: Lowering, source: Sequence[int], kernel: Sequence[int]) -> list[_Spread]:
+def _make_spreads(ctx: Lowering, source: Sequence[int], kernel: Sequence[int]) -> list[_Spread]:
     """Geometry per dimension."""
     dims = transposed_of(ctx.node.attributes, source, kernel)
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
-from rammer.frontend.lower.operands import apply, literal
+from rammer.frontend.lower.operands import make_literal, make_op
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr, Load
@@ -15,7 +15,7 @@ MOST_ROWS: Final = 64
 
 
 @lowering("Det")
-def det(ctx: Lowering) -> None:
+def lower_det(ctx: Lowering) -> None:
     """The product of the pivots, with the sign of the exchanges of rows."""
     shape, dtype = ctx.shape(ctx.input(0)), ctx.out().dtype
     if shape[-1] != shape[-2]:
@@ -23,7 +23,7 @@ def det(ctx: Lowering) -> None:
     if shape[-1] > MOST_ROWS:
         raise CannotLower(f"Det of {shape[-1]} rows; most are {MOST_ROWS}")
     lead, working = ctx.axes(ctx.node.outputs[0], "b"), "float32" if dtype == "float16" else dtype
-    result: Expr = literal(1, working)
+    result: Expr = make_literal(1, working)
     matrix, point = ctx.input(0), [a.name for a in lead]
 
     def at(tensor: str, row: Expr | int | str, column: Expr | int | str) -> Expr:
@@ -32,38 +32,40 @@ def det(ctx: Lowering) -> None:
 
     for rows in range(shape[-1], 0, -1):
         row = Axis("r", rows)
-        size = apply("abs", at(matrix, "r", 0))
+        size = make_op("abs", at(matrix, "r", 0))
         largest = ctx.load(ctx.emit(lead, size, (row,), "max", dtype=working, into=f"largest{rows}"), *point)
-        found = apply("where", apply("eq", size, largest), ex.as_index("r"), ex.integer(rows - 1))
+        found = make_op("where", make_op("eq", size, largest), ex.as_index("r"), ex.integer(rows - 1))
         place = ctx.load(ctx.emit(lead, found, (row,), "min", dtype="int64", into=f"row{rows}"), *point)
         pivot = at(matrix, place, 0)
-        signed = apply("where", apply("eq", place, ex.integer(0)), pivot, apply("neg", pivot))
-        made = ctx.emit(lead, apply("mul", result, signed), dtype=working, into=f"product{rows}")
+        signed = make_op("where", make_op("eq", place, ex.integer(0)), pivot, make_op("neg", pivot))
+        made = ctx.emit(lead, make_op("mul", result, signed), dtype=working, into=f"product{rows}")
         result = ctx.load(made, *point)
         if rows > 1:
-            matrix = _eliminated(ctx, at, matrix, place, (*lead, Axis("i", rows - 1), Axis("j", rows - 1)), working)
+            matrix = _eliminate_column(ctx, at, matrix, place, (*lead, Axis("i", rows - 1), Axis("j", rows - 1)), working)
     ctx.emit(lead, result if working == dtype else Cast(dtype, result), into=0)
 
 
-def _eliminated(ctx: Lowering, at: object, matrix: str, place: Load, axes: tuple[Axis, ...], working: str) -> str:
+def _eliminate_column(ctx: Lowering, at: object, matrix: str, place: Load, axes: tuple[Axis, ...], working: str) -> str:
     """The matrix without its first column and the pivot's row, in whose place the first row is."""
     assert callable(at)
-    below, right = ex.add("i", 1), ex.add("j", 1)
+    below, right = ex.make_add("i", 1), ex.make_add("j", 1)
     # One load with an index by value, so that both places are read the same way.
-    source = apply("where", apply("eq", below, place), ex.integer(0), below)
+    source = make_op("where", make_op("eq", below, place), ex.integer(0), below)
     rest = ctx.emit(
-        (*axes[:-1], Axis("j", axes[-1].extent + 1)), _row(at(matrix, place, "j"), source), dtype=working, into="rest"
+        (*axes[:-1], Axis("j", axes[-1].extent + 1)), _load_row(at(matrix, place, "j"), source), dtype=working, into="rest"
     )
     point = [a.name for a in axes]
     pivot, first = at(matrix, place, 0), ctx.load(rest, *point[:-1], 0)
-    factor = apply("where", apply("eq", pivot, literal(0, working)), literal(0, working), apply("div", first, pivot))
-    value = apply("sub", ctx.load(rest, *point[:-1], right), apply("mul", factor, at(matrix, place, right)))
+    factor = make_op(
+        "where", make_op("eq", pivot, make_literal(0, working)), make_literal(0, working), make_op("div", first, pivot)
+    )
+    value = make_op("sub", ctx.load(rest, *point[:-1], right), make_op("mul", factor, at(matrix, place, right)))
     return ctx.emit(axes, value, dtype=working, into="matrix")
 
 
-def _row(load: Expr, row: Expr) -> Expr:
+def _load_row(load: Expr, row: Expr) -> Expr:
     """A load of a matrix's element, at another row."""
     if isinstance(load, Cast):
-        return Cast(load.dtype, _row(load.arg, row))
+        return Cast(load.dtype, _load_row(load.arg, row))
     assert isinstance(load, Load)
     return Load(load.tensor, (*load.indices[:-2], row, load.indices[-1]), 0.0)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
-from rammer.frontend.lower.operands import apply, axis_of, whole_load
+from rammer.frontend.lower.operands import axis_of, make_op, whole_load
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr
@@ -18,7 +18,7 @@ from rammer.ir.types import is_float
 MOST_TABLE: Final = 1 << 25
 
 
-def _table(length: int, kept: int, inverse: bool, shown: int) -> np.ndarray:
+def _twiddle_table(length: int, kept: int, inverse: bool, shown: int) -> np.ndarray:
     """``[shown, kept]``: cosines and sines (in the last axis) of ``-2 pi n k / length``.
 
     Of the inverse, conjugates by ``length``."""
@@ -34,7 +34,7 @@ def _check_table(ctx: Lowering, elements: int) -> None:
 
 
 @lowering("DFT")
-def dft(ctx: Lowering) -> None:
+def lower_dft(ctx: Lowering) -> None:
     """``y[.., k, ..] = sum_n x[.., n, ..] exp(-2 pi i n k / length)``; real and imaginary part are the last axis."""
     shape, dtype = ctx.shape(ctx.input(0)), ctx.out().dtype
     length, dim = _length_and_axis(ctx, len(shape))
@@ -48,7 +48,7 @@ def dft(ctx: Lowering) -> None:
     kept = min(shape[dim], length // 2 + 1 if real else length)
     shown = axes[dim].extent
     _check_table(ctx, kept * shown)
-    table = _table(length, kept, inverse, shown)
+    table = _twiddle_table(length, kept, inverse, shown)
     if real:
         twice = np.full(kept, 2.0)
         twice[0] = 1.0
@@ -85,13 +85,13 @@ def _emit_product(ctx: Lowering, table: np.ndarray, dim: int, kept: int, working
     index[dim], index[-1] = "n", "p" if parts == 2 else 0
     value: Expr = ctx.load(x, *index)
     value = value if ctx.type(x).dtype == working else Cast(working, value)
-    body = apply("mul", value, ctx.load(name, axes[dim].name, last.name, "n", "p" if parts == 2 else 0))
+    body = make_op("mul", value, ctx.load(name, axes[dim].name, last.name, "n", "p" if parts == 2 else 0))
     reduce = (Axis("n", kept), *([Axis("p", parts)] if parts == 2 else []))
     _emit_sum(ctx, axes, body, reduce, working)
 
 
 @lowering("STFT")
-def stft(ctx: Lowering) -> None:
+def lower_stft(ctx: Lowering) -> None:
     """``y[b, f, k] = sum_n signal[b, f * step + n] window[n] exp(-2 pi i n k / length)``."""
     signal, dtype = ctx.input(0), ctx.out().dtype
     step, given = ctx.static(1, "frame_step"), ctx.static(3, "frame_length")
@@ -109,7 +109,7 @@ def stft(ctx: Lowering) -> None:
     _check_table(ctx, length * axes[2].extent)
     if axes[1].extent and (axes[1].extent - 1) * int(step.item()) + length > shape[1]:
         raise ctx.refused(f"{axes[1].extent} frames of {length} do not fit into a signal of {shape[1]}")
-    table = _table(length, length, False, axes[2].extent)
+    table = _twiddle_table(length, length, False, axes[2].extent)
     window = ctx.graph.constant(ctx.input(2)) if ctx.has(2) else None
     if window is not None:
         table = table * window.astype(np.float64)[:, None]
@@ -117,16 +117,16 @@ def stft(ctx: Lowering) -> None:
     rows = np.stack([np.stack([re, im], -1), np.stack([-im, re], -1)], axis=-2)[..., :parts, :]
     waves = ctx.constant(np.ascontiguousarray(rows.transpose(0, 3, 1, 2)).astype(working), "waves")
     part: Expr | int | str = "p" if parts == 2 else 0
-    place = ex.add(ex.mul(axes[1].name, int(step.item())), "n")
+    place = ex.make_add(ex.make_mul(axes[1].name, int(step.item())), "n")
     read: tuple[Expr | int | str, ...] = (axes[0].name, place, part) if len(shape) == 3 else (axes[0].name, place)
     value: Expr = ctx.load(signal, *read)
     value = value if ctx.type(signal).dtype == working else Cast(working, value)
     if ctx.has(2) and window is None:
         factor = ctx.load(ctx.input(2), "n")
-        weighed = apply("mul", value, factor if dtype == working else Cast(working, factor))
+        weighed = make_op("mul", value, factor if dtype == working else Cast(working, factor))
         framed = (axes[0], axes[1], Axis("n", length), *([Axis("p", parts)] if parts == 2 else []))
         value = whole_load(ctx, ctx.emit(framed, weighed, dtype=working, into="frames"), framed)
-    body = apply("mul", value, ctx.load(waves, axes[2].name, axes[3].name, "n", part))
+    body = make_op("mul", value, ctx.load(waves, axes[2].name, axes[3].name, "n", part))
     reduce = (Axis("n", length), *([Axis("p", parts)] if parts == 2 else []))
     _emit_sum(ctx, axes, body, reduce, working)
 

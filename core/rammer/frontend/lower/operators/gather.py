@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
-from rammer.frontend.lower.operands import apply, axis_of, literal, out_axes
+from rammer.frontend.lower.operands import axis_of, make_literal, make_op, out_axes
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr, Load, Table
@@ -22,7 +22,7 @@ from rammer.ir.types import is_float, row_major
 TABLE = 1024
 
 
-def normalised(ctx: Lowering, values: np.ndarray, extent: int) -> np.ndarray:
+def normalise_indices(ctx: Lowering, values: np.ndarray, extent: int) -> np.ndarray:
     """Static indices counted from the front. Raises CannotLower for one out of range."""
     indices = values.astype(np.int64)
     if indices.size and not (-extent <= indices.min() and indices.max() < extent):
@@ -30,14 +30,14 @@ def normalised(ctx: Lowering, values: np.ndarray, extent: int) -> np.ndarray:
     return np.where(indices < 0, indices + extent, indices)
 
 
-def wrapped(ctx: Lowering, tensor: str, position: Sequence[Expr], extent: int, fill: int | None = None) -> Expr:
+def wrap_index(ctx: Lowering, tensor: str, position: Sequence[Expr], extent: int, fill: int | None = None) -> Expr:
     """A run-time index, counted from the end where negative; beside its tensor it is ``fill``."""
     index: Expr = Load(tensor, tuple(position), fill)
     dtype = ctx.type(tensor).dtype
     if dtype.startswith("uint"):
         return index
-    below = apply("lt", index, literal(0, dtype))
-    return apply("where", below, apply("add", index, literal(extent, dtype)), index)
+    below = make_op("lt", index, make_literal(0, dtype))
+    return make_op("where", below, make_op("add", index, make_literal(extent, dtype)), index)
 
 
 def static_index(ctx: Lowering, values: np.ndarray, axes: Sequence[Axis]) -> Expr:
@@ -49,9 +49,9 @@ def static_index(ctx: Lowering, values: np.ndarray, axes: Sequence[Axis]) -> Exp
     position: Expr = ex.integer(0)
     for axis, stride in zip(axes, row_major(values.shape), strict=True):
         if axis.extent > 1:
-            position = ex.add(position, ex.mul(axis.name, stride))
+            position = ex.make_add(position, ex.make_mul(axis.name, stride))
     if flat == [flat[0] + step * i for i in range(len(flat))]:
-        return ex.add(ex.mul(position, step), flat[0])
+        return ex.make_add(ex.make_mul(position, step), flat[0])
     if len(flat) <= TABLE:
         return Table(tuple(flat), position)
     return ctx.load(ctx.constant(values, "index"), *[a.name for a in axes])
@@ -63,7 +63,7 @@ def fill_of(ctx: Lowering, tensor: str) -> ex.Number:
 
 
 @lowering("Gather")
-def gather(ctx: Lowering) -> None:
+def lower_gather(ctx: Lowering) -> None:
     """``y[.., j.., ..] = x[.., indices[j..], ..]`` along one axis."""
     x, name, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
     shape = ctx.shape(x)
@@ -71,9 +71,9 @@ def gather(ctx: Lowering) -> None:
     picked = axes[dim : dim + len(ctx.shape(name))]
     known = ctx.graph.constant(name)
     if known is not None:
-        index = static_index(ctx, normalised(ctx, known, shape[dim]), picked)
+        index = static_index(ctx, normalise_indices(ctx, known, shape[dim]), picked)
     else:
-        index = wrapped(ctx, name, [ex.as_index(a.name) for a in picked], shape[dim])
+        index = wrap_index(ctx, name, [ex.as_index(a.name) for a in picked], shape[dim])
     rest = [ex.as_index(a.name) for a in (*axes[:dim], *axes[dim + len(picked) :])]
     indices = (*rest[:dim], index, *rest[dim:])
     ctx.emit(axes, Load(x, indices, fill_of(ctx, x) if known is None else None), into=0)
@@ -89,9 +89,9 @@ def gather_elements(ctx: Lowering) -> None:
     known = ctx.graph.constant(name)
     position: list[Expr] = [ex.as_index(a.name) for a in axes]
     if known is not None:
-        index = static_index(ctx, normalised(ctx, known, shape[dim]), axes)
+        index = static_index(ctx, normalise_indices(ctx, known, shape[dim]), axes)
     else:
-        index = wrapped(ctx, name, position, shape[dim])
+        index = wrap_index(ctx, name, position, shape[dim])
     position[dim] = index
     ctx.emit(axes, Load(x, tuple(position), fill_of(ctx, x) if known is None else None), into=0)
 
@@ -117,10 +117,10 @@ def gather_nd(ctx: Lowering) -> None:
     for k in range(depth):
         extent = shape[batch + k]
         if known is not None:
-            indices.append(static_index(ctx, normalised(ctx, known[..., k], extent), lead))
+            indices.append(static_index(ctx, normalise_indices(ctx, known[..., k], extent), lead))
         else:
             position = [*(ex.as_index(a.name) for a in lead), ex.integer(k)]
-            indices.append(wrapped(ctx, name, position, extent))
+            indices.append(wrap_index(ctx, name, position, extent))
     indices += [ex.as_index(a.name) for a in tail]
     ctx.emit(axes, Load(x, tuple(indices), fill_of(ctx, x) if known is None else None), into=0)
 
@@ -135,9 +135,9 @@ def one_hot(ctx: Lowering) -> None:
     index: Expr = ctx.load(name, *rest)
     if ctx.type(name).dtype != "int64":
         index = Cast("int64", index)
-    place = apply("where", apply("lt", index, ex.integer(0)), apply("add", index, ex.integer(depth)), index)
-    hit = apply("eq", place, ex.as_index(axes[dim].name))
-    ctx.emit(axes, apply("where", hit, ctx.load(values, 1), ctx.load(values, 0)), into=0)
+    place = make_op("where", make_op("lt", index, ex.integer(0)), make_op("add", index, ex.integer(depth)), index)
+    hit = make_op("eq", place, ex.as_index(axes[dim].name))
+    ctx.emit(axes, make_op("where", hit, ctx.load(values, 1), ctx.load(values, 0)), into=0)
 
 
 @lowering("ReverseSequence")
@@ -152,9 +152,9 @@ def reverse_sequence(ctx: Lowering) -> None:
         )
     step = ex.as_index(axes[time].name)
     length = ctx.load(lengths, axes[batch].name)
-    mirrored = apply("sub", apply("sub", length, ex.integer(1)), step)
+    mirrored = make_op("sub", make_op("sub", length, ex.integer(1)), step)
     indices = [ex.as_index(a.name) for a in axes]
-    indices[time] = apply("where", apply("lt", step, length), mirrored, step)
+    indices[time] = make_op("where", make_op("lt", step, length), mirrored, step)
     ctx.emit(axes, Load(x, tuple(indices), fill_of(ctx, x)), into=0)
 
 

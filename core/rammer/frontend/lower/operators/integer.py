@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rammer.frontend.lower.lowering_registry import Lowering, lowering
-from rammer.frontend.lower.operators.matmul import leading
-from rammer.frontend.lower.operators.quantised import nonzero, saturated, single
+from rammer.frontend.lower.operators.matmul import leading_indices
+from rammer.frontend.lower.operators.quantised import can_be_nonzero, saturate_quotient, to_float32
 from rammer.frontend.lower.sliding_windows import SlidingWindow, window_of
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
@@ -38,10 +38,10 @@ class _Codes:
     zero: str
 
 
-def _codes(ctx: Lowering, tensor: str, zero: str, channel: int = -1) -> _Codes:
+def _quantised_operand(ctx: Lowering, tensor: str, zero: str, channel: int = -1) -> _Codes:
     """Known codes as int8, and without their zero point where that holds them; ``channel`` is the axis along which it varies."""
-    zero = zero if nonzero(ctx, zero) else ""
-    value, known = _value(ctx, tensor), _value(ctx, zero) if zero else np.zeros((), np.uint8)
+    zero = zero if can_be_nonzero(ctx, zero) else ""
+    value, known = _known_value(ctx, tensor), _known_value(ctx, zero) if zero else np.zeros((), np.uint8)
     if value is None or known is None:
         return _Codes(tensor, zero)
     moved = known
@@ -58,16 +58,16 @@ def _codes(ctx: Lowering, tensor: str, zero: str, channel: int = -1) -> _Codes:
     return _Codes(ctx.constant(bare.astype(np.int8), "codes"), "")
 
 
-def _value(ctx: Lowering, name: str) -> np.ndarray | None:
+def _known_value(ctx: Lowering, name: str) -> np.ndarray | None:
     """What is known of a tensor of the graph, or made here."""
     return ctx.constants[name] if name in ctx.constants else ctx.graph.constant(name)
 
 
-def _int(x: Expr) -> Expr:
+def _to_int32(x: Expr) -> Expr:
     return Cast("int32", x)
 
 
-def _kept(value: np.ndarray) -> np.ndarray:
+def _wrap_int32(value: np.ndarray) -> np.ndarray:
     """Sums as 32 bits keep them."""
     return value.astype(np.int64).astype(np.int32)
 
@@ -83,16 +83,16 @@ class _Sums:
     depth: int
 
 
-def _corrected(total: Expr, sums: _Sums) -> Expr:
+def _correct_zero_points(total: Expr, sums: _Sums) -> Expr:
     """The product of what the codes stand for, given that of the codes."""
     value = total
     if sums.zero_a is not None and sums.of_b is not None:
         rest: Expr = sums.of_b
         if sums.zero_b is not None:
-            rest = Op("sub", (rest, Op("mul", (Const(sums.depth, "int32"), _int(sums.zero_b)))))
-        value = Op("sub", (value, Op("mul", (_int(sums.zero_a), rest))))
+            rest = Op("sub", (rest, Op("mul", (Const(sums.depth, "int32"), _to_int32(sums.zero_b)))))
+        value = Op("sub", (value, Op("mul", (_to_int32(sums.zero_a), rest))))
     if sums.zero_b is not None and sums.of_a is not None:
-        value = Op("sub", (value, Op("mul", (_int(sums.zero_b), sums.of_a))))
+        value = Op("sub", (value, Op("mul", (_to_int32(sums.zero_b), sums.of_a))))
     return value
 
 
@@ -109,13 +109,13 @@ class _Product:
     b: Load
 
 
-def _product(ctx: Lowering, a: str, b: str, shape: Sequence[int]) -> _Product:
+def _make_product(ctx: Lowering, a: str, b: str, shape: Sequence[int]) -> _Product:
     left, right = ctx.shape(a), ctx.shape(b)
     rows = (Axis("m", left[-2]),) if len(left) > 1 else ()
     columns = (Axis("n", right[-1]),) if len(right) > 1 else ()
     batch = tuple(Axis(f"b{d}", n) for d, n in enumerate(shape[: len(shape) - len(rows) - len(columns)]))
-    x = ctx.load(a, *leading(left[:-2], batch), *(r.name for r in rows), "k")
-    y = ctx.load(b, *leading(right[:-2], batch), "k", *(c.name for c in columns))
+    x = ctx.load(a, *leading_indices(left[:-2], batch), *(r.name for r in rows), "k")
+    y = ctx.load(b, *leading_indices(right[:-2], batch), "k", *(c.name for c in columns))
     return _Product((*batch, *rows, *columns), Axis("k", left[-1]), x, y)
 
 
@@ -137,62 +137,62 @@ def _matrix_sum(ctx: Lowering, load: Load, p: _Product) -> Load:
     """The sums of an operand over the inner axis, known or computed."""
     kept = [i for i in load.indices if i != ex.Ref(p.inner.name)]
     place = load.indices.index(ex.Ref(p.inner.name))
-    value = _value(ctx, load.tensor)
+    value = _known_value(ctx, load.tensor)
     if value is not None:
-        return ctx.load(ctx.constant(_kept(value.astype(np.int64).sum(place)), "sums"), *kept)
+        return ctx.load(ctx.constant(_wrap_int32(value.astype(np.int64).sum(place)), "sums"), *kept)
     shape = [n for d, n in enumerate(ctx.shape(load.tensor)) if d != place]
     axes = [Axis(f"s{d}", n) for d, n in enumerate(shape)]
     names: list[str] = [a.name for a in axes]
     inside = ctx.load(load.tensor, *names[:place], p.inner.name, *names[place:])
-    return ctx.load(ctx.emit(axes, _int(inside), (p.inner,), "sum", "int32", into="sums"), *kept)
+    return ctx.load(ctx.emit(axes, _to_int32(inside), (p.inner,), "sum", "int32", into="sums"), *kept)
 
 
 def _matrix_total(ctx: Lowering, inputs: Sequence[str], bias: str, shape: Sequence[int]) -> tuple[tuple[Axis, ...], Expr]:
     """Axes and value of an integer product with what corrects it; ``inputs`` are a, b and their zero points."""
-    left, right = _codes(ctx, inputs[0], inputs[2], -2), _codes(ctx, inputs[1], inputs[3], -1)
-    p = _product(ctx, left.tensor, right.tensor, shape)
+    left, right = _quantised_operand(ctx, inputs[0], inputs[2], -2), _quantised_operand(ctx, inputs[1], inputs[3], -1)
+    p = _make_product(ctx, left.tensor, right.tensor, shape)
     folded = _matrix_bias(ctx, left, right, bias, p)
     za, zb = (_row_wise(ctx, c.zero, p.axes, rows) for c, rows in ((left, True), (right, False)))
     # Sums come before the product, so that what follows it may join it.
     of_a = _matrix_sum(ctx, p.a, p) if zb is not None else None
     of_b = _matrix_sum(ctx, p.b, p) if za is not None and folded is None else None
-    total = ctx.emit(p.axes, Op("mul", (_int(p.a), _int(p.b))), (p.inner,), "sum", "int32", into="sum")
+    total = ctx.emit(p.axes, Op("mul", (_to_int32(p.a), _to_int32(p.b))), (p.inner,), "sum", "int32", into="sum")
     value: Expr = ctx.load(total, *[a.name for a in p.axes])
     if folded is not None:
         return p.axes, Op("add", (value, folded))
-    value = _corrected(value, _Sums(of_a, of_b, za, zb, p.inner.extent))
+    value = _correct_zero_points(value, _Sums(of_a, of_b, za, zb, p.inner.extent))
     return p.axes, Op("add", (value, ctx.broadcast(bias, p.axes))) if bias else value
 
 
 def _matrix_bias(ctx: Lowering, left: _Codes, right: _Codes, bias: str, p: _Product) -> Load | None:
     """All that a product needs besides, where it is one known number for each column."""
-    zero, b = _value(ctx, left.zero) if left.zero else np.zeros((), np.int32), _value(ctx, right.tensor)
-    own = _value(ctx, bias) if bias else np.zeros((), np.int32)
+    zero, b = _known_value(ctx, left.zero) if left.zero else np.zeros((), np.int32), _known_value(ctx, right.tensor)
+    own = _known_value(ctx, bias) if bias else np.zeros((), np.int32)
     if right.zero or zero is None or zero.size != 1 or own is None or own.ndim > 1 or (not left.zero and not bias):
         return None
     if not left.zero:
         return ctx.broadcast(bias, p.axes)
     if b is None or b.ndim != 2:
         return None
-    value = _kept(own.astype(np.int64) - int(zero.reshape(())) * b.astype(np.int64).sum(0))
+    value = _wrap_int32(own.astype(np.int64) - int(zero.reshape(())) * b.astype(np.int64).sum(0))
     return ctx.load(ctx.constant(value, "bias"), "n")
 
 
 @lowering("MatMulInteger")
 def integer_matmul(ctx: Lowering) -> None:
     """``sum (a - za) * (b - zb)`` in 32 bits; zero points for each row of ``a`` and each column of ``b``, perhaps."""
-    _emit_sum(ctx, *_matrix_total(ctx, _inputs(ctx, 4), "", ctx.out().shape))
+    _emit_sum(ctx, *_matrix_total(ctx, _input_names(ctx, 4), "", ctx.out().shape))
 
 
 @lowering("IntegerMatMul", domain=DOMAIN)
 def integer_matmul_with_bias(ctx: Lowering) -> None:
     """The same with a bias and, where there is one, times a scale."""
-    inputs = _inputs(ctx, 6)
+    inputs = _input_names(ctx, 6)
     axes, value = _matrix_total(ctx, inputs, inputs[4], ctx.out().shape)
     _emit_scaled(ctx, axes, value, _row_wise(ctx, inputs[5], axes, False))
 
 
-def _inputs(ctx: Lowering, count: int) -> list[str]:
+def _input_names(ctx: Lowering, count: int) -> list[str]:
     return [ctx.input(i) if ctx.has(i) else "" for i in range(count)]
 
 
@@ -218,31 +218,31 @@ def _emit_scaled(ctx: Lowering, axes: Sequence[Axis], value: Expr, scale: Load |
 @lowering("QLinearMatMul")
 def linear_matmul(ctx: Lowering) -> None:
     """The same with scales, and rounded as QuantizeLinear's: ``saturate(round(sum * (sa * sb / sy)) + zy)``."""
-    a, of_a, zero_a, b, of_b, zero_b, of_y, zero = _inputs(ctx, 8)
+    a, of_a, zero_a, b, of_b, zero_b, of_y, zero = _input_names(ctx, 8)
     axes, value = _matrix_total(ctx, (a, b, zero_a, zero_b), "", ctx.out().shape)
-    known = [_value(ctx, n) for n in (of_a, of_b, of_y)]
+    known = [_known_value(ctx, n) for n in (of_a, of_b, of_y)]
     if all(v is not None and v.size == 1 for v in known[::2]) and known[1] is not None and known[1].ndim < 2:
-        scale: Expr = _row_wise(ctx, _scale(ctx, known), axes, False) or Const(1.0)
+        scale: Expr = _row_wise(ctx, _combined_scale(ctx, known), axes, False) or Const(1.0)
     else:
         sa, sb, sy = (_row_wise(ctx, n, axes, rows) for n, rows in ((of_a, True), (of_b, False), (of_y, True)))
         assert sa is not None and sb is not None and sy is not None, "QLinearMatMul has three scales"
-        scale = Op("div", (Op("mul", (single(ctx, sa), single(ctx, sb))), single(ctx, sy)))
-    _requantised(ctx, axes, value, scale, _row_wise(ctx, zero, axes, True) if nonzero(ctx, zero) else None)
+        scale = Op("div", (Op("mul", (to_float32(ctx, sa), to_float32(ctx, sb))), to_float32(ctx, sy)))
+    _emit_requantised(ctx, axes, value, scale, _row_wise(ctx, zero, axes, True) if can_be_nonzero(ctx, zero) else None)
 
 
-def _scale(ctx: Lowering, known: Sequence[np.ndarray | None]) -> str:
+def _combined_scale(ctx: Lowering, known: Sequence[np.ndarray | None]) -> str:
     """``sa * sb / sy`` of float32: a constant of one number, or one for each channel."""
     a, b, y = (np.asarray(v, np.float32) for v in known)
     with np.errstate(all="ignore"):
         return ctx.constant(np.asarray(a.reshape(()) * b / y.reshape(()), np.float32), "scale")
 
 
-def _requantised(ctx: Lowering, axes: Sequence[Axis], total: Expr, scale: Expr, zero: Load | None) -> None:
+def _emit_requantised(ctx: Lowering, axes: Sequence[Axis], total: Expr, scale: Expr, zero: Load | None) -> None:
     """Output 0: the codes of sums. A known scale that is a number makes no NaN of them."""
-    value = _value(ctx, scale.tensor) if isinstance(scale, Load) else None
+    value = _known_value(ctx, scale.tensor) if isinstance(scale, Load) else None
     sure = value is not None and bool(np.all(np.isfinite(value)))
     quotient = Op("mul", (Cast("float32", total), scale))
-    ctx.emit(axes, saturated(quotient, zero, ctx.out().dtype, sure), into=0)
+    ctx.emit(axes, saturate_quotient(quotient, zero, ctx.out().dtype, sure), into=0)
 
 
 # --- convolutions --------------------------------------------------------------------------------
@@ -250,48 +250,50 @@ def _requantised(ctx: Lowering, axes: Sequence[Axis], total: Expr, scale: Expr, 
 
 def _conv_total(ctx: Lowering, inputs: Sequence[str], bias: str) -> tuple[tuple[Axis, ...], Expr]:
     """Axes and value of an integer convolution with what corrects it; ``inputs`` are x, w and their zero points."""
-    x, w = _codes(ctx, inputs[0], inputs[2]), _codes(ctx, inputs[1], inputs[3], 0)
+    x, w = _quantised_operand(ctx, inputs[0], inputs[2]), _quantised_operand(ctx, inputs[1], inputs[3], 0)
     batch, _, *source = ctx.shape(x.tensor)
     features, each, *kernel = ctx.shape(w.tensor)
     groups, window, tensor, fill = int(ctx.attr("group", 1)), window_of(ctx, source, kernel), x.tensor, 0
-    if x.zero and (zero := _value(ctx, x.zero)) is not None:
+    if x.zero and (zero := _known_value(ctx, x.zero)) is not None:
         fill = int(zero.reshape(()))
     elif x.zero and window.padded:
-        tensor, window = _framed(ctx, x, window)
+        tensor, window = _emit_padded(ctx, x, window)
     channel = ex.as_index("c" if each != 1 else 0)
-    group = ex.floordiv("m", features // groups) if groups > 1 else ex.integer(0)
+    group = ex.make_floordiv("m", features // groups) if groups > 1 else ex.integer(0)
     axes = (Axis("n", batch), Axis("m", features), *window.axes)
     reduce = (*([Axis("c", each)] if each != 1 else []), *window.taps)
     weight = ctx.load(w.tensor, "m", channel, *window.tap_indices)
-    data = window.load(tensor, ("n", ex.add(ex.mul(group, each), channel)), fill)
+    data = window.load(tensor, ("n", ex.make_add(ex.make_mul(group, each), channel)), fill)
     folded = _conv_bias(ctx, x, w, bias)
     of_b = _weight_sums(ctx, w, weight, reduce) if x.zero and folded is None else None
     of_a = None
     if w.zero:
         # Sums come before the product, so that what follows it may join it.
         rows = (Axis("n", batch), Axis("g", groups), *window.axes)
-        first = ex.mul("g", each) if groups > 1 else ex.integer(0)
-        codes = window.load(tensor, ("n", ex.add(first, channel)), fill)
-        sums = ctx.emit(rows, _int(codes), reduce, "sum" if reduce else None, "int32", into="sums")
+        first = ex.make_mul("g", each) if groups > 1 else ex.integer(0)
+        codes = window.load(tensor, ("n", ex.make_add(first, channel)), fill)
+        sums = ctx.emit(rows, _to_int32(codes), reduce, "sum" if reduce else None, "int32", into="sums")
         of_a = ctx.load(sums, "n", group, *[a.name for a in window.axes])
-    total = ctx.emit(axes, Op("mul", (_int(data), _int(weight))), reduce, "sum" if reduce else None, "int32", into="sum")
+    total = ctx.emit(
+        axes, Op("mul", (_to_int32(data), _to_int32(weight))), reduce, "sum" if reduce else None, "int32", into="sum"
+    )
     value: Expr = ctx.load(total, *[a.name for a in axes])
     if folded is not None:
         return axes, Op("add", (value, folded))
-    za, zb = _channel(ctx, x.zero), _channel(ctx, w.zero)
-    value = _corrected(value, _Sums(of_a, of_b, za, zb, each * int(np.prod(kernel))))
+    za, zb = _load_channel(ctx, x.zero), _load_channel(ctx, w.zero)
+    value = _correct_zero_points(value, _Sums(of_a, of_b, za, zb, each * int(np.prod(kernel))))
     return axes, Op("add", (value, ctx.load(bias, "m"))) if bias else value
 
 
-def _channel(ctx: Lowering, name: str) -> Load | None:
+def _load_channel(ctx: Lowering, name: str) -> Load | None:
     """One number, or one for each output channel."""
     return ctx.load(name, *("m" if n > 1 else 0 for n in ctx.shape(name))) if name else None
 
 
 def _conv_bias(ctx: Lowering, x: _Codes, w: _Codes, bias: str) -> Load | None:
     """All that a convolution needs besides, where it is one known number for each channel."""
-    zero = _value(ctx, x.zero) if x.zero else np.zeros((), np.int32)
-    weights, own = _value(ctx, w.tensor), _value(ctx, bias) if bias else np.zeros((), np.int32)
+    zero = _known_value(ctx, x.zero) if x.zero else np.zeros((), np.int32)
+    weights, own = _known_value(ctx, w.tensor), _known_value(ctx, bias) if bias else np.zeros((), np.int32)
     if w.zero or (not x.zero and not bias):
         return None
     if not x.zero:
@@ -299,19 +301,19 @@ def _conv_bias(ctx: Lowering, x: _Codes, w: _Codes, bias: str) -> Load | None:
     if zero is None or weights is None or own is None:
         return None
     sums = weights.astype(np.int64).sum(tuple(range(1, weights.ndim)))
-    return ctx.load(ctx.constant(_kept(own.astype(np.int64) - int(zero.reshape(())) * sums), "bias"), "m")
+    return ctx.load(ctx.constant(_wrap_int32(own.astype(np.int64) - int(zero.reshape(())) * sums), "bias"), "m")
 
 
 def _weight_sums(ctx: Lowering, w: _Codes, weight: Load, reduce: Sequence[Axis]) -> Load:
     """The sum of every output channel's weights."""
-    value = _value(ctx, w.tensor)
+    value = _known_value(ctx, w.tensor)
     if value is not None:
-        return ctx.load(ctx.constant(_kept(value.astype(np.int64).sum(tuple(range(1, value.ndim)))), "sums"), "m")
+        return ctx.load(ctx.constant(_wrap_int32(value.astype(np.int64).sum(tuple(range(1, value.ndim)))), "sums"), "m")
     rows = (Axis("m", ctx.shape(w.tensor)[0]),)
-    return ctx.load(ctx.emit(rows, _int(weight), reduce, "sum" if reduce else None, "int32", into="sums"), "m")
+    return ctx.load(ctx.emit(rows, _to_int32(weight), reduce, "sum" if reduce else None, "int32", into="sums"), "m")
 
 
-def _framed(ctx: Lowering, x: _Codes, window: SlidingWindow) -> tuple[str, SlidingWindow]:
+def _emit_padded(ctx: Lowering, x: _Codes, window: SlidingWindow) -> tuple[str, SlidingWindow]:
     """The image with its padding, whose zero point only a run knows, and the window over that."""
     batch, channels, *source = ctx.shape(x.tensor)
     reach = [
@@ -319,7 +321,7 @@ def _framed(ctx: Lowering, x: _Codes, window: SlidingWindow) -> tuple[str, Slidi
         for o, s, k, d in zip(window.out, window.strides, window.kernel, window.dilations, strict=True)
     ]
     spatial = tuple(Axis(n, e) for n, e in zip(window.names, reach, strict=True))
-    places = [ex.add(a.name, -p) for a, p in zip(spatial, window.begin, strict=True)]
+    places = [ex.make_add(a.name, -p) for a, p in zip(spatial, window.begin, strict=True)]
     inside: Expr = Const(True, "bool")
     for index, extent in zip(places, source, strict=True):
         within = Op("and_", (Op("le", (ex.integer(0), index)), Op("lt", (index, ex.integer(extent)))))
@@ -334,27 +336,27 @@ def _framed(ctx: Lowering, x: _Codes, window: SlidingWindow) -> tuple[str, Slidi
 @lowering("ConvInteger")
 def integer_conv(ctx: Lowering) -> None:
     """``sum (x - zx) * (w - zw)`` over windows, in 32 bits; padding is 0, which is the code ``zx``."""
-    _emit_sum(ctx, *_conv_total(ctx, _inputs(ctx, 4), ""))
+    _emit_sum(ctx, *_conv_total(ctx, _input_names(ctx, 4), ""))
 
 
 @lowering("IntegerConv", domain=DOMAIN)
 def integer_conv_with_bias(ctx: Lowering) -> None:
     """The same with a bias for each channel and, where there is one, times a scale."""
-    inputs = _inputs(ctx, 6)
+    inputs = _input_names(ctx, 6)
     axes, value = _conv_total(ctx, inputs, inputs[4])
-    _emit_scaled(ctx, axes, value, _channel(ctx, inputs[5]))
+    _emit_scaled(ctx, axes, value, _load_channel(ctx, inputs[5]))
 
 
 @lowering("QLinearConv")
 def linear_conv(ctx: Lowering) -> None:
     """The same with scales, of each output channel perhaps: ``saturate(round((sum + bias) * (sx * sw / sy)) + zy)``."""
-    x, of_x, zero_x, w, of_w, zero_w, of_y, zero, bias = _inputs(ctx, 9)
+    x, of_x, zero_x, w, of_w, zero_w, of_y, zero, bias = _input_names(ctx, 9)
     axes, value = _conv_total(ctx, (x, w, zero_x, zero_w), bias)
-    known = [_value(ctx, n) for n in (of_x, of_w, of_y)]
+    known = [_known_value(ctx, n) for n in (of_x, of_w, of_y)]
     if all(v is not None for v in known):
-        scale: Expr = _channel(ctx, _scale(ctx, known)) or Const(1.0)
+        scale: Expr = _load_channel(ctx, _combined_scale(ctx, known)) or Const(1.0)
     else:
-        sx, sw, sy = (_channel(ctx, n) for n in (of_x, of_w, of_y))
+        sx, sw, sy = (_load_channel(ctx, n) for n in (of_x, of_w, of_y))
         assert sx is not None and sw is not None and sy is not None, "QLinearConv has three scales"
         scale = Op("div", (Op("mul", (sx, sw)), sy))
-    _requantised(ctx, axes, value, scale, _channel(ctx, zero) if nonzero(ctx, zero) else None)
+    _emit_requantised(ctx, axes, value, scale, _load_channel(ctx, zero) if can_be_nonzero(ctx, zero) else None)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from rammer.frontend.lower.lowering_registry import Lowering, lowering
-from rammer.frontend.lower.operands import apply, literal, whole_load
+from rammer.frontend.lower.operands import make_literal, make_op, whole_load
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr, Load
@@ -26,7 +26,7 @@ def linear_attention(ctx: Lowering) -> None:
     if shown:
         ctx.emit(axes, net.narrowed(concat_body([(s, 1) for s in shown], axes, 1), 0), into=0)
     else:
-        ctx.emit(axes, literal(0, ctx.out().dtype), into=0)
+        ctx.emit(axes, make_literal(0, ctx.out().dtype), into=0)
     if ctx.wants(1):
         last = ctx.axes(ctx.node.outputs[1])
         ctx.emit(last, net.narrowed(whole_load(ctx, state, last), 1), into=1)
@@ -120,12 +120,14 @@ class _Net:
 
     def initial(self) -> str:
         """The state before the first step."""
-        given = self.wide(whole_load(self.ctx, self.ctx.input(3), self.axes)) if self.ctx.has(3) else literal(0, self.working)
+        given = (
+            self.wide(whole_load(self.ctx, self.ctx.input(3), self.axes)) if self.ctx.has(3) else make_literal(0, self.working)
+        )
         return self.ctx.emit(self.axes, given, dtype=self.working, into="before")
 
     def operand(self, place: int, step: int, element: Expr | str, size: int) -> Expr:
         """Input ``place`` at a step: ``element`` of the head's ``size``."""
-        return self.wide(self.ctx.load(self.ctx.input(place), "b", step, ex.add(ex.mul("h", size), element)))
+        return self.wide(self.ctx.load(self.ctx.input(place), "b", step, ex.make_add(ex.make_mul("h", size), element)))
 
     def next(self, state: str, step: int) -> str:
         """The state after ``step``."""
@@ -135,28 +137,28 @@ class _Net:
         if self.gated:
             whole = self.shape(4)[2] == self.heads
             decay = self.operand(4, step, ex.integer(0) if whole else "d", 1 if whole else self.depth)
-            kept = apply("mul", old, apply("exp", decay))
+            kept = make_op("mul", old, make_op("exp", decay))
         if self.corrected:
             if self.gated:
                 kept = whole_load(ctx, ctx.emit(self.axes, kept, dtype=self.working, into=f"kept{step}"), self.axes)
             batch, head, each, column = self.axes
             given = ctx.emit(
-                (batch, head, column), apply("mul", kept, key), (each,), "sum", dtype=self.working, into=f"given{step}"
+                (batch, head, column), make_op("mul", kept, key), (each,), "sum", dtype=self.working, into=f"given{step}"
             )
             share = self.operand(5, step, ex.integer(0), 1 if self.shape(5)[2] == self.heads else 0)
-            value = apply("mul", share, apply("sub", value, ctx.load(given, "b", "h", "m")))
-        return ctx.emit(self.axes, apply("add", kept, apply("mul", key, value)), dtype=self.working, into=f"state{step}")
+            value = make_op("mul", share, make_op("sub", value, ctx.load(given, "b", "h", "m")))
+        return ctx.emit(self.axes, make_op("add", kept, make_op("mul", key, value)), dtype=self.working, into=f"state{step}")
 
     def read(self, state: str, step: int) -> str:
         """``[b, 1, h * m]``: what the queries of a step read."""
         ctx, (batch, _, each, column) = self.ctx, self.axes
         scale = float(self.ctx.attr("scale", 0.0)) or 1.0 / math.sqrt(self.depth)
         heads = Axis("h", self.query_heads)
-        asked = apply("mul", self.operand(0, step, "d", self.depth), literal(scale, self.working))
+        asked = make_op("mul", self.operand(0, step, "d", self.depth), make_literal(scale, self.working))
         query = ctx.emit((batch, heads, each), asked, dtype=self.working, into=f"query{step}")
-        found = ctx.load(state, "b", ex.floordiv("h", self.query_heads // self.heads), "d", "m")
-        body = apply("mul", ctx.load(query, "b", "h", "d"), found)
+        found = ctx.load(state, "b", ex.make_floordiv("h", self.query_heads // self.heads), "d", "m")
+        body = make_op("mul", ctx.load(query, "b", "h", "d"), found)
         result = ctx.emit((batch, heads, column), body, (each,), "sum", dtype=self.working, into=f"read{step}")
         flat = (batch, Axis("t", 1), Axis("x", heads.extent * self.width))
-        shown = ctx.load(result, "b", ex.floordiv("x", self.width), ex.mod("x", self.width))
+        shown = ctx.load(result, "b", ex.make_floordiv("x", self.width), ex.make_mod("x", self.width))
         return ctx.emit(flat, shown, into=f"shown{step}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rammer.frontend.lower.einsum_equations import parsed
+from rammer.frontend.lower.einsum_equations import parse_equation
 from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Const, Expr, Op
@@ -12,7 +12,7 @@ from rammer.ir.types import is_float
 
 
 @lowering("MatMul")
-def matmul(ctx: Lowering) -> None:
+def lower_matmul(ctx: Lowering) -> None:
     """NumPy's ``matmul``: leading dimensions broadcast, a vector is a row on the left, a column on the right."""
     a, b = ctx.input(0), ctx.input(1)
     left, right = ctx.shape(a), ctx.shape(b)
@@ -21,19 +21,19 @@ def matmul(ctx: Lowering) -> None:
     batch = tuple(Axis(f"b{d}", n) for d, n in enumerate(out[: len(out) - inner]))
     rows = (Axis("m", left[-2]),) if len(left) > 1 else ()
     columns = (Axis("n", right[-1]),) if len(right) > 1 else ()
-    x = ctx.load(a, *leading(left[:-2], batch), *(r.name for r in rows), "k")
-    y = ctx.load(b, *leading(right[:-2], batch), "k", *(c.name for c in columns))
+    x = ctx.load(a, *leading_indices(left[:-2], batch), *(r.name for r in rows), "k")
+    y = ctx.load(b, *leading_indices(right[:-2], batch), "k", *(c.name for c in columns))
     ctx.emit((*batch, *rows, *columns), Op("mul", (x, y)), (Axis("k", left[-1]),), "sum", into=0)
 
 
-def leading(shape: Sequence[int], batch: Sequence[Axis]) -> list[str | int]:
+def leading_indices(shape: Sequence[int], batch: Sequence[Axis]) -> list[str | int]:
     """Indices of broadcast leading dimensions: 0 where an extent of 1 is stretched."""
     tail = batch[len(batch) - len(shape) :]
     return [0 if n == 1 and a.extent != 1 else a.name for n, a in zip(shape, tail, strict=True)]
 
 
 @lowering("Gemm")
-def gemm(ctx: Lowering) -> None:
+def lower_gemm(ctx: Lowering) -> None:
     """``alpha * op(a) @ op(b) + beta * c``: one contraction and, where needed, one map."""
     a, b = ctx.input(0), ctx.input(1)
     rows, columns = ctx.out().shape
@@ -42,19 +42,19 @@ def gemm(ctx: Lowering) -> None:
     y = ctx.load(b, *(("n", "k") if flip_b else ("k", "n")))
     inner = Axis("k", ctx.shape(a)[0 if flip_a else 1])
     dtype = ctx.out().dtype
-    alpha, beta = _factor(ctx, "alpha", dtype), _factor(ctx, "beta", dtype)
+    alpha, beta = _attribute_factor(ctx, "alpha", dtype), _attribute_factor(ctx, "beta", dtype)
     axes = (Axis("m", rows), Axis("n", columns))
     plain = not ctx.has(2) and alpha is None
     total = ctx.emit(axes, Op("mul", (x, y)), (inner,), "sum", into=0 if plain else "gemm")
     if plain:
         return
-    value = _scaled(ctx.load(total, "m", "n"), alpha)
+    value = _scale_value(ctx.load(total, "m", "n"), alpha)
     if ctx.has(2):
-        value = Op("add", (value, _scaled(ctx.broadcast(ctx.input(2), axes), beta)))
+        value = Op("add", (value, _scale_value(ctx.broadcast(ctx.input(2), axes), beta)))
     ctx.emit(axes, value, into=0)
 
 
-def _factor(ctx: Lowering, name: str, dtype: str) -> Const | None:
+def _attribute_factor(ctx: Lowering, name: str, dtype: str) -> Const | None:
     """The attribute as a literal, None where it is 1."""
     value = float(ctx.attr(name, 1.0))
     if not is_float(dtype) and not value.is_integer():
@@ -62,14 +62,14 @@ def _factor(ctx: Lowering, name: str, dtype: str) -> Const | None:
     return None if value == 1.0 else Const(value, dtype)
 
 
-def _scaled(value: Expr, factor: Const | None) -> Expr:
+def _scale_value(value: Expr, factor: Const | None) -> Expr:
     return value if factor is None else Op("mul", (value, factor))
 
 
 @lowering("Einsum")
-def einsum(ctx: Lowering) -> None:
+def lower_einsum(ctx: Lowering) -> None:
     """Einstein summation of any number of operands; repeated labels take diagonals, ``...`` broadcasts."""
-    equation = parsed(str(ctx.attr("equation")), [ctx.shape(name) for name in ctx.node.inputs])
+    equation = parse_equation(str(ctx.attr("equation")), [ctx.shape(name) for name in ctx.node.inputs])
     extents, output = equation.extents, equation.result
     reduce = [Axis(n, e) for n, e in extents.items() if n not in output]
     body: Expr | None = None

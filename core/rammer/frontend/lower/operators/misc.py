@@ -5,42 +5,42 @@ from __future__ import annotations
 import numpy as np
 
 from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
-from rammer.frontend.lower.operands import apply, identity, literal, operand, out_axes, whole_load
+from rammer.frontend.lower.operands import emit_copy, load_operand, make_literal, make_op, out_axes, whole_load
 from rammer.ir import expr as ex
 from rammer.ir.expr import Cast, Expr
 from rammer.ir.types import SHORT, is_float, itemsize
 
 
 @lowering("Identity")
-def copy(ctx: Lowering) -> None:
+def lower_identity(ctx: Lowering) -> None:
     """``x``."""
-    identity(ctx, ctx.input(0))
+    emit_copy(ctx, ctx.input(0))
 
 
 @lowering("Dropout")
-def dropout(ctx: Lowering) -> None:
+def lower_dropout(ctx: Lowering) -> None:
     """Inference: a copy, and a mask that is true everywhere."""
     training, ratio = ctx.static(2, "training_mode"), ctx.static(1, "ratio") if ctx.has(2) else None
     if training is not None and bool(training.item()) and (ratio is None or float(ratio.item()) != 0.0):
         raise CannotLower("Dropout in training mode draws random numbers")
-    identity(ctx, ctx.input(0))
+    emit_copy(ctx, ctx.input(0))
     if ctx.wants(1):
         axes = out_axes(ctx, 1)
-        ctx.emit(axes, literal(True, "bool"), into=1)
+        ctx.emit(axes, make_literal(True, "bool"), into=1)
 
 
 @lowering("Cast", "CastLike")
-def cast(ctx: Lowering) -> None:
+def lower_cast(ctx: Lowering) -> None:
     """Element type conversion by C's rules: floats truncate towards zero, non-zero is true."""
     axes, target, source = out_axes(ctx), ctx.out().dtype, ctx.type(ctx.input(0)).dtype
     if target not in SHORT or source not in SHORT:
         raise CannotLower(f"{ctx.node.op} from {source} to {target}: no such element type here")
-    x = operand(ctx, 0, axes)
+    x = load_operand(ctx, 0, axes)
     body: Expr
     if target == source:
         body = x
     elif target == "bool":
-        body = apply("not_", apply("eq", x, literal(0, source)))
+        body = make_op("not_", make_op("eq", x, make_literal(0, source)))
     else:
         body = Cast(target, x)
     ctx.emit(axes, body, into=0)
@@ -55,40 +55,40 @@ def bit_cast(ctx: Lowering) -> None:
         raise CannotLower(f"BitCast from {source} to {target}: {odd.pop()} has no bits on a device")
     x: Expr = whole_load(ctx, ctx.input(0), axes)
     if source != target and is_float(source):
-        x = apply(f"as_uint{8 * itemsize(source)}", x)
+        x = make_op(f"as_uint{8 * itemsize(source)}", x)
     if source != target and is_float(target):
-        x = apply(f"as_{target}", Cast(f"uint{8 * itemsize(target)}", x))
+        x = make_op(f"as_{target}", Cast(f"uint{8 * itemsize(target)}", x))
     ctx.emit(axes, Cast(target, x), into=0)
 
 
 @lowering("Trilu")
-def trilu(ctx: Lowering) -> None:
+def lower_trilu(ctx: Lowering) -> None:
     """The upper or lower triangle of the last two axes; ``k`` shifts the diagonal."""
     axes, dtype = out_axes(ctx), ctx.out().dtype
     shift = ctx.static(1, "k")
     offset = 0 if shift is None else int(shift.item())
-    row, column = ex.add(axes[-2].name, offset), ex.as_index(axes[-1].name)
-    kept = apply("le", row, column) if ctx.attr("upper", 1) else apply("le", column, row)
-    ctx.emit(axes, apply("where", kept, operand(ctx, 0, axes), literal(0, dtype)), into=0)
+    row, column = ex.make_add(axes[-2].name, offset), ex.as_index(axes[-1].name)
+    kept = make_op("le", row, column) if ctx.attr("upper", 1) else make_op("le", column, row)
+    ctx.emit(axes, make_op("where", kept, load_operand(ctx, 0, axes), make_literal(0, dtype)), into=0)
 
 
 @lowering("EyeLike")
 def eye_like(ctx: Lowering) -> None:
     """Ones on diagonal ``k``."""
     axes, dtype = out_axes(ctx), ctx.out().dtype
-    hit = apply("eq", ex.add(axes[0].name, int(ctx.attr("k", 0))), ex.as_index(axes[1].name))
-    ctx.emit(axes, apply("where", hit, literal(1, dtype), literal(0, dtype)), into=0)
+    hit = make_op("eq", ex.make_add(axes[0].name, int(ctx.attr("k", 0))), ex.as_index(axes[1].name))
+    ctx.emit(axes, make_op("where", hit, make_literal(1, dtype), make_literal(0, dtype)), into=0)
 
 
 @lowering("Range")
-def range_(ctx: Lowering) -> None:
+def lower_range(ctx: Lowering) -> None:
     """``start + i * delta``; all three are known at compile time."""
     axes, dtype = out_axes(ctx), ctx.out().dtype
     start, delta = ctx.static(0, "start"), ctx.static(2, "delta")
     if start is None or delta is None:
         raise CannotLower("Range without start or delta")
-    step = apply("mul", Cast(dtype, ex.as_index(axes[0].name)), literal(delta.item(), dtype))
-    ctx.emit(axes, apply("add", step, literal(start.item(), dtype)), into=0)
+    step = make_op("mul", Cast(dtype, ex.as_index(axes[0].name)), make_literal(delta.item(), dtype))
+    ctx.emit(axes, make_op("add", step, make_literal(start.item(), dtype)), into=0)
 
 
 @lowering("ConstantOfShape")
@@ -96,30 +96,30 @@ def constant_of_shape(ctx: Lowering) -> None:
     """One value everywhere."""
     value = ctx.attr("value")
     scalar = 0.0 if value is None else np.asarray(value).reshape(-1)[0].item()
-    ctx.emit(out_axes(ctx), literal(scalar, ctx.out().dtype), into=0)
+    ctx.emit(out_axes(ctx), make_literal(scalar, ctx.out().dtype), into=0)
 
 
 @lowering("Constant")
-def constant(ctx: Lowering) -> None:
+def lower_constant(ctx: Lowering) -> None:
     """A literal tensor."""
     for name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
         value = ctx.attr(name)
         if value is not None:
-            identity(ctx, ctx.constant(np.asarray(value, dtype=ctx.out().dtype)))
+            emit_copy(ctx, ctx.constant(np.asarray(value, dtype=ctx.out().dtype)))
             return
     raise CannotLower("Constant of strings")
 
 
 @lowering("Shape")
-def shape(ctx: Lowering) -> None:
+def lower_shape(ctx: Lowering) -> None:
     """The extents of the input, or a range of them."""
     extents = ctx.shape(ctx.input(0))
     end = ctx.attr("end")
     part = extents[int(ctx.attr("start", 0)) : None if end is None else int(end)]
-    identity(ctx, ctx.constant(np.asarray(part, np.int64)))
+    emit_copy(ctx, ctx.constant(np.asarray(part, np.int64)))
 
 
 @lowering("Size")
-def size(ctx: Lowering) -> None:
+def lower_size(ctx: Lowering) -> None:
     """The number of elements of the input."""
-    ctx.emit((), literal(ctx.type(ctx.input(0)).size, "int64"), into=0)
+    ctx.emit((), make_literal(ctx.type(ctx.input(0)).size, "int64"), into=0)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
-from rammer.frontend.lower.operands import emit_narrowed, widened
-from rammer.frontend.lower.operators.pool import raised, root
+from rammer.frontend.lower.operands import emit_narrowed, widen_float16
+from rammer.frontend.lower.operators.pool import raise_to_power, take_root
 from rammer.frontend.lower.operators.training import batch_statistics
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
@@ -24,7 +24,7 @@ from rammer.ir.expr import Cast, Const, Expr, Load, Op
 CANCELLING = 8.0
 
 
-def refs(axes: Sequence[Axis]) -> list[str]:
+def axis_names(axes: Sequence[Axis]) -> list[str]:
     """Names of ``axes``, the indices of an element-wise load."""
     return [a.name for a in axes]
 
@@ -32,28 +32,28 @@ def refs(axes: Sequence[Axis]) -> list[str]:
 def mean_over(ctx: Lowering, value: Expr, kept: Sequence[Axis], over: Sequence[Axis], hint: str) -> Load:
     """Mean of ``value`` over the axes ``over``: a sum and a division. Returns a load at ``kept``."""
     if not over:
-        return ctx.load(ctx.emit(kept, value, into=hint), *refs(kept))
+        return ctx.load(ctx.emit(kept, value, into=hint), *axis_names(kept))
     total = ctx.emit(kept, value, over, "sum", into=f"{hint}_sum")
     count = math.prod(a.extent for a in over)
-    mean = ctx.emit(kept, Op("div", (ctx.load(total, *refs(kept)), Const(count))), into=hint)
-    return ctx.load(mean, *refs(kept))
+    mean = ctx.emit(kept, Op("div", (ctx.load(total, *axis_names(kept)), Const(count))), into=hint)
+    return ctx.load(mean, *axis_names(kept))
 
 
 def _inverse_deviation(ctx: Lowering, value: Expr, kept: Sequence[Axis], over: Sequence[Axis], epsilon: float) -> Load:
     """``1 / sqrt(mean(value^2) + epsilon)`` over the axes ``over``, as a load at ``kept``."""
     squares = ctx.emit(kept, Op("mul", (value, value)), over, "sum" if over else None, into="squares")
     count = math.prod(a.extent for a in over)
-    variance = Op("div", (ctx.load(squares, *refs(kept)), Const(count)))
+    variance = Op("div", (ctx.load(squares, *axis_names(kept)), Const(count)))
     deviation = Op("sqrt", (Op("add", (variance, Const(epsilon))),))
-    return ctx.load(ctx.emit(kept, Op("div", (Const(1.0), deviation)), into="rstd"), *refs(kept))
+    return ctx.load(ctx.emit(kept, Op("div", (Const(1.0), deviation)), into="rstd"), *axis_names(kept))
 
 
-def _affine(value: Expr, scale: Expr | None, shift: Expr | None) -> Expr:
+def _scale_and_shift(value: Expr, scale: Expr | None, shift: Expr | None) -> Expr:
     value = value if scale is None else Op("mul", (value, scale))
     return value if shift is None else Op("add", (value, shift))
 
 
-def _optional(ctx: Lowering, index: int, *indices: str | Expr) -> Expr | None:
+def _load_optional(ctx: Lowering, index: int, *indices: str | Expr) -> Expr | None:
     return ctx.load(ctx.input(index), *indices) if ctx.has(index) else None
 
 
@@ -76,7 +76,7 @@ def batch_normalization(ctx: Lowering) -> None:
         raise CannotLower("BatchNormalization with spatial=0")
     epsilon = float(ctx.attr("epsilon", 1e-5))
     axes = _channel_axes(ctx)
-    x = ctx.load(ctx.input(0), *refs(axes))
+    x = ctx.load(ctx.input(0), *axis_names(axes))
     channel: str | int = "c" if len(axes) > 1 else 0
     known = [ctx.graph.constant(ctx.input(i)) for i in range(1, 5)]
     arrays = [k.astype(np.float64) for k in known if k is not None]
@@ -89,11 +89,16 @@ def batch_normalization(ctx: Lowering) -> None:
         a = ctx.constant(factor.astype(kept), "a")
         b = ctx.constant((shift - mean * factor).astype(kept), "b")
         wide = Cast("float32", x) if cancels else x
-        ctx.emit(axes, _affine(wide, ctx.load(a, channel), ctx.load(b, channel)), into=0, dtype=dtype)
+        ctx.emit(axes, _scale_and_shift(wide, ctx.load(a, channel), ctx.load(b, channel)), into=0, dtype=dtype)
         return
     mean_load, factor_load = ctx.load(ctx.input(3), channel), _channel_factor(ctx, epsilon)
     value = Op("sub", (x, mean_load))
-    ctx.emit(axes, _affine(value, ctx.load(factor_load, channel), ctx.load(ctx.input(2), channel)), into=0, dtype=ctx.out().dtype)
+    ctx.emit(
+        axes,
+        _scale_and_shift(value, ctx.load(factor_load, channel), ctx.load(ctx.input(2), channel)),
+        into=0,
+        dtype=ctx.out().dtype,
+    )
 
 
 def _channel_factor(ctx: Lowering, epsilon: float) -> str:
@@ -107,14 +112,14 @@ def _channel_factor(ctx: Lowering, epsilon: float) -> str:
 def instance_normalization(ctx: Lowering) -> None:
     """Normalise each channel of each image over its spatial dimensions."""
     axes = _channel_axes(ctx)
-    _normalise(ctx, axes, axes[:2], axes[2:], _optional(ctx, 1, "c"), _optional(ctx, 2, "c"))
+    _emit_normalised(ctx, axes, axes[:2], axes[2:], _load_optional(ctx, 1, "c"), _load_optional(ctx, 2, "c"))
 
 
-def _normalise(
+def _emit_normalised(
     ctx: Lowering, axes: Sequence[Axis], kept: Sequence[Axis], over: Sequence[Axis], scale: Expr | None, shift: Expr | None
 ) -> tuple[Load, Load]:
     """Emit output 0 and return loads, at ``kept``, of the mean and the inverse deviation."""
-    x = _widened(ctx, ctx.load(ctx.input(0), *refs(axes)))
+    x = _widen_for_stats(ctx, ctx.load(ctx.input(0), *axis_names(axes)))
     mean = mean_over(ctx, x, kept, over, "mean")
     centred = Op("sub", (x, mean))
     rstd = _inverse_deviation(ctx, centred, kept, over, float(ctx.attr("epsilon", 1e-5)))
@@ -122,7 +127,7 @@ def _normalise(
     return mean, rstd
 
 
-def _widened(ctx: Lowering, x: Load) -> Expr:
+def _widen_for_stats(ctx: Lowering, x: Load) -> Expr:
     """``x`` in float32 where it is narrower and ``stash_type`` asks for statistics in float32."""
     narrow = ctx.type(x.tensor).dtype == "float16"
     return Cast("float32", x) if narrow and ctx.attr("stash_type", 1) == 1 else x
@@ -130,18 +135,18 @@ def _widened(ctx: Lowering, x: Load) -> Expr:
 
 def _emit_scaled(ctx: Lowering, axes: Sequence[Axis], value: Expr, scale: Expr | None, shift: Expr | None) -> None:
     """Output 0 from the normalised ``value``."""
-    ctx.emit(axes, _scaled(ctx, value, scale, shift), into=0)
+    ctx.emit(axes, _scale_normalised(ctx, value, scale, shift), into=0)
 
 
-def _scaled(ctx: Lowering, value: Expr, scale: Expr | None, shift: Expr | None) -> Expr:
+def _scale_normalised(ctx: Lowering, value: Expr, scale: Expr | None, shift: Expr | None) -> Expr:
     """The normalised ``value``, which takes output 0's type before it is scaled."""
     dtype = ctx.out().dtype
     if ctx.type(ctx.input(0)).dtype == "float16" or ctx.type(ctx.input(0)).dtype != dtype:
         value = Cast(dtype, value)
-    return _affine(value, scale, shift)
+    return _scale_and_shift(value, scale, shift)
 
 
-def _trailing(ctx: Lowering) -> tuple[tuple[Axis, ...], int]:
+def _trailing_axes(ctx: Lowering) -> tuple[tuple[Axis, ...], int]:
     """Axes of the input and the first normalised one (attribute ``axis``)."""
     axes = ctx.axes(ctx.input(0))
     return axes, int(ctx.attr("axis", -1)) % len(axes)
@@ -150,10 +155,10 @@ def _trailing(ctx: Lowering) -> tuple[tuple[Axis, ...], int]:
 @lowering("LayerNormalization")
 def layer_normalization(ctx: Lowering) -> None:
     """Normalise over the dimensions from ``axis`` on; Mean and InvStdDev keep them with extent 1."""
-    axes, first = _trailing(ctx)
+    axes, first = _trailing_axes(ctx)
     scale = ctx.broadcast(ctx.input(1), axes)
     shift = ctx.broadcast(ctx.input(2), axes) if ctx.has(2) else None
-    mean, rstd = _normalise(ctx, axes, axes[:first], axes[first:], scale, shift)
+    mean, rstd = _emit_normalised(ctx, axes, axes[:first], axes[first:], scale, shift)
     ones = [Axis(a.name, 1) for a in axes[first:]]
     for index, value in ((1, mean), (2, rstd)):
         if ctx.wants(index):
@@ -164,8 +169,8 @@ def layer_normalization(ctx: Lowering) -> None:
 @lowering("RMSNormalization")
 def rms_normalization(ctx: Lowering) -> None:
     """``x / sqrt(mean(x^2) + epsilon) * scale`` over the dimensions from ``axis`` on."""
-    axes, first = _trailing(ctx)
-    x = _widened(ctx, ctx.load(ctx.input(0), *refs(axes)))
+    axes, first = _trailing_axes(ctx)
+    x = _widen_for_stats(ctx, ctx.load(ctx.input(0), *axis_names(axes)))
     rstd = _inverse_deviation(ctx, x, axes[:first], axes[first:], float(ctx.attr("epsilon", 1e-5)))
     _emit_scaled(ctx, axes, Op("mul", (x, rstd)), ctx.broadcast(ctx.input(1), axes), None)
 
@@ -183,16 +188,16 @@ def group_normalization(ctx: Lowering) -> None:
     depth = channels // groups
     # A view in which a group has an axis of its own: statistics, and the map behind them, then walk along the same axes.
     split = (axes[0], Axis("g", groups), Axis("c", depth), *axes[2:])
-    member = ex.add(ex.mul("g", depth), "c")
-    view = ctx.emit(split, ctx.load(ctx.input(0), "n", member, *refs(axes[2:])), into="groups")
-    x = _widened(ctx, ctx.load(view, *refs(split)))
+    member = ex.make_add(ex.make_mul("g", depth), "c")
+    view = ctx.emit(split, ctx.load(ctx.input(0), "n", member, *axis_names(axes[2:])), into="groups")
+    x = _widen_for_stats(ctx, ctx.load(view, *axis_names(split)))
     centred = Op("sub", (x, mean_over(ctx, x, split[:2], split[2:], "mean")))
     rstd = _inverse_deviation(ctx, centred, split[:2], split[2:], float(ctx.attr("epsilon", 1e-5)))
     place = ex.as_index("g") if ctx.shape(ctx.input(1)) == (groups,) != (channels,) else member
-    value = _scaled(ctx, Op("mul", (centred, rstd)), ctx.load(ctx.input(1), place), ctx.load(ctx.input(2), place))
+    value = _scale_normalised(ctx, Op("mul", (centred, rstd)), ctx.load(ctx.input(1), place), ctx.load(ctx.input(2), place))
     whole = ctx.emit(split, value, into="whole")
-    places = (ex.floordiv("c", depth), ex.mod("c", depth)) if groups > 1 else (ex.integer(0), ex.as_index("c"))
-    ctx.emit(axes, ctx.load(whole, "n", *places, *refs(axes[2:])), into=0)
+    places = (ex.make_floordiv("c", depth), ex.make_mod("c", depth)) if groups > 1 else (ex.integer(0), ex.as_index("c"))
+    ctx.emit(axes, ctx.load(whole, "n", *places, *axis_names(axes[2:])), into=0)
 
 
 @lowering("MeanVarianceNormalization")
@@ -202,7 +207,7 @@ def mean_variance_normalization(ctx: Lowering) -> None:
     dims = {int(d) % len(axes) for d in ctx.attr("axes", (0, 2, 3))}
     kept = [a for d, a in enumerate(axes) if d not in dims]
     over = [a for d, a in enumerate(axes) if d in dims]
-    x = widened(ctx, ctx.load(ctx.input(0), *refs(axes)))
+    x = widen_float16(ctx, ctx.load(ctx.input(0), *axis_names(axes)))
     centred = Op("sub", (x, mean_over(ctx, x, kept, over, "mean")))
     variance = mean_over(ctx, Op("mul", (centred, centred)), kept, over, "variance")
     deviation = Op("add", (Op("sqrt", (variance,)), Const(1e-9)))
@@ -212,12 +217,12 @@ def mean_variance_normalization(ctx: Lowering) -> None:
 @lowering("LpNormalization")
 def lp_normalization(ctx: Lowering) -> None:
     """Division by the Lp norm along ``axis``; a row of zeros stays zero."""
-    axes, dim = _trailing(ctx)
+    axes, dim = _trailing_axes(ctx)
     power = int(ctx.attr("p", 2))
     kept = [a for a in axes if a != axes[dim]]
-    x = widened(ctx, ctx.load(ctx.input(0), *refs(axes)))
-    total = ctx.emit(kept, raised(x, power), axes[dim : dim + 1], "sum", into="sum")
-    norm = ctx.load(ctx.emit(kept, root(ctx.load(total, *refs(kept)), power), into="norm"), *refs(kept))
+    x = widen_float16(ctx, ctx.load(ctx.input(0), *axis_names(axes)))
+    total = ctx.emit(kept, raise_to_power(x, power), axes[dim : dim + 1], "sum", into="sum")
+    norm = ctx.load(ctx.emit(kept, take_root(ctx.load(total, *axis_names(kept)), power), into="norm"), *axis_names(kept))
     zero = Op("eq", (norm, Const(0.0)))
     emit_narrowed(ctx, axes, Op("where", (zero, Const(0.0), Op("div", (x, norm)))))
 
@@ -229,10 +234,10 @@ def local_response_normalization(ctx: Lowering) -> None:
     size = int(ctx.attr("size"))
     # A window wider than all channels has nothing to add beyond them.
     before, after = (min(n, max(axes[1].extent - 1, 0)) for n in ((size - 1) // 2, size // 2))
-    neighbour = ex.add(ex.add("c", "j"), -before)
-    near = widened(ctx, ctx.load(ctx.input(0), "n", neighbour, *refs(axes[2:]), fill=0.0))
+    neighbour = ex.make_add(ex.make_add("c", "j"), -before)
+    near = widen_float16(ctx, ctx.load(ctx.input(0), "n", neighbour, *axis_names(axes[2:]), fill=0.0))
     squares = ctx.emit(axes, Op("mul", (near, near)), (Axis("j", before + after + 1),), "sum", into="squares")
-    spread = Op("mul", (ctx.load(squares, *refs(axes)), Const(float(ctx.attr("alpha", 1e-4)) / size)))
+    spread = Op("mul", (ctx.load(squares, *axis_names(axes)), Const(float(ctx.attr("alpha", 1e-4)) / size)))
     base = Op("add", (spread, Const(float(ctx.attr("bias", 1.0)))))
     power = Op("pow", (base, Const(float(ctx.attr("beta", 0.75)))))
-    emit_narrowed(ctx, axes, Op("div", (widened(ctx, ctx.load(ctx.input(0), *refs(axes))), power)))
+    emit_narrowed(ctx, axes, Op("div", (widen_float16(ctx, ctx.load(ctx.input(0), *axis_names(axes))), power)))

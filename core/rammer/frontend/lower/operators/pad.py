@@ -15,22 +15,22 @@ from rammer.ir.types import is_float
 
 
 @lowering("Pad")
-def pad(ctx: Lowering) -> None:
+def lower_pad(ctx: Lowering) -> None:
     """Padding by static amounts, negative ones (cropping) included."""
     mode = str(ctx.attr("mode", "constant"))
     shape = ctx.shape(ctx.input(0))
-    begin, end = _amounts(ctx, len(shape))
+    begin, end = _pad_amounts(ctx, len(shape))
     axes = ctx.axes(ctx.node.outputs[0])
     if mode == "constant":
         _emit_constant(ctx, axes, begin, end)
         return
     if mode not in ("edge", "reflect", "wrap"):
         raise CannotLower(f"Pad with mode={mode!r}")
-    indices = [_folded(mode, a, n, b, e) for a, n, b, e in zip(axes, shape, begin, end, strict=True)]
+    indices = [_fold_index(mode, a, n, b, e) for a, n, b, e in zip(axes, shape, begin, end, strict=True)]
     ctx.emit(axes, ctx.load(ctx.input(0), *indices), into=0)
 
 
-def _amounts(ctx: Lowering, rank: int) -> tuple[list[int], list[int]]:
+def _pad_amounts(ctx: Lowering, rank: int) -> tuple[list[int], list[int]]:
     """Elements added before and after each dimension."""
     given = ctx.attr("pads")
     static = ctx.static(1, "pads")
@@ -45,29 +45,29 @@ def _amounts(ctx: Lowering, rank: int) -> tuple[list[int], list[int]]:
 
 def _emit_constant(ctx: Lowering, axes: Sequence[Axis], begin: Sequence[int], end: Sequence[int]) -> None:
     x = ctx.input(0)
-    indices = [ex.add(a.name, -b) for a, b in zip(axes, begin, strict=True)]
+    indices = [ex.make_add(a.name, -b) for a, b in zip(axes, begin, strict=True)]
     if all(b <= 0 and e <= 0 for b, e in zip(begin, end, strict=True)):
         ctx.emit(axes, ctx.load(x, *indices), into=0)
         return
     known = ctx.graph.constant(ctx.input(2)) if ctx.has(2) else np.asarray(ctx.attr("value", 0.0))
     if known is not None:
-        value = _number(known.ravel()[0] if known.size else 0, ctx.out().dtype)
+        value = _to_number(known.ravel()[0] if known.size else 0, ctx.out().dtype)
         ctx.emit(axes, ctx.load(x, *indices, fill=value), into=0)
         return
-    zero = _number(0, ctx.out().dtype)
-    inside = _inside(axes, ctx.shape(x), begin)
+    zero = _to_number(0, ctx.out().dtype)
+    inside = _inside_condition(axes, ctx.shape(x), begin)
     value_load = Load(ctx.input(2), tuple(ex.integer(0) for _ in ctx.shape(ctx.input(2))))
     ctx.emit(axes, Op("where", (inside, ctx.load(x, *indices, fill=zero), value_load)), into=0)
 
 
-def _number(value: object, dtype: str) -> Number:
+def _to_number(value: object, dtype: str) -> Number:
     if dtype == "bool":
         return bool(value)
     array = np.asarray(value)
     return float(array) if is_float(dtype) else int(array)
 
 
-def _inside(axes: Sequence[Axis], shape: Sequence[int], begin: Sequence[int]) -> Expr:
+def _inside_condition(axes: Sequence[Axis], shape: Sequence[int], begin: Sequence[int]) -> Expr:
     """Whether a position of the output holds an element of the input."""
     result: Expr = ex.Const(True, "bool")
     for a, n, b in zip(axes, shape, begin, strict=True):
@@ -77,15 +77,15 @@ def _inside(axes: Sequence[Axis], shape: Sequence[int], begin: Sequence[int]) ->
     return result
 
 
-def _folded(mode: str, axis: Axis, extent: int, begin: int, end: int) -> Expr:
+def _fold_index(mode: str, axis: Axis, extent: int, begin: int, end: int) -> Expr:
     """Source index along one dimension."""
-    position = ex.add(axis.name, -begin)
+    position = ex.make_add(axis.name, -begin)
     if begin <= 0 and end <= 0:
         return position
     if extent == 0:
         raise CannotLower(f"Pad with mode={mode!r} of an empty dimension")
     if mode == "wrap":
-        return ex.mod(position, extent)
+        return ex.make_mod(position, extent)
     if mode == "edge":
         return Op("min", (Op("max", (position, ex.integer(0))), ex.integer(extent - 1)))
     # A pad longer than the tensor reflects repeatedly: a triangle wave, which a table states plainly.

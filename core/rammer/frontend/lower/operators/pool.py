@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from rammer.frontend.lower.lowering_registry import Lowering, lowering
-from rammer.frontend.lower.operands import emit_narrowed, widened
+from rammer.frontend.lower.operands import emit_narrowed, widen_float16
 from rammer.frontend.lower.sliding_windows import SlidingWindow, spatial_names, window_of
 from rammer.frontend.read.limits import MAX_TABLE, check_positions
 from rammer.ir import expr as ex
@@ -22,8 +22,8 @@ def max_pool(ctx: Lowering) -> None:
     x = ctx.input(0)
     dtype = ctx.type(x).dtype
     lowest: ex.Number = -np.inf if is_float(dtype) else int(np.iinfo(dtype).min)
-    window = _window(ctx)
-    reduce, axes = window.taps, _axes(ctx, window)
+    window = _pool_window(ctx)
+    reduce, axes = window.taps, _output_axes(ctx, window)
     value = window.load(x, ("n", "c"), lowest)
     largest = ctx.emit(axes, value, reduce, "max" if reduce else None, into=0 if ctx.wants(0) else "t")
     if ctx.wants(1):
@@ -33,13 +33,13 @@ def max_pool(ctx: Lowering) -> None:
 def _emit_indices(ctx: Lowering, window: SlidingWindow, value: Load, largest: Load) -> None:
     """Output 1: "the flatten 1-D indices of selected values". Which one is selected, the first in row-major order, does not
     depend on ``storage_order``: that is "used only to convert an n-tuple index value into a single integer value"."""
-    axes = _axes(ctx, window)
+    axes = _output_axes(ctx, window)
     places = list(zip(window.indices, window.source, strict=True))
     columns = bool(ctx.attr("storage_order", 0)) and len(places) > 1 and 0 not in window.source
     searched = columns and bool(window.taps)
-    place = _flat(reversed(places) if columns and not searched else places)
-    plane = ex.add(ex.mul("n", axes[1].extent), "c")
-    place = ex.add(ex.mul(plane, int(np.prod(window.source))), place)
+    place = _flat_index(reversed(places) if columns and not searched else places)
+    plane = ex.make_add(ex.make_mul("n", axes[1].extent), "c")
+    place = ex.make_add(ex.make_mul(plane, int(np.prod(window.source))), place)
     if not window.taps:
         ctx.emit(axes, place, into=1)
         return
@@ -58,11 +58,11 @@ def _emit_indices(ctx: Lowering, window: SlidingWindow, value: Load, largest: Lo
     ctx.emit(axes, _by_columns(ctx.load(first, *[a.name for a in axes]), window.source), into=1)
 
 
-def _flat(places: Iterable[tuple[Expr, int]]) -> Expr:
+def _flat_index(places: Iterable[tuple[Expr, int]]) -> Expr:
     """The number of an element among its plane's, of which the last of ``places`` counts fastest."""
     place: Expr = ex.integer(0)
     for index, extent in places:
-        place = ex.add(ex.mul(place, extent), index)
+        place = ex.make_add(ex.make_mul(place, extent), index)
     return place
 
 
@@ -72,32 +72,32 @@ def _by_columns(place: Expr, source: Sequence[int]) -> Expr:
     places, inner = list[tuple[Expr, int]](), plane
     for extent in source:
         inner //= extent
-        places.append((ex.mod(ex.floordiv(place, inner), extent), extent))
-    return ex.add(ex.mul(ex.floordiv(place, plane), plane), _flat(reversed(places)))
+        places.append((ex.make_mod(ex.make_floordiv(place, inner), extent), extent))
+    return ex.make_add(ex.make_mul(ex.make_floordiv(place, plane), plane), _flat_index(reversed(places)))
 
 
 @lowering("AveragePool")
 def average_pool(ctx: Lowering) -> None:
     """Sum of each window divided by the number of elements that count."""
-    window = _window(ctx)
-    total = _window_sum(ctx, window, widened(ctx, window.load(ctx.input(0), ("n", "c"), 0.0)))
-    axes = _axes(ctx, window)
+    window = _pool_window(ctx)
+    total = _window_sum(ctx, window, widen_float16(ctx, window.load(ctx.input(0), ("n", "c"), 0.0)))
+    axes = _output_axes(ctx, window)
     value = ctx.load(total, *[a.name for a in axes])
-    count = _counts(window, bool(ctx.attr("count_include_pad", 0)), ctx.type(total).dtype)
+    count = _window_counts(window, bool(ctx.attr("count_include_pad", 0)), ctx.type(total).dtype)
     emit_narrowed(ctx, axes, Op("div", (value, count)))
 
 
 @lowering("LpPool")
 def lp_pool(ctx: Lowering) -> None:
     """``(sum |x|^p)^(1/p)`` of each window; padding counts as zero."""
-    window = _window(ctx)
+    window = _pool_window(ctx)
     power = int(ctx.attr("p", 2))
-    total = _window_sum(ctx, window, raised(widened(ctx, window.load(ctx.input(0), ("n", "c"), 0.0)), power))
-    axes = _axes(ctx, window)
-    emit_narrowed(ctx, axes, root(ctx.load(total, *[a.name for a in axes]), power))
+    total = _window_sum(ctx, window, raise_to_power(widen_float16(ctx, window.load(ctx.input(0), ("n", "c"), 0.0)), power))
+    axes = _output_axes(ctx, window)
+    emit_narrowed(ctx, axes, take_root(ctx.load(total, *[a.name for a in axes]), power))
 
 
-def raised(x: Expr, power: int) -> Expr:
+def raise_to_power(x: Expr, power: int) -> Expr:
     """``|x|^power``; squares are written as products, which are exact and cheap."""
     if power == 2:
         return Op("mul", (x, x))
@@ -105,28 +105,28 @@ def raised(x: Expr, power: int) -> Expr:
     return magnitude if power == 1 else Op("pow", (magnitude, Const(power)))
 
 
-def root(x: Expr, power: int) -> Expr:
+def take_root(x: Expr, power: int) -> Expr:
     """The ``power``-th root of a non-negative ``x``."""
     if power == 2:
         return Op("sqrt", (x,))
     return x if power == 1 else Op("pow", (x, Const(1.0 / power)))
 
 
-def _window(ctx: Lowering) -> SlidingWindow:
+def _pool_window(ctx: Lowering) -> SlidingWindow:
     kernel = [int(k) for k in ctx.attr("kernel_shape")]
     return window_of(ctx, ctx.shape(ctx.input(0))[2:], kernel)
 
 
-def _axes(ctx: Lowering, window: SlidingWindow) -> tuple[Axis, ...]:
+def _output_axes(ctx: Lowering, window: SlidingWindow) -> tuple[Axis, ...]:
     batch, channels, *_ = ctx.shape(ctx.input(0))
     return (Axis("n", batch), Axis("c", channels), *window.axes)
 
 
 def _window_sum(ctx: Lowering, window: SlidingWindow, body: Expr) -> str:
-    return ctx.emit(_axes(ctx, window), body, window.taps, "sum" if window.taps else None, into="sum")
+    return ctx.emit(_output_axes(ctx, window), body, window.taps, "sum" if window.taps else None, into="sum")
 
 
-def _counts(window: SlidingWindow, include_pad: bool, dtype: str) -> Expr:
+def _window_counts(window: SlidingWindow, include_pad: bool, dtype: str) -> Expr:
     """How many elements count in the window at each position: a product of one factor a dimension."""
     constant = 1
     result: Expr | None = None
@@ -170,11 +170,11 @@ def global_pool(ctx: Lowering) -> None:
         return
     power = int(ctx.attr("p", 2))
     norm = ctx.node.op == "GlobalLpPool"
-    wide = widened(ctx, value)
-    total = ctx.emit(axes, raised(wide, power) if norm else wide, reduce, "sum", into="sum")
+    wide = widen_float16(ctx, value)
+    total = ctx.emit(axes, raise_to_power(wide, power) if norm else wide, reduce, "sum", into="sum")
     element = ctx.load(total, *[a.name for a in axes])
-    emit_narrowed(ctx, axes, root(element, power) if norm else _mean(element, extents))
+    emit_narrowed(ctx, axes, take_root(element, power) if norm else _divide_by_count(element, extents))
 
 
-def _mean(total: Expr, extents: Sequence[int]) -> Expr:
+def _divide_by_count(total: Expr, extents: Sequence[int]) -> Expr:
     return Op("div", (total, Const(int(np.prod(extents)))))

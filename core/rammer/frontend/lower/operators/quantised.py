@@ -39,21 +39,21 @@ class Granularity:
         blocks = -(-shape[axis] // self.block) if self.block else shape[axis]
         if have != ((*shape[:axis], blocks, *shape[axis + 1 :]) if self.block else (blocks,)):
             raise ctx.refused(f"a tensor of {list(shape)} has scales or zero points of {list(have)}")
-        place = ex.floordiv(axes[axis].name, self.block) if self.block else ex.as_index(axes[axis].name)
+        place = ex.make_floordiv(axes[axis].name, self.block) if self.block else ex.as_index(axes[axis].name)
         return ctx.load(name, *([place if d == axis else a.name for d, a in enumerate(axes)] if self.block else [place]))
 
 
-def _grain(ctx: Lowering) -> Granularity:
+def _granularity_of(ctx: Lowering) -> Granularity:
     return Granularity(int(ctx.attr("axis", 1)), int(ctx.attr("block_size", 0)))
 
 
-def nonzero(ctx: Lowering, name: str) -> bool:
+def can_be_nonzero(ctx: Lowering, name: str) -> bool:
     """Whether a zero point may be another number than 0."""
     value = ctx.graph.constant(name) if name else np.zeros(())
     return value is None or bool(np.any(value))
 
 
-def saturated(quotient: Expr, zero: Expr | None, kind: str, sure: bool = False) -> Expr:
+def saturate_quotient(quotient: Expr, zero: Expr | None, kind: str, sure: bool = False) -> Expr:
     """The code of type ``kind`` of a float32 quotient: rounded, ties to even, then moved by ``zero`` and cut to what ``kind``
     holds. NaN counts as 0, unless it is ``sure`` that there is none."""
     whole: Expr = Op("round", (quotient,))
@@ -67,59 +67,59 @@ def saturated(quotient: Expr, zero: Expr | None, kind: str, sure: bool = False) 
 
 
 @lowering("QuantizeLinear")
-def quantize(ctx: Lowering) -> None:
+def lower_quantize(ctx: Lowering) -> None:
     """``y = saturate(round(x / scale) + zero)``; the quotient is one of float32 whatever is divided."""
     kind, zero = ctx.out().dtype, ctx.node.inputs[2] if ctx.has(2) else ""
     if kind not in CODES:
         raise CannotLower(f"QuantizeLinear to {kind}")
-    axes, grain = out_axes(ctx), _grain(ctx)
+    axes, grain = out_axes(ctx), _granularity_of(ctx)
     x, scale = whole_load(ctx, ctx.input(0), axes), grain.load(ctx, ctx.input(1), axes)
     moved = grain.load(ctx, zero, axes) if zero else None
-    quotient = Op("div", (single(ctx, x), single(ctx, scale)))
-    ctx.emit(axes, saturated(quotient, moved if nonzero(ctx, zero) else None, kind), into=0)
+    quotient = Op("div", (to_float32(ctx, x), to_float32(ctx, scale)))
+    ctx.emit(axes, saturate_quotient(quotient, moved if can_be_nonzero(ctx, zero) else None, kind), into=0)
 
 
-def single(ctx: Lowering, x: Load) -> Expr:
+def to_float32(ctx: Lowering, x: Load) -> Expr:
     """An operand as float32."""
     return x if ctx.type(x.tensor).dtype == "float32" else Cast("float32", x)
 
 
 @lowering("DequantizeLinear")
-def dequantize(ctx: Lowering) -> None:
+def lower_dequantize(ctx: Lowering) -> None:
     """``y = (x - zero) * scale``; the difference is one of integers, the product one of float32."""
     zero = ctx.node.inputs[2] if ctx.has(2) else ""
     if ctx.type(ctx.input(0)).dtype not in (*CODES, "int32"):
         raise CannotLower(f"DequantizeLinear of {ctx.type(ctx.input(0)).dtype}")
-    axes, grain = out_axes(ctx), _grain(ctx)
+    axes, grain = out_axes(ctx), _granularity_of(ctx)
     scale = grain.load(ctx, ctx.input(1), axes)
     moved = grain.load(ctx, zero, axes) if zero else None
     number: Expr = whole_load(ctx, ctx.input(0), axes)
-    if moved is not None and nonzero(ctx, zero):
+    if moved is not None and can_be_nonzero(ctx, zero):
         number = Op("sub", (Cast("int32", number), Cast("int32", moved)))
-    product = Op("mul", (Cast("float32", number), single(ctx, scale)))
+    product = Op("mul", (Cast("float32", number), to_float32(ctx, scale)))
     dtype = ctx.out().dtype
     ctx.emit(axes, product if dtype == "float32" else Cast(dtype, product), into=0)
 
 
 @lowering("DynamicQuantizeLinear")
-def dynamic(ctx: Lowering) -> None:
+def lower_dynamic_quantize(ctx: Lowering) -> None:
     """Codes over the range of the tensor and 0: ``scale = (max(0, max x) - min(0, min x)) / 255``, and ``zero`` is
     ``round(0 - min / scale)``, cut to a byte. Nothing but zeros have the scale 0 and codes of 0."""
     x = ctx.input(0)
     axes = ctx.axes(x)
     load, zero = whole_load(ctx, x, axes), Const(0.0)
     # Without numbers the range is that of 0 alone.
-    ends = {n: _extreme(ctx, x, axes, n) if ctx.type(x).size else "" for n in _EXTREMES}
+    ends = {n: _emit_extreme(ctx, x, axes, n) if ctx.type(x).size else "" for n in _EXTREMES}
     low, high = (Op(n, (zero, ctx.load(e))) if e else zero for n, e in ends.items())
     scale = ctx.emit((), Op("div", (Op("sub", (high, low)), Const(255.0))), into=1 if ctx.wants(1) else "scale")
     least = Op("div", (Op("sub", (zero, low)), ctx.load(scale)))
-    point = ctx.emit((), saturated(least, None, "uint8"), into=2 if ctx.wants(2) else "zero")
+    point = ctx.emit((), saturate_quotient(least, None, "uint8"), into=2 if ctx.wants(2) else "zero")
     if ctx.wants(0):
         quotient = Op("div", (load, ctx.load(scale)))
-        ctx.emit(axes, saturated(quotient, ctx.load(point), "uint8"), into=0)
+        ctx.emit(axes, saturate_quotient(quotient, ctx.load(point), "uint8"), into=0)
 
 
-def _extreme(ctx: Lowering, x: str, axes: Sequence[Axis], combiner: Combiner) -> str:
+def _emit_extreme(ctx: Lowering, x: str, axes: Sequence[Axis], combiner: Combiner) -> str:
     """The least or greatest element: of every row first, so that there is work for more than one."""
     rows = axes[:-1] if len(axes) > 1 else ()
     inner = axes[len(rows) :]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
 from rammer.ir import expr as ex
-from rammer.ir.compute import Axis, Combiner, identity
+from rammer.ir.compute import Axis, Combiner, combiner_identity
 from rammer.ir.expr import Cast, Const, Expr, Load, Op
 from rammer.ir.types import is_float
 
@@ -38,7 +38,7 @@ class _Reduction:
         return Load(tensor, tuple(ex.as_index(a.name) for a in self.axes))
 
 
-def _reduction(ctx: Lowering, dims: set[int], keepdims: bool) -> _Reduction:
+def _make_reduction(ctx: Lowering, dims: set[int], keepdims: bool) -> _Reduction:
     shape = ctx.shape(ctx.input(0))
     axes, reduce, index = [], [], []
     for d, extent in enumerate(shape):
@@ -53,7 +53,7 @@ def _reduction(ctx: Lowering, dims: set[int], keepdims: bool) -> _Reduction:
     return _Reduction(tuple(axes), tuple(reduce), tuple(index))
 
 
-def _dims(ctx: Lowering) -> set[int]:
+def _reduced_dims(ctx: Lowering) -> set[int]:
     """Reduced dimensions from the attribute (older opsets) or the static input ``axes``."""
     rank = len(ctx.shape(ctx.input(0)))
     given = ctx.static(1, "axes")
@@ -73,11 +73,11 @@ class _Recipe:
     real: bool = False
 
 
-def _square(x: Expr) -> Expr:
+def _square_expr(x: Expr) -> Expr:
     return Op("mul", (x, x))
 
 
-def _absolute(x: Expr) -> Expr:
+def _absolute_expr(x: Expr) -> Expr:
     return Op("abs", (x,))
 
 
@@ -87,18 +87,18 @@ _RECIPES: dict[str, _Recipe] = {
     "ReduceMax": _Recipe("max"),
     "ReduceMin": _Recipe("min"),
     "ReduceProd": _Recipe("prod"),
-    "ReduceL1": _Recipe("sum", _absolute),
-    "ReduceSumSquare": _Recipe("sum", _square),
-    "ReduceL2": _Recipe("sum", _square, lambda total, _: Op("sqrt", (total,)), real=True),
+    "ReduceL1": _Recipe("sum", _absolute_expr),
+    "ReduceSumSquare": _Recipe("sum", _square_expr),
+    "ReduceL2": _Recipe("sum", _square_expr, lambda total, _: Op("sqrt", (total,)), real=True),
     "ReduceLogSum": _Recipe("sum", after=lambda total, _: Op("log", (total,)), real=True),
 }
 
 
 @lowering(*_RECIPES)
-def reduce(ctx: Lowering) -> None:
+def lower_reduce(ctx: Lowering) -> None:
     """One reduction and, where the definition has a step after it, one map."""
     recipe = _RECIPES[ctx.node.op]
-    shape = _reduction(ctx, _dims(ctx), bool(ctx.attr("keepdims", 1)))
+    shape = _make_reduction(ctx, _reduced_dims(ctx), bool(ctx.attr("keepdims", 1)))
     dtype = ctx.out().dtype
     value: Expr = shape.load(ctx.input(0))
     whole = recipe.after is None
@@ -106,39 +106,39 @@ def reduce(ctx: Lowering) -> None:
         value = Cast("float64", value)
     elif not whole and dtype == "float16":
         value = Cast("float32", value)
-    total = _combine(ctx, shape, recipe.before(value), recipe.combiner, whole)
+    total = _emit_reduction(ctx, shape, recipe.before(value), recipe.combiner, whole)
     if recipe.after is not None:
         result = recipe.after(shape.result(total), shape.count)
         ctx.emit(shape.axes, result if ctx.type(total).dtype == dtype else Cast(dtype, result), into=0)
 
 
-def _combine(ctx: Lowering, shape: _Reduction, body: Expr, combiner: Combiner, whole: bool) -> str:
+def _emit_reduction(ctx: Lowering, shape: _Reduction, body: Expr, combiner: Combiner, whole: bool) -> str:
     """Emit the reduction, which is the ``whole`` operator or a part; over nothing at all it is its combiner's identity."""
     into: int | str = 0 if whole else combiner
     if not shape.reduce:
         return ctx.emit(shape.axes, body, into=into)
     if shape.count == 0:
         dtype = ex.dtype_of(body, {ctx.input(0): ctx.type(ctx.input(0)).dtype})
-        return ctx.emit(shape.axes, identity(combiner, dtype), into=into)
+        return ctx.emit(shape.axes, combiner_identity(combiner, dtype), into=into)
     return ctx.emit(shape.axes, body, shape.reduce, combiner, into=into)
 
 
 @lowering("ReduceLogSumExp")
 def reduce_log_sum_exp(ctx: Lowering) -> None:
     """``max + log(sum(exp(x - max)))``; an infinite maximum is not subtracted (inf - inf is NaN)."""
-    shape = _reduction(ctx, _dims(ctx), bool(ctx.attr("keepdims", 1)))
+    shape = _make_reduction(ctx, _reduced_dims(ctx), bool(ctx.attr("keepdims", 1)))
     dtype = ctx.out().dtype
     x: Expr = shape.load(ctx.input(0))
     x = Cast("float32" if dtype == "float16" else "float64", x) if dtype == "float16" or not is_float(dtype) else x
     if shape.count == 0:
-        nothing = Const(-math.inf, dtype) if is_float(dtype) else identity("max", dtype)
+        nothing = Const(-math.inf, dtype) if is_float(dtype) else combiner_identity("max", dtype)
         ctx.emit(shape.axes, nothing, into=0)
         return
-    largest = shape.result(_combine(ctx, shape, x, "max", False))
+    largest = shape.result(_emit_reduction(ctx, shape, x, "max", False))
     finite = Op("where", (Op("isinf", (largest,)), Const(0.0), largest))
     offset = shape.result(ctx.emit(shape.axes, finite, dtype=ctx.type(largest.tensor).dtype, into="offset"))
     exponential = Op("exp", (Op("sub", (x, offset)),))
-    total = shape.result(_combine(ctx, shape, exponential, "sum", False))
+    total = shape.result(_emit_reduction(ctx, shape, exponential, "sum", False))
     result = Op("add", (Op("log", (total,)), offset))
     ctx.emit(shape.axes, result if ctx.type(total.tensor).dtype == dtype else Cast(dtype, result), into=0)
 
@@ -148,11 +148,11 @@ def arg_extreme(ctx: Lowering) -> None:
     """The extreme value, then the first (or last) position that holds it."""
     rank = len(ctx.shape(ctx.input(0)))
     dim = int(ctx.attr("axis", 0)) % rank
-    shape = _reduction(ctx, {dim}, bool(ctx.attr("keepdims", 1)))
+    shape = _make_reduction(ctx, {dim}, bool(ctx.attr("keepdims", 1)))
     if shape.count == 0:
         raise CannotLower(f"{ctx.node.op} over an empty dimension")
     x = shape.load(ctx.input(0))
-    extreme = shape.result(_combine(ctx, shape, x, "max" if ctx.node.op == "ArgMax" else "min", False))
+    extreme = shape.result(_emit_reduction(ctx, shape, x, "max" if ctx.node.op == "ArgMax" else "min", False))
     place = ex.as_index(f"k{dim}")
     last = bool(ctx.attr("select_last_index", 0))
     other = ex.integer(0 if last else shape.count - 1)
@@ -165,7 +165,7 @@ def arg_extreme(ctx: Lowering) -> None:
 
 
 @lowering("CumSum", "CumProd")
-def cumulative(ctx: Lowering) -> None:
+def lower_cumulative(ctx: Lowering) -> None:
     """``y[i] = combine[k] x[i - k]``, guarded by the identity before the first element."""
     axis = ctx.static(1, "axis")
     if axis is None:
@@ -173,7 +173,7 @@ def cumulative(ctx: Lowering) -> None:
     axes = ctx.axes(ctx.input(0))
     dim = int(axis.ravel()[0]) % len(axes)
     sign = 1 if ctx.attr("reverse", 0) else -1
-    place = ex.add(ex.add(axes[dim].name, ex.mul("k", sign)), sign * int(ctx.attr("exclusive", 0)))
+    place = ex.make_add(ex.make_add(axes[dim].name, ex.make_mul("k", sign)), sign * int(ctx.attr("exclusive", 0)))
     indices: list[Expr | int | str] = [a.name for a in axes]
     indices[dim] = place
     combiner: Combiner = "sum" if ctx.node.op == "CumSum" else "prod"

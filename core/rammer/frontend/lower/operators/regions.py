@@ -24,11 +24,11 @@ def roi_align(ctx: Lowering) -> None:
         raise CannotLower("RoiAlign of nothing")
     mode = ctx.attr("mode", "avg")
     if boxes.ratio:
-        _sampled(boxes, mode)
+        _emit_sampled(boxes, mode)
     elif mode == "max":
         raise CannotLower("RoiAlign of the largest of samples whose number a run decides")
     else:
-        _averaged(boxes)
+        _emit_averaged(boxes)
 
 
 class _Boxes:
@@ -77,7 +77,7 @@ class _Boxes:
         self.ctx.emit(axes, value if self.real.dtype == dtype else Cast(dtype, value), into=0)
 
 
-def _sampled(boxes: _Boxes, mode: str) -> None:
+def _emit_sampled(boxes: _Boxes, mode: str) -> None:
     """``ratio`` samples of each bin along both dimensions: four neighbours each."""
     ctx, real = boxes.ctx, boxes.real
     near, counts = [], list[str]()
@@ -91,7 +91,7 @@ def _sampled(boxes: _Boxes, mode: str) -> None:
     axes = (Axis("r", boxes.count), Axis("c", boxes.channels), Axis("p", boxes.bins[0]), Axis("q", boxes.bins[1]))
     points = [("r", *pair) for pair in names]
     weights = real.of("mul", ctx.load(counts[0], *points[0]), ctx.load(counts[1], *points[1]))
-    terms = [_corner(boxes, near, points, corner, weights) for corner in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    terms = [_corner_term(boxes, near, points, corner, weights) for corner in ((0, 0), (0, 1), (1, 0), (1, 1))]
     samples = (Axis("s", boxes.ratio), Axis("t", boxes.ratio))
     joined = terms[0]
     for term in terms[1:]:
@@ -101,7 +101,7 @@ def _sampled(boxes: _Boxes, mode: str) -> None:
     boxes.emit(axes, value if mode == "max" else real.of("div", value, boxes.ratio**2))
 
 
-def _corner(
+def _corner_term(
     boxes: _Boxes, near: list[Neighbours], points: list[tuple[str, str, str]], corner: tuple[int, int], weight: Expr
 ) -> Expr:
     """One neighbour of a sample, by its weight."""
@@ -113,10 +113,10 @@ def _corner(
     return real.of("mul", weight, boxes.element(*at))
 
 
-def _averaged(boxes: _Boxes) -> None:
+def _emit_averaged(boxes: _Boxes) -> None:
     """Means over as many samples as a bin has pixels: ``y = rows x columns'``, of which each is a product."""
     ctx, real = boxes.ctx, boxes.real
-    rows, columns = _falls(boxes, 0, "p", "h"), _falls(boxes, 1, "q", "w")
+    rows, columns = _emit_bin_weights(boxes, 0, "p", "h"), _emit_bin_weights(boxes, 1, "q", "w")
     height, width = (Axis(n, e) for n, e in zip("hw", boxes.extents, strict=True))
     box, channel, high, wide = (
         Axis("r", boxes.count),
@@ -131,7 +131,7 @@ def _averaged(boxes: _Boxes) -> None:
     boxes.emit((box, channel, high, wide), whole_load(ctx, total, (box, channel, high, wide)))
 
 
-def _falls(boxes: _Boxes, dim: int, bin_name: str, pixel: str) -> str:
+def _emit_bin_weights(boxes: _Boxes, dim: int, bin_name: str, pixel: str) -> str:
     """``[r, bin, pixel]``: the mean, over a bin's samples, of how much of each falls on the pixel."""
     ctx, real, extent = boxes.ctx, boxes.real, boxes.extents[dim]
     spots = (Axis("r", boxes.count), Axis(bin_name, boxes.bins[dim]))

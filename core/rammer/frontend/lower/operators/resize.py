@@ -27,15 +27,15 @@ MOST_CORNERS: Final = 3
 
 
 @lowering("Resize", "Upsample")
-def resize(ctx: Lowering) -> None:
+def lower_resize(ctx: Lowering) -> None:
     """All modes of opsets 7 to 19; dimensions that keep their extent are copied."""
     modern = ctx.node.op == "Resize" and (ctx.node.version or ctx.graph.opset) >= 11
     transformation = str(ctx.attr("coordinate_transformation_mode", "half_pixel")) if modern else "asymmetric"
     mode = str(ctx.attr("mode", "nearest"))
     crop = transformation == "tf_crop_and_resize"
-    dims = {d: r for d, r in enumerate(_resamplings(ctx, modern)) if crop or r.scale != 1 or r.out != r.source}
+    dims = {d: r for d, r in enumerate(_make_resamplings(ctx, modern)) if crop or r.scale != 1 or r.out != r.source}
     places = {d: r.coordinates(transformation, nearest=mode == "nearest") for d, r in dims.items()}
-    guard = _inside(dims, places) if crop else None
+    guard = _inside_source(dims, places) if crop else None
     if mode == "nearest":
         rounding = str(ctx.attr("nearest_mode", "round_prefer_floor")) if modern else "floor"
         _emit_nearest(ctx, {d: r.nearest(places[d], rounding) for d, r in dims.items()}, guard)
@@ -50,11 +50,11 @@ def resize(ctx: Lowering) -> None:
     _emit_weighted(ctx, taps, guard)
 
 
-def _resamplings(ctx: Lowering, modern: bool) -> list[Resampling]:
+def _make_resamplings(ctx: Lowering, modern: bool) -> list[Resampling]:
     source, out = ctx.shape(ctx.input(0)), ctx.out().shape
     rank = len(source)
     axes = [int(a) % rank for a in ctx.attr("axes") or range(rank)]
-    scales = _scales(ctx, modern, source, axes)
+    scales = _resize_scales(ctx, modern, source, axes)
     starts, ends = [0.0] * rank, [1.0] * rank
     crops = ctx.attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
     roi = ctx.static(1, "roi") if modern and crops else None
@@ -70,7 +70,7 @@ def _resamplings(ctx: Lowering, modern: bool) -> list[Resampling]:
     return [Resampling(source[d], out[d], scales[d], (starts[d], ends[d])) for d in range(rank)]
 
 
-def _scales(ctx: Lowering, modern: bool, source: Sequence[int], axes: Sequence[int]) -> list[float]:
+def _resize_scales(ctx: Lowering, modern: bool, source: Sequence[int], axes: Sequence[int]) -> list[float]:
     """Output over input for every dimension, from ``scales`` or ``sizes``."""
     given: Any = ctx.attr("scales")
     if given is None:
@@ -98,7 +98,7 @@ def _scales(ctx: Lowering, modern: bool, source: Sequence[int], axes: Sequence[i
     return scales
 
 
-def _inside(dims: dict[int, Resampling], places: dict[int, np.ndarray]) -> Expr | None:
+def _inside_source(dims: dict[int, Resampling], places: dict[int, np.ndarray]) -> Expr | None:
     """Whether an output position lies within the source (None where all do)."""
     result: Expr | None = None
     for d, r in dims.items():
@@ -110,7 +110,7 @@ def _inside(dims: dict[int, Resampling], places: dict[int, np.ndarray]) -> Expr 
     return result
 
 
-def _guarded(ctx: Lowering, value: Expr, guard: Expr | None) -> Expr:
+def _select_inside(ctx: Lowering, value: Expr, guard: Expr | None) -> Expr:
     if guard is None:
         return value
     outside = Const(float(ctx.attr("extrapolation_value", 0.0)), ctx.out().dtype)
@@ -120,7 +120,7 @@ def _guarded(ctx: Lowering, value: Expr, guard: Expr | None) -> Expr:
 def _emit_nearest(ctx: Lowering, index: dict[int, np.ndarray], guard: Expr | None) -> None:
     axes = ctx.axes(ctx.node.outputs[0])
     indices = [_source_index(a.name, index[d]) if d in index else ex.as_index(a.name) for d, a in enumerate(axes)]
-    ctx.emit(axes, _guarded(ctx, ctx.load(ctx.input(0), *indices), guard), into=0)
+    ctx.emit(axes, _select_inside(ctx, ctx.load(ctx.input(0), *indices), guard), into=0)
 
 
 def _source_index(axis: str, values: np.ndarray) -> Expr:
@@ -128,10 +128,10 @@ def _source_index(axis: str, values: np.ndarray) -> Expr:
     n = np.arange(len(values))
     repeat = int(np.searchsorted(values, 1)) if len(values) else 1
     if repeat and np.array_equal(values, n // max(repeat, 1)):
-        return ex.floordiv(axis, repeat)
+        return ex.make_floordiv(axis, repeat)
     step = int(values[1] - values[0]) if len(values) > 1 else 0
     if step > 0 and np.array_equal(values, values[0] + n * step):
-        return ex.add(ex.mul(axis, step), int(values[0]))
+        return ex.make_add(ex.make_mul(axis, step), int(values[0]))
     check_positions(len(values), "Resize", MAX_TABLE)
     return Table(tuple(int(v) for v in values), ex.as_index(axis))
 
@@ -151,10 +151,10 @@ def _emit_weighted(ctx: Lowering, taps: dict[int, tuple[np.ndarray, np.ndarray]]
             source = _emit_pass(ctx, source, d, index, weight, working)
     axes = ctx.axes(ctx.node.outputs[0])
     value = _Corners(ctx, source, axes, taps, working).over(corners, {})
-    ctx.emit(axes, _guarded(ctx, _as(value, working, dtype), guard), into=0)
+    ctx.emit(axes, _select_inside(ctx, _cast_if_needed(value, working, dtype), guard), into=0)
 
 
-def _as(value: Expr, have: str, want: str) -> Expr:
+def _cast_if_needed(value: Expr, have: str, want: str) -> Expr:
     return value if have == want else Cast(want, value)
 
 
@@ -173,7 +173,7 @@ class _Corners:
         """Nested over ``dims``; ``chosen`` are the indices fixed so far."""
         if not dims:
             load = self.ctx.load(self.source, *[chosen.get(d, ex.as_index(a.name)) for d, a in enumerate(self.axes)])
-            return _as(load, self.ctx.type(self.source).dtype, self.dtype)
+            return _cast_if_needed(load, self.ctx.type(self.source).dtype, self.dtype)
         first, rest = dims[0], dims[1:]
         index, weight = self.taps[first]
         name = self.axes[first].name
@@ -190,11 +190,11 @@ def _emit_pass(ctx: Lowering, source: str, dim: int, index: np.ndarray, weight: 
     out, count = index.shape
     axes = list(ctx.axes(source))
     axes[dim] = Axis(axes[dim].name, out)
-    flat = ex.add(ex.mul(axes[dim].name, count), "k")
+    flat = ex.make_add(ex.make_mul(axes[dim].name, count), "k")
     indices: list[Expr] = [ex.as_index(a.name) for a in axes]
     indices[dim] = Table(tuple(int(v) for v in index.ravel()), flat)
     factor = Table(tuple(float(v) for v in weight.ravel()), flat, dtype)
-    value = _as(ctx.load(source, *indices), ctx.type(source).dtype, dtype)
+    value = _cast_if_needed(ctx.load(source, *indices), ctx.type(source).dtype, dtype)
     return ctx.emit(axes, Op("mul", (value, factor)), (Axis("k", count),), "sum", into=f"pass{dim}")
 
 
@@ -204,10 +204,10 @@ def depth_to_space(ctx: Lowering) -> None:
     block = int(ctx.attr("blocksize"))
     batch, channels, height, width = ctx.out().shape
     axes = (Axis("n", batch), Axis("c", channels), Axis("h", height), Axis("w", width))
-    cell = ex.add(ex.mul(ex.mod("h", block), block), ex.mod("w", block))
+    cell = ex.make_add(ex.make_mul(ex.make_mod("h", block), block), ex.make_mod("w", block))
     column_first = ctx.attr("mode", "DCR") == "CRD"
-    depth = ex.add(ex.mul("c", block * block), cell) if column_first else ex.add(ex.mul(cell, channels), "c")
-    ctx.emit(axes, ctx.load(ctx.input(0), "n", depth, ex.floordiv("h", block), ex.floordiv("w", block)), into=0)
+    depth = ex.make_add(ex.make_mul("c", block * block), cell) if column_first else ex.make_add(ex.make_mul(cell, channels), "c")
+    ctx.emit(axes, ctx.load(ctx.input(0), "n", depth, ex.make_floordiv("h", block), ex.make_floordiv("w", block)), into=0)
 
 
 @lowering("SpaceToDepth")
@@ -217,9 +217,9 @@ def space_to_depth(ctx: Lowering) -> None:
     channels = ctx.shape(ctx.input(0))[1]
     batch, depth, height, width = ctx.out().shape
     axes = (Axis("n", batch), Axis("c", depth), Axis("h", height), Axis("w", width))
-    cell, channel = ex.floordiv("c", channels), ex.mod("c", channels)
+    cell, channel = ex.make_floordiv("c", channels), ex.make_mod("c", channels)
     if ctx.attr("mode", "DCR") == "CRD":
-        cell, channel = ex.mod("c", block * block), ex.floordiv("c", block * block)
-    row = ex.add(ex.mul("h", block), ex.floordiv(cell, block))
-    column = ex.add(ex.mul("w", block), ex.mod(cell, block))
+        cell, channel = ex.make_mod("c", block * block), ex.make_floordiv("c", block * block)
+    row = ex.make_add(ex.make_mul("h", block), ex.make_floordiv(cell, block))
+    column = ex.make_add(ex.make_mul("w", block), ex.make_mod(cell, block))
     ctx.emit(axes, ctx.load(ctx.input(0), "n", channel, row, column), into=0)

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from rammer.frontend.lower.interpolation import Element, Neighbours, Real, cubic_weight, index, linear
+from rammer.frontend.lower.interpolation import Element, Neighbours, Real, cubic_weight, interpolate_linear, to_index
 from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
-from rammer.frontend.lower.operands import apply, whole_load
+from rammer.frontend.lower.operands import make_op, whole_load
 from rammer.frontend.lower.sliding_windows import spatial_names
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
@@ -38,7 +38,7 @@ def grid_sample(ctx: Lowering) -> None:
     outs = [Axis(n, e) for n, e in zip(names, ctx.shape(grid)[1:-1], strict=True)]
     axes = (Axis("n", batch), Axis("c", channels), *outs)
     real = Real("float64" if "float64" in (dtype, ctx.type(grid).dtype) else "float32")
-    places, spots = [_place(ctx, real, d, n, mode) for d, n in enumerate(extents)], (axes[0], *outs)
+    places, spots = [_pixel_coordinate(ctx, real, d, n, mode) for d, n in enumerate(extents)], (axes[0], *outs)
 
     def element(at: Sequence[Expr]) -> Expr:
         load = ctx.load(x, "n", "c", *at, fill=0.0 if is_float(dtype) else 0)
@@ -49,11 +49,11 @@ def grid_sample(ctx: Lowering) -> None:
         return
     point = [ex.as_index(a.name) for a in spots]
     if mode == "nearest":
-        pixels = [ctx.emit(spots, index(p), dtype="int32", into=f"pixel{d}") for d, p in enumerate(places)]
+        pixels = [ctx.emit(spots, to_index(p), dtype="int32", into=f"pixel{d}") for d, p in enumerate(places)]
         ctx.emit(axes, element([ctx.load(p, *point) for p in pixels]), into=0)
         return
     near = [Neighbours.of(ctx, real, p, spots, str(d)) for d, p in enumerate(places)]
-    value = linear(ctx, real, element, near, point)
+    value = interpolate_linear(ctx, real, element, near, point)
     ctx.emit(axes, value if real.dtype == dtype else Cast(dtype, value), into=0)
 
 
@@ -63,7 +63,7 @@ def _check_grid(ctx: Lowering, batch: int, extents: Sequence[int]) -> None:
         raise ctx.refused(f"a grid of {list(given)} does not fit to an input of {list(ctx.shape(ctx.input(0)))}")
 
 
-def _place(ctx: Lowering, real: Real, dim: int, extent: int, mode: str) -> Expr:
+def _pixel_coordinate(ctx: Lowering, real: Real, dim: int, extent: int, mode: str) -> Expr:
     """Coordinates in pixels along ``dim``, padded unless the mode is cubic, whose pixels are padded each."""
     grid, aligned = ctx.input(1), bool(ctx.attr("align_corners", 0))
     rank = ctx.shape(grid)[-1]
@@ -77,12 +77,12 @@ def _place(ctx: Lowering, real: Real, dim: int, extent: int, mode: str) -> Expr:
     if mode == "nearest":
         at = real.of("round", at)
     if mode != "cubic":
-        return _padded(ctx, real, at, extent)
+        return _pad_coordinate(ctx, real, at, extent)
     # Four pixels beside the image are as far as all beyond them, but where it is mirrored.
     return at if ctx.attr("padding_mode", "zeros") == "reflection" else real.clamped(at, -4, extent + 3)
 
 
-def _padded(ctx: Lowering, real: Real, at: Expr, extent: int) -> Expr:
+def _pad_coordinate(ctx: Lowering, real: Real, at: Expr, extent: int) -> Expr:
     """A coordinate as ``padding_mode`` has it; of zeros it stays beside the image, but near."""
     mode, aligned = ctx.attr("padding_mode", "zeros"), bool(ctx.attr("align_corners", 0))
     if mode == "zeros":
@@ -103,8 +103,8 @@ def _emit_cubic(ctx: Lowering, real: Real, element: Element, places: Sequence[Ex
         where, tap_axes = ctx.load(ctx.emit(spots, place, dtype=real.dtype, into=f"at{d}"), *point), (*spots, tap)
         step = real.of("sub", Cast(real.dtype, ex.as_index(tap.name)), 1)
         below = real.of("floor", where)
-        pixel = real.of("round", _padded(ctx, real, real.of("add", below, step), extents[d]))
-        picked = ctx.emit(tap_axes, index(pixel), dtype="int32", into=f"pixel{d}")
+        pixel = real.of("round", _pad_coordinate(ctx, real, real.of("add", below, step), extents[d]))
+        picked = ctx.emit(tap_axes, to_index(pixel), dtype="int32", into=f"pixel{d}")
         distance = real.of("abs", real.of("sub", real.of("sub", where, below), step))
         weight = ctx.load(ctx.emit(tap_axes, cubic_weight(real, distance), dtype=real.dtype, into=f"weight{d}"), *point, tap.name)
         at.append(ctx.load(picked, *point, tap.name))
@@ -135,28 +135,30 @@ def deform_conv(ctx: Lowering) -> None:
     spots = (Axis("n", batch), Axis("g", offsets), *[Axis(f"k{n}", k) for n, k in zip(names, kernel, strict=True)])
     axes = (*spots, *[Axis(n, e) for n, e in zip(names, outs, strict=True)])
     real = Real("float64" if ctx.out().dtype == "float64" else "float32")
-    places = [Neighbours.of(ctx, real, _moved(ctx, real, d, axes, rank), axes, str(d)) for d in range(rank)]
+    places = [Neighbours.of(ctx, real, _tap_coordinate(ctx, real, d, axes, rank), axes, str(d)) for d in range(rank)]
     read = _emit_read(ctx, real, places, axes, channels // offsets)
     _emit_product(ctx, read, axes)
 
 
-def _tap(axes: Sequence[Axis], rank: int) -> Expr:
+def _tap_index(axes: Sequence[Axis], rank: int) -> Expr:
     """The tap at a point of ``axes`` (n, g, k.., o..), counted through offset groups and kernel."""
     flat: Expr = ex.as_index("g")
     for axis in axes[2 : 2 + rank]:
-        flat = ex.add(ex.mul(flat, axis.extent), axis.name)
+        flat = ex.make_add(ex.make_mul(flat, axis.extent), axis.name)
     return flat
 
 
-def _moved(ctx: Lowering, real: Real, dim: int, axes: Sequence[Axis], rank: int) -> Expr:
+def _tap_coordinate(ctx: Lowering, real: Real, dim: int, axes: Sequence[Axis], rank: int) -> Expr:
     """Where in the image a tap lies along ``dim``, near it at least."""
     kernel, out = axes[2 + dim], axes[2 + rank + dim]
     stride, dilation, pad = (
         int((ctx.attr(name) or (default,) * 2 * rank)[dim]) for name, default in (("strides", 1), ("dilations", 1), ("pads", 0))
     )
-    given = ctx.load(ctx.input(2), "n", ex.add(ex.mul(_tap(axes, rank), rank), dim), *[a.name for a in axes[2 + rank :]])
+    given = ctx.load(
+        ctx.input(2), "n", ex.make_add(ex.make_mul(_tap_index(axes, rank), rank), dim), *[a.name for a in axes[2 + rank :]]
+    )
     moved: Expr = given if ctx.type(ctx.input(2)).dtype == real.dtype else Cast(real.dtype, given)
-    still = ex.add(ex.add(ex.mul(out.name, stride), ex.mul(kernel.name, dilation)), -pad)
+    still = ex.make_add(ex.make_add(ex.make_mul(out.name, stride), ex.make_mul(kernel.name, dilation)), -pad)
     at = real.of("add", Cast(real.dtype, still), moved)
     return real.clamped(at, -2, ctx.shape(ctx.input(0))[2 + dim] + 1)
 
@@ -165,17 +167,19 @@ def _emit_read(ctx: Lowering, real: Real, places: Sequence[Neighbours], axes: Se
     """``[n, c, k.., o..]``: what the taps read of each channel; ``share`` channels have the same offsets."""
     x, rank = ctx.input(0), len(places)
     wide = (axes[0], Axis("c", ctx.shape(x)[1]), *axes[2:])
-    shared = {"g": ex.floordiv("c", share)}
+    shared = {"g": ex.make_floordiv("c", share)}
     point = [shared.get(a.name, ex.as_index(a.name)) for a in axes]
 
     def element(indices: Sequence[Expr]) -> Expr:
         load = ctx.load(x, "n", "c", *indices, fill=0.0)
         return load if ctx.type(x).dtype == real.dtype else Cast(real.dtype, load)
 
-    value = linear(ctx, real, element, places, point)
+    value = interpolate_linear(ctx, real, element, places, point)
     if ctx.has(4):
-        mask: Expr = ctx.load(ctx.input(4), "n", ex.substitute(_tap(axes, rank), shared), *[a.name for a in axes[2 + rank :]])
-        value = apply("mul", value, mask if ctx.type(ctx.input(4)).dtype == real.dtype else Cast(real.dtype, mask))
+        mask: Expr = ctx.load(
+            ctx.input(4), "n", ex.substitute(_tap_index(axes, rank), shared), *[a.name for a in axes[2 + rank :]]
+        )
+        value = make_op("mul", value, mask if ctx.type(ctx.input(4)).dtype == real.dtype else Cast(real.dtype, mask))
     return ctx.emit(wide, value, dtype=real.dtype, into="read")
 
 
@@ -186,12 +190,12 @@ def _emit_product(ctx: Lowering, read: str, axes: Sequence[Axis]) -> None:
     outs = (Axis("n", axes[0].extent), Axis("m", features), *axes[2 + rank :])
     channel: Expr = ex.as_index("c")
     if group > 1:
-        channel = ex.add(ex.mul(ex.floordiv("m", features // group), per_group), channel)
+        channel = ex.make_add(ex.make_mul(ex.make_floordiv("m", features // group), per_group), channel)
     taps = [a.name for a in axes[2 : 2 + rank]]
     weight: Expr = ctx.load(ctx.input(1), "m", "c", *taps)
     working = ctx.type(read).dtype
     data = ctx.load(read, "n", channel, *taps, *[a.name for a in outs[2:]])
-    body = apply("mul", data, weight if dtype == working else Cast(working, weight))
+    body = make_op("mul", data, weight if dtype == working else Cast(working, weight))
     plain = not ctx.has(3) and working == dtype
     total = ctx.emit(outs, body, (Axis("c", per_group), *axes[2 : 2 + rank]), "sum", dtype=working, into=0 if plain else "conv")
     if plain:
@@ -199,5 +203,5 @@ def _emit_product(ctx: Lowering, read: str, axes: Sequence[Axis]) -> None:
     result: Expr = whole_load(ctx, total, outs)
     if ctx.has(3):
         bias = ctx.load(ctx.input(3), "m")
-        result = apply("add", result, bias if dtype == working else Cast(working, bias))
+        result = make_op("add", result, bias if dtype == working else Cast(working, bias))
     ctx.emit(outs, result if working == dtype else Cast(dtype, result), into=0)

@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
-from rammer.frontend.lower.operands import apply, axis_of, identity, out_axes, whole_load
-from rammer.frontend.lower.operators.gather import check_beside, fill_of, normalised, static_index, wrapped
+from rammer.frontend.lower.operands import axis_of, emit_copy, make_op, out_axes, whole_load
+from rammer.frontend.lower.operators.gather import check_beside, fill_of, normalise_indices, static_index, wrap_index
 from rammer.ir import compute as cp
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Combiner
@@ -60,12 +60,12 @@ class _Combining:
     def nothing(self) -> Expr:
         """What combines with anything to that."""
         assert self.combiner is not None
-        return cp.identity(self.combiner, self.working)
+        return cp.combiner_identity(self.combiner, self.working)
 
     def joined(self, x: Expr, total: Expr) -> Expr:
         """What was there and the updates together, as the output's type."""
         step = _BOOL_STEPS[str(self.combiner)] if self.dtype == "bool" else self.word
-        both = apply(step, self.widened(x), total)
+        both = make_op(step, self.widened(x), total)
         return both if self.working == self.dtype else Cast(self.dtype, both)
 
 
@@ -78,9 +78,9 @@ def scatter_elements(ctx: Lowering) -> None:
     _check_updates(ctx, written)
     known = ctx.graph.constant(ctx.input(1))
     if 0 in written:
-        identity(ctx, ctx.input(0))
+        emit_copy(ctx, ctx.input(0))
     elif known is not None:
-        indices = normalised(ctx, known, shape[dim])
+        indices = normalise_indices(ctx, known, shape[dim])
         position: list[np.ndarray] = list(np.indices(indices.shape, sparse=True))
         position[dim] = indices
         flat = np.ravel_multi_index(tuple(np.broadcast_arrays(*position)), shape)
@@ -99,9 +99,9 @@ def scatter_nd(ctx: Lowering) -> None:
     _check_updates(ctx, (*lead, *shape[depth:]))
     known = ctx.graph.constant(ctx.input(1))
     if 0 in ctx.shape(ctx.input(2)) or 0 in shape:
-        identity(ctx, ctx.input(0))
+        emit_copy(ctx, ctx.input(0))
     elif known is not None:
-        columns = [normalised(ctx, known[..., k], shape[k]) for k in range(depth)]
+        columns = [normalise_indices(ctx, known[..., k], shape[k]) for k in range(depth)]
         flat = np.ravel_multi_index(columns, shape[:depth]) if depth else np.zeros(lead, np.int64)
         _by_table(ctx, np.asarray(flat).ravel(), depth)
     else:
@@ -118,7 +118,7 @@ def _check_steps(ctx: Lowering, count: int) -> None:
         raise CannotLower(f"{ctx.node.op} would take {count} steps, each place through its updates; most are {MOST_STEPS}")
 
 
-def _reduction(ctx: Lowering) -> _Combining:
+def _make_combining(ctx: Lowering) -> _Combining:
     return _Combining(ctx.attr("reduction", "none"), ctx.out().dtype)
 
 
@@ -127,12 +127,12 @@ def _reduction(ctx: Lowering) -> _Combining:
 
 def _by_table(ctx: Lowering, flat: np.ndarray, depth: int) -> None:
     """``flat[j]`` is the place, counted through the first ``depth`` output axes, of update ``j``."""
-    how, axes = _reduction(ctx), out_axes(ctx)
+    how, axes = _make_combining(ctx), out_axes(ctx)
     places = math.prod(a.extent for a in axes[:depth])
     if how.combiner is None:
         source = np.full(places, -1, np.int64)
         source[flat] = np.arange(flat.size)  # of several the last one
-        _write(ctx, static_index(ctx, source.reshape([a.extent for a in axes[:depth]]), axes[:depth]), depth)
+        _emit_write(ctx, static_index(ctx, source.reshape([a.extent for a in axes[:depth]]), axes[:depth]), depth)
         return
     most = int(np.bincount(flat).max())
     _check_steps(ctx, most * ctx.out().size)
@@ -142,11 +142,11 @@ def _by_table(ctx: Lowering, flat: np.ndarray, depth: int) -> None:
     source[flat[order], nth] = order
     each = Axis("u", most)
     which = static_index(ctx, source.reshape([*(a.extent for a in axes[:depth]), most]), (*axes[:depth], each))
-    update = apply("where", apply("lt", which, ex.integer(0)), how.nothing, how.widened(_update(ctx, which, depth)))
-    _combine(ctx, how, update, each)
+    update = make_op("where", make_op("lt", which, ex.integer(0)), how.nothing, how.widened(_load_update(ctx, which, depth)))
+    _emit_combined(ctx, how, update, each)
 
 
-def _update(ctx: Lowering, which: Expr, depth: int) -> Load:
+def _load_update(ctx: Lowering, which: Expr, depth: int) -> Load:
     """Update ``which``, counted through the axes that the updates have before the slice; fill where it is none."""
     updates, tail = ctx.input(2), out_axes(ctx)[depth:]
     written = ctx.shape(updates)[: len(ctx.shape(updates)) - len(tail)]
@@ -154,14 +154,14 @@ def _update(ctx: Lowering, which: Expr, depth: int) -> Load:
     return Load(updates, (*prefix, *(ex.as_index(a.name) for a in tail)), fill_of(ctx, updates))
 
 
-def _write(ctx: Lowering, which: Expr, depth: int) -> None:
+def _emit_write(ctx: Lowering, which: Expr, depth: int) -> None:
     """Update ``which`` where it is not negative, else what was there."""
     axes = out_axes(ctx)
     kept = whole_load(ctx, ctx.input(0), axes)
-    ctx.emit(axes, apply("where", apply("lt", which, ex.integer(0)), kept, _update(ctx, which, depth)), into=0)
+    ctx.emit(axes, make_op("where", make_op("lt", which, ex.integer(0)), kept, _load_update(ctx, which, depth)), into=0)
 
 
-def _combine(ctx: Lowering, how: _Combining, update: Expr, each: Axis) -> None:
+def _emit_combined(ctx: Lowering, how: _Combining, update: Expr, each: Axis) -> None:
     """The data with the updates of every place, ``update`` for each point of axis ``each``."""
     axes = out_axes(ctx)
     if each.extent == 1:
@@ -177,28 +177,30 @@ def _combine(ctx: Lowering, how: _Combining, update: Expr, each: Axis) -> None:
 
 def _along_lines(ctx: Lowering, dim: int) -> None:
     """ScatterElements: a place walks the updates along axis ``dim`` that have its other coordinates."""
-    how, axes, indices, updates = _reduction(ctx), out_axes(ctx), ctx.input(1), ctx.input(2)
+    how, axes, indices, updates = _make_combining(ctx), out_axes(ctx), ctx.input(1), ctx.input(2)
     shape, written = ctx.out().shape, ctx.shape(ctx.input(1))
     _check_steps(ctx, ctx.out().size * written[dim])
     each = Axis("u", written[dim])
     point = [ex.as_index(each.name if d == dim else a.name) for d, a in enumerate(axes)]
     whole = all(m == n for d, (m, n) in enumerate(zip(written, shape, strict=True)) if d != dim)
     # Beside the updates there is an index that names no place.
-    named = wrapped(ctx, indices, point, shape[dim], None if whole else -shape[dim] - 1)
-    hit = apply("eq", named if ctx.type(indices).dtype == "int64" else Cast("int64", named), ex.as_index(axes[dim].name))
+    named = wrap_index(ctx, indices, point, shape[dim], None if whole else -shape[dim] - 1)
+    hit = make_op("eq", named if ctx.type(indices).dtype == "int64" else Cast("int64", named), ex.as_index(axes[dim].name))
     if how.combiner is not None:
         update = Load(updates, tuple(point), None if whole else fill_of(ctx, updates))
-        _combine(ctx, how, apply("where", hit, how.widened(update), how.nothing), each)
+        _emit_combined(ctx, how, make_op("where", hit, how.widened(update), how.nothing), each)
         return
-    which = whole_load(ctx, _last(ctx, axes, hit, each), axes)
+    which = whole_load(ctx, _emit_last_update(ctx, axes, hit, each), axes)
     point[dim] = which
-    body = apply("where", apply("lt", which, ex.integer(0)), whole_load(ctx, ctx.input(0), axes), _filled(ctx, updates, point))
+    body = make_op(
+        "where", make_op("lt", which, ex.integer(0)), whole_load(ctx, ctx.input(0), axes), _load_or_fill(ctx, updates, point)
+    )
     ctx.emit(axes, body, into=0)
 
 
 def _among_all(ctx: Lowering, depth: int) -> None:
     """ScatterND: a place walks all updates."""
-    how, axes = _reduction(ctx), out_axes(ctx)
+    how, axes = _make_combining(ctx), out_axes(ctx)
     count = math.prod(ctx.shape(ctx.input(1))[:-1])
     places = axes if how.combiner is not None else axes[:depth]
     _check_steps(ctx, count * math.prod(a.extent for a in places))
@@ -206,13 +208,13 @@ def _among_all(ctx: Lowering, depth: int) -> None:
     named = ctx.load(_named_places(ctx, each, depth), each.name)
     here: Expr = ex.integer(0)
     for axis, stride in zip(axes[:depth], row_major(ctx.out().shape[:depth]), strict=True):
-        here = ex.add(here, ex.mul(axis.name, stride))
-    hit = apply("eq", named, here)
+        here = ex.make_add(here, ex.make_mul(axis.name, stride))
+    hit = make_op("eq", named, here)
     if how.combiner is not None:
-        update = how.widened(_update(ctx, ex.as_index(each.name), depth))
-        _combine(ctx, how, apply("where", hit, update, how.nothing), each)
+        update = how.widened(_load_update(ctx, ex.as_index(each.name), depth))
+        _emit_combined(ctx, how, make_op("where", hit, update, how.nothing), each)
         return
-    _write(ctx, whole_load(ctx, _last(ctx, places, hit, each), places), depth)
+    _emit_write(ctx, whole_load(ctx, _emit_last_update(ctx, places, hit, each), places), depth)
 
 
 def _named_places(ctx: Lowering, each: Axis, depth: int) -> str:
@@ -222,20 +224,20 @@ def _named_places(ctx: Lowering, each: Axis, depth: int) -> str:
     place: Expr = ex.integer(0)
     inside: Expr | None = None
     for k, stride in enumerate(row_major(shape[:depth])):
-        index = wrapped(ctx, indices, [*lead, ex.integer(k)], shape[k])
-        fits = apply("and_", apply("le", ex.integer(0), index), apply("lt", index, ex.integer(shape[k])))
-        inside = fits if inside is None else apply("and_", inside, fits)
-        place = ex.add(place, index if stride == 1 else apply("mul", index, ex.integer(stride)))
-    return ctx.emit((each,), place if inside is None else apply("where", inside, place, ex.integer(-1)), into="place")
+        index = wrap_index(ctx, indices, [*lead, ex.integer(k)], shape[k])
+        fits = make_op("and_", make_op("le", ex.integer(0), index), make_op("lt", index, ex.integer(shape[k])))
+        inside = fits if inside is None else make_op("and_", inside, fits)
+        place = ex.make_add(place, index if stride == 1 else make_op("mul", index, ex.integer(stride)))
+    return ctx.emit((each,), place if inside is None else make_op("where", inside, place, ex.integer(-1)), into="place")
 
 
-def _last(ctx: Lowering, axes: Sequence[Axis], hit: Expr, each: Axis) -> str:
+def _emit_last_update(ctx: Lowering, axes: Sequence[Axis], hit: Expr, each: Axis) -> str:
     """The last update of axis ``each`` that hits, -1 where none does."""
-    found = apply("where", hit, ex.as_index(each.name), ex.integer(-1))
+    found = make_op("where", hit, ex.as_index(each.name), ex.integer(-1))
     return ctx.emit(axes, found, (each,), "max", dtype="int64", into="which")
 
 
-def _filled(ctx: Lowering, tensor: str, point: Sequence[Expr]) -> Load:
+def _load_or_fill(ctx: Lowering, tensor: str, point: Sequence[Expr]) -> Load:
     return Load(tensor, tuple(point), fill_of(ctx, tensor))
 
 
@@ -260,9 +262,9 @@ def tensor_scatter(ctx: Lowering) -> None:
     if ctx.has(2):
         if ctx.shape(ctx.input(2)) != (axes[0].extent,):
             raise ctx.refused(f"{list(ctx.shape(ctx.input(2)))} write indices for a batch of {axes[0].extent}")
-        step = apply("sub", step, ctx.load(ctx.input(2), axes[0].name))
+        step = make_op("sub", step, ctx.load(ctx.input(2), axes[0].name))
         if ctx.attr("mode", "linear") == "circular":
-            step = apply("mod", step, ex.integer(axes[dim].extent))
-    written = apply("and_", apply("le", ex.integer(0), step), apply("lt", step, ex.integer(length)))
+            step = make_op("mod", step, ex.integer(axes[dim].extent))
+    written = make_op("and_", make_op("le", ex.integer(0), step), make_op("lt", step, ex.integer(length)))
     point = [step if d == dim else ex.as_index(a.name) for d, a in enumerate(axes)]
-    ctx.emit(axes, apply("where", written, _filled(ctx, update, point), whole_load(ctx, ctx.input(0), axes)), into=0)
+    ctx.emit(axes, make_op("where", written, _load_or_fill(ctx, update, point), whole_load(ctx, ctx.input(0), axes)), into=0)

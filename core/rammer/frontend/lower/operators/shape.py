@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
-from rammer.frontend.lower.operands import axis_of, identity, out_axes, static_ints, whole_load
+from rammer.frontend.lower.operands import axis_of, emit_copy, out_axes, static_ints, whole_load
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Load
@@ -20,7 +20,7 @@ PIECES = 64
 
 
 @lowering("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-def reshape(ctx: Lowering) -> None:
+def lower_reshape(ctx: Lowering) -> None:
     """The same elements in row-major order under the declared shape, which inference has worked out."""
     x, axes = ctx.input(0), out_axes(ctx)
     if ctx.type(x).size != ctx.out().size:
@@ -29,7 +29,7 @@ def reshape(ctx: Lowering) -> None:
 
 
 @lowering("Transpose")
-def transpose(ctx: Lowering) -> None:
+def lower_transpose(ctx: Lowering) -> None:
     """``y[i0, i1, ..] = x[i at perm^-1]``; the default reverses the axes."""
     x, axes = ctx.input(0), out_axes(ctx)
     rank = len(axes)
@@ -38,36 +38,38 @@ def transpose(ctx: Lowering) -> None:
 
 
 @lowering("Expand")
-def expand(ctx: Lowering) -> None:
+def lower_expand(ctx: Lowering) -> None:
     """NumPy broadcasting to the declared shape."""
     axes = out_axes(ctx)
     ctx.emit(axes, ctx.broadcast(ctx.input(0), axes), into=0)
 
 
 @lowering("Tile")
-def tile(ctx: Lowering) -> None:
+def lower_tile(ctx: Lowering) -> None:
     """``x`` repeated along each axis."""
     x, axes = ctx.input(0), out_axes(ctx)
-    indices = [a.name if n == a.extent else ex.mod(a.name, max(n, 1)) for n, a in zip(ctx.shape(x), axes, strict=True)]
+    indices = [a.name if n == a.extent else ex.make_mod(a.name, max(n, 1)) for n, a in zip(ctx.shape(x), axes, strict=True)]
     ctx.emit(axes, ctx.load(x, *indices), into=0)
 
 
 @lowering("Concat")
-def concat(ctx: Lowering) -> None:
+def lower_concat(ctx: Lowering) -> None:
     """Inputs one after another along ``axis``."""
     axes = out_axes(ctx)
     dim = axis_of(ctx, int(ctx.attr("axis", 1)), len(axes))
     if len(ctx.node.inputs) == 1:
-        identity(ctx, ctx.input(0))
+        emit_copy(ctx, ctx.input(0))
         return
     parts = [(name, ctx.shape(name)[dim]) for name in ctx.node.inputs]
     fill = 0.0 if is_float(ctx.out().dtype) else 0
     while len(parts) > MAX_PIECES:  # compilers take minutes over an expression of thousands of pieces
-        parts = [_joined(ctx, parts[i : i + PIECES], axes, dim, fill) for i in range(0, len(parts), PIECES)]
+        parts = [_emit_joined(ctx, parts[i : i + PIECES], axes, dim, fill) for i in range(0, len(parts), PIECES)]
     ctx.emit(axes, concat_body(parts, axes, dim, fill), into=0)
 
 
-def _joined(ctx: Lowering, parts: Sequence[tuple[str, int]], axes: Sequence[Axis], dim: int, fill: ex.Number) -> tuple[str, int]:
+def _emit_joined(
+    ctx: Lowering, parts: Sequence[tuple[str, int]], axes: Sequence[Axis], dim: int, fill: ex.Number
+) -> tuple[str, int]:
     """Some parts of a concatenation as a tensor of their own, and its extent; storage makes it a slice of the whole."""
     extent = sum(n for _, n in parts)
     inner = [Axis(a.name, extent) if d == dim else a for d, a in enumerate(axes)]
@@ -75,7 +77,7 @@ def _joined(ctx: Lowering, parts: Sequence[tuple[str, int]], axes: Sequence[Axis
 
 
 @lowering("Split")
-def split(ctx: Lowering) -> None:
+def lower_split(ctx: Lowering) -> None:
     """Consecutive ranges along ``axis``, of given lengths or equal ones but for the last."""
     x = ctx.input(0)
     dim = axis_of(ctx, int(ctx.attr("axis", 0)), len(ctx.shape(x)))
@@ -85,13 +87,13 @@ def split(ctx: Lowering) -> None:
     for index, length in zip(range(count), lengths, strict=True):
         if ctx.wants(index):
             axes = out_axes(ctx, index)
-            indices = [ex.add(a.name, start if d == dim else 0) for d, a in enumerate(axes)]
+            indices = [ex.make_add(a.name, start if d == dim else 0) for d, a in enumerate(axes)]
             ctx.emit(axes, ctx.load(x, *indices), into=index)
         start += length
 
 
 @lowering("Slice")
-def slice_(ctx: Lowering) -> None:
+def lower_slice(ctx: Lowering) -> None:
     """``x[start + step * i]`` along each listed axis; bounds are known at compile time."""
     x, axes = ctx.input(0), out_axes(ctx)
     source = ctx.shape(x)
@@ -108,6 +110,6 @@ def slice_(ctx: Lowering) -> None:
         # The end only decides how many there are, which the declared shape already says.
         first = start + source[d] if start < 0 else start
         first = min(max(first, 0), source[d] if step > 0 else source[d] - 1)
-        indices[d] = ex.add(ex.mul(axes[d].name, step), first) if axes[d].extent > 1 else ex.integer(first)
+        indices[d] = ex.make_add(ex.make_mul(axes[d].name, step), first) if axes[d].extent > 1 else ex.integer(first)
     empty = 0 in ctx.out().shape
     ctx.emit(axes, whole_load(ctx, x, axes) if empty else ctx.load(x, *indices), into=0)

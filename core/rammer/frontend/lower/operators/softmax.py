@@ -10,13 +10,13 @@ import math
 from collections.abc import Sequence
 
 from rammer.frontend.lower.lowering_registry import Lowering, lowering
-from rammer.frontend.lower.operands import emit_narrowed, widened
+from rammer.frontend.lower.operands import emit_narrowed, widen_float16
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Const, Expr, Load, Op
 
 
-def _split(ctx: Lowering) -> tuple[tuple[Axis, ...], list[Axis], list[Axis]]:
+def _split_axes(ctx: Lowering) -> tuple[tuple[Axis, ...], list[Axis], list[Axis]]:
     """All axes, those that are kept and those that are normalised over."""
     axes = ctx.axes(ctx.input(0))
     coerced = (ctx.node.version or ctx.graph.opset) < 13
@@ -26,57 +26,57 @@ def _split(ctx: Lowering) -> tuple[tuple[Axis, ...], list[Axis], list[Axis]]:
     return axes, [*axes[:first], *axes[stop:]], list(axes[first:stop])
 
 
-def _at(ctx: Lowering, tensor: str, axes: Sequence[Axis]) -> Load:
+def _load_at(ctx: Lowering, tensor: str, axes: Sequence[Axis]) -> Load:
     return ctx.load(tensor, *[a.name for a in axes])
 
 
-def _reduced(ctx: Lowering, kept: Sequence[Axis], over: Sequence[Axis], body: Expr, hint: str) -> Load:
+def _emit_reduction(ctx: Lowering, kept: Sequence[Axis], over: Sequence[Axis], body: Expr, hint: str) -> Load:
     """A reduction (``max`` or ``sum``, as ``hint`` says) emitted, as a load at the kept axes."""
     name = ctx.emit(kept, body, over, "max" if hint == "max" else "sum", into=hint)
-    return _at(ctx, name, kept)
+    return _load_at(ctx, name, kept)
 
 
 @lowering("Softmax")
-def softmax(ctx: Lowering) -> None:
+def lower_softmax(ctx: Lowering) -> None:
     """``exp(x - max) / sum(exp(x - max))``: four Computes."""
-    axes, kept, over = _split(ctx)
-    x = widened(ctx, _at(ctx, ctx.input(0), axes))
+    axes, kept, over = _split_axes(ctx)
+    x = widen_float16(ctx, _load_at(ctx, ctx.input(0), axes))
     if not over:
         ctx.emit(axes, Const(1.0, ctx.out().dtype), into=0)
         return
-    largest = _reduced(ctx, kept, over, x, "max")
-    exponential = _at(ctx, ctx.emit(axes, Op("exp", (Op("sub", (x, largest)),)), into="exp"), axes)
-    total = _reduced(ctx, kept, over, exponential, "sum")
+    largest = _emit_reduction(ctx, kept, over, x, "max")
+    exponential = _load_at(ctx, ctx.emit(axes, Op("exp", (Op("sub", (x, largest)),)), into="exp"), axes)
+    total = _emit_reduction(ctx, kept, over, exponential, "sum")
     emit_narrowed(ctx, axes, Op("div", (exponential, total)))
 
 
 @lowering("LogSoftmax")
 def log_softmax(ctx: Lowering) -> None:
     """``(x - max) - log(sum(exp(x - max)))``."""
-    axes, kept, over = _split(ctx)
-    x = widened(ctx, _at(ctx, ctx.input(0), axes))
+    axes, kept, over = _split_axes(ctx)
+    x = widen_float16(ctx, _load_at(ctx, ctx.input(0), axes))
     if not over:
         ctx.emit(axes, Const(0.0, ctx.out().dtype), into=0)
         return
-    shifted = Op("sub", (x, _reduced(ctx, kept, over, x, "max")))
-    total = _reduced(ctx, kept, over, Op("exp", (shifted,)), "sum")
-    logarithm = _at(ctx, ctx.emit(kept, Op("log", (total,)), into="log"), kept)
+    shifted = Op("sub", (x, _emit_reduction(ctx, kept, over, x, "max")))
+    total = _emit_reduction(ctx, kept, over, Op("exp", (shifted,)), "sum")
+    logarithm = _load_at(ctx, ctx.emit(kept, Op("log", (total,)), into="log"), kept)
     emit_narrowed(ctx, axes, Op("sub", (shifted, logarithm)))
 
 
 @lowering("Hardmax")
-def hardmax(ctx: Lowering) -> None:
+def lower_hardmax(ctx: Lowering) -> None:
     """1 at the first maximum, 0 elsewhere."""
-    axes, kept, over = _split(ctx)
+    axes, kept, over = _split_axes(ctx)
     dtype = ctx.out().dtype
     if not over:
         ctx.emit(axes, Const(1.0, dtype), into=0)
         return
-    x = _at(ctx, ctx.input(0), axes)
-    largest = _reduced(ctx, kept, over, x, "max")
+    x = _load_at(ctx, ctx.input(0), axes)
+    largest = _emit_reduction(ctx, kept, over, x, "max")
     place: Expr = ex.integer(0)
     for axis in over:
-        place = ex.add(ex.mul(place, axis.extent), axis.name)
+        place = ex.make_add(ex.make_mul(place, axis.extent), axis.name)
     last = ex.integer(max(math.prod(a.extent for a in over) - 1, 0))
     # NaN is a maximum that equals nothing; the first one counts, as for ArgMax.
     candidate = Op("where", (Op("or_", (Op("eq", (x, largest)), Op("isnan", (x,)))), place, last))

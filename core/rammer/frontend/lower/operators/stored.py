@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from rammer.frontend.lower.lowering_registry import Lowering, lowering
 from rammer.frontend.lower.operands import out_axes, whole_load
-from rammer.frontend.lower.type_codecs import decode, encode
+from rammer.frontend.lower.type_codecs import decode_expr, encode_expr
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.dequantized_product import Decoded
@@ -17,20 +17,20 @@ DOMAIN = "rammer"
 
 
 @lowering("Decode", domain=DOMAIN)
-def decoded(ctx: Lowering) -> None:
+def lower_decode(ctx: Lowering) -> None:
     """The numbers of the codes, in the type of the result."""
     axes = out_axes(ctx)
-    number = decode(whole_load(ctx, ctx.input(0), axes), FORMATS[ctx.attr("format")])
+    number = decode_expr(whole_load(ctx, ctx.input(0), axes), FORMATS[ctx.attr("format")])
     ctx.emit(axes, Cast(ctx.out().dtype, number), into=0)
 
 
 @lowering("Encode", domain=DOMAIN)
-def encoded(ctx: Lowering) -> None:
+def lower_encode(ctx: Lowering) -> None:
     """The codes of the nearest numbers."""
     axes, source = out_axes(ctx), ctx.type(ctx.input(0)).dtype
     x = whole_load(ctx, ctx.input(0), axes)
     saturate, rounding = bool(ctx.attr("saturate", 1)), str(ctx.attr("round_mode", "up"))
-    code = encode(x, source, FORMATS[ctx.attr("format")], saturate, rounding)
+    code = encode_expr(x, source, FORMATS[ctx.attr("format")], saturate, rounding)
     ctx.emit(axes, Cast(ctx.out().dtype, code), into=0)
 
 
@@ -45,11 +45,11 @@ def stored_matmul(ctx: Lowering) -> None:
 
     def grain(name: str) -> Load:
         columns, blocks = ctx.shape(name)
-        return ctx.load(name, column if columns > 1 else 0, ex.floordiv("k", block) if blocks > 1 else 0)
+        return ctx.load(name, column if columns > 1 else 0, ex.make_floordiv("k", block) if blocks > 1 else 0)
 
     product = Decoded(
         ctx.load(x, *rows, "k"),
-        ctx.load(codes, column, ex.floordiv("k", 8 // bits)),
+        ctx.load(codes, column, ex.make_floordiv("k", 8 // bits)),
         grain(scale),
         grain(ctx.input(3)) if ctx.has(3) else None,
         bits,

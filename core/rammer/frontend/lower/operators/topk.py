@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from rammer.frontend.lower.lowering_registry import CannotLower, Lowering, lowering
-from rammer.frontend.lower.operands import apply, axis_of, literal
+from rammer.frontend.lower.operands import axis_of, make_literal, make_op
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr, Load
@@ -45,7 +45,7 @@ def top_k(ctx: Lowering) -> None:
     _check_steps(ctx, row, count, wide)
     if count == 0 or 0 in shape:
         for place in (p for p in (0, 1) if ctx.wants(p)):
-            ctx.emit(ctx.axes(ctx.node.outputs[place]), literal(0, ctx.out(place).dtype), into=place)
+            ctx.emit(ctx.axes(ctx.node.outputs[place]), make_literal(0, ctx.out(place).dtype), into=place)
         return
     if row.extent <= SHORT_AXIS or wide:
         before = row.before_wide(row.wide_keys()) if wide else row.before(row.keys())
@@ -106,7 +106,7 @@ class _Row:
 
     def place(self, key: Expr) -> Expr:
         """The place that a key has in its lower bits."""
-        return apply("sub", ex.integer(self.extent - 1), apply("and_", key, ex.integer((1 << self.place_bits) - 1)))
+        return make_op("sub", ex.integer(self.extent - 1), make_op("and_", key, ex.integer((1 << self.place_bits) - 1)))
 
     @property
     def largest(self) -> bool:
@@ -132,43 +132,43 @@ class _Row:
         x: Expr = self.load(ctx.input(0), "i")
         if is_float(dtype):
             wide = Cast("float32", x) if dtype == "float16" else x
-            plain = apply("where", apply("eq", wide, literal(0, "float32")), literal(0, "float32"), wide)  # -0 is 0
-            bits: Expr = Cast("int64", apply("as_uint32", plain))
-            mirrored = apply("sub", ex.integer((1 << 32) - 1), bits)
-            ordered = apply("where", apply("lt", bits, ex.integer(1 << 31)), ex.add(bits, 1 << 31), mirrored)
-            ordered = apply("where", apply("isnan", x), ex.integer((1 << 32) - 1), ordered)
+            plain = make_op("where", make_op("eq", wide, make_literal(0, "float32")), make_literal(0, "float32"), wide)  # -0 is 0
+            bits: Expr = Cast("int64", make_op("as_uint32", plain))
+            mirrored = make_op("sub", ex.integer((1 << 32) - 1), bits)
+            ordered = make_op("where", make_op("lt", bits, ex.integer(1 << 31)), ex.make_add(bits, 1 << 31), mirrored)
+            ordered = make_op("where", make_op("isnan", x), ex.integer((1 << 32) - 1), ordered)
         else:
-            ordered = apply("add", Cast("int64", x), ex.integer(0 if dtype.startswith("u") else 1 << 31))
+            ordered = make_op("add", Cast("int64", x), ex.integer(0 if dtype.startswith("u") else 1 << 31))
         if not self.largest:
-            ordered = apply("sub", ex.integer((1 << 32) - 1), ordered)
-        last = apply("sub", ex.integer(self.extent - 1), ex.as_index("i"))
-        key = apply("add", apply("mul", ordered, ex.integer(1 << self.place_bits)), last)
+            ordered = make_op("sub", ex.integer((1 << 32) - 1), ordered)
+        last = make_op("sub", ex.integer(self.extent - 1), ex.as_index("i"))
+        key = make_op("add", make_op("mul", ordered, ex.integer(1 << self.place_bits)), last)
         return ctx.emit(self.axes(Axis("i", self.extent)), key, dtype="int64", into="key")
 
     def wide_keys(self) -> str:
         """Of numbers of 64 bits, uint64; equal ones have the same."""
         ctx, dtype = self.ctx, self.ctx.type(self.ctx.input(0)).dtype
         x: Expr = self.load(ctx.input(0), "i")
-        top, full = literal(1 << 63, "uint64"), literal((1 << 64) - 1, "uint64")
+        top, full = make_literal(1 << 63, "uint64"), make_literal((1 << 64) - 1, "uint64")
         if is_float(dtype):
-            bits = apply("as_uint64", apply("where", apply("eq", x, literal(0, dtype)), literal(0, dtype), x))
-            ordered = apply("where", apply("lt", bits, top), apply("xor", bits, top), apply("xor", bits, full))
-            ordered = apply("where", apply("isnan", x), full, ordered)
+            bits = make_op("as_uint64", make_op("where", make_op("eq", x, make_literal(0, dtype)), make_literal(0, dtype), x))
+            ordered = make_op("where", make_op("lt", bits, top), make_op("xor", bits, top), make_op("xor", bits, full))
+            ordered = make_op("where", make_op("isnan", x), full, ordered)
         else:
-            ordered = apply("xor", Cast("uint64", x), literal(0 if dtype.startswith("u") else 1 << 63, "uint64"))
+            ordered = make_op("xor", Cast("uint64", x), make_literal(0 if dtype.startswith("u") else 1 << 63, "uint64"))
         if not self.largest:
-            ordered = apply("xor", ordered, full)
+            ordered = make_op("xor", ordered, full)
         return ctx.emit(self.axes(Axis("i", self.extent)), ordered, dtype="uint64", into="key")
 
     def before(self, keys: str) -> Expr:
         """Whether ``j`` comes before ``i``."""
-        return apply("lt", self.load(keys, "i"), self.load(keys, "j"))
+        return make_op("lt", self.load(keys, "i"), self.load(keys, "j"))
 
     def before_wide(self, keys: str) -> Expr:
         """Whether ``j`` comes before ``i``: of equal ones the first."""
         one, other = self.load(keys, "i"), self.load(keys, "j")
-        same = apply("and_", apply("eq", one, other), apply("lt", ex.as_index("j"), ex.as_index("i")))
-        return apply("or_", apply("lt", one, other), same)
+        same = make_op("and_", make_op("eq", one, other), make_op("lt", ex.as_index("j"), ex.as_index("i")))
+        return make_op("or_", make_op("lt", one, other), same)
 
     # --- orders --------------------------------------------------------------------------------
 
@@ -178,86 +178,88 @@ class _Row:
 
     def inverse(self, rank: str, extent: int, count: int, value: _Value) -> str:
         """``[r]``: ``value`` of the one whose rank is ``r``."""
-        hit = apply("eq", Cast("int64", self.load(rank, "i")), ex.as_index("r"))
-        body = apply("where", hit, value("i"), ex.integer(0))
+        hit = make_op("eq", Cast("int64", self.load(rank, "i")), ex.as_index("r"))
+        body = make_op("where", hit, value("i"), ex.integer(0))
         return self.ctx.emit(self.axes(Axis("r", count)), body, (Axis("i", extent),), "sum", dtype="int64", into="index")
 
 
 def one_if(hit: Expr) -> Expr:
     """1 where it holds, else 0."""
-    return apply("where", hit, literal(1, "int32"), literal(0, "int32"))
+    return make_op("where", hit, make_literal(1, "int32"), make_literal(0, "int32"))
 
 
 def _of_long(row: _Row, count: int) -> str:
     """``[r]``: the places of the ``count`` largest keys of a long axis, in order."""
-    chosen = _chosen(row, row.keys(), row.extent, count)
+    chosen = _select_largest(row, row.keys(), row.extent, count)
     rank = row.emit_count(row.before(chosen), count, "rank")
     return row.inverse(rank, count, count, lambda name: row.place(row.load(chosen, name)))
 
 
-def _chosen(row: _Row, keys: str, extent: int, count: int) -> str:
+def _select_largest(row: _Row, keys: str, extent: int, count: int) -> str:
     """``[j]``: the ``count`` largest of ``extent`` keys, in no order. Of many more than that only the blocks with the largest
     maxima matter, which are as many."""
     if extent < SPARSE * count:
-        return _compacted(row, keys, extent, _bound(row, keys, extent, count), count)
+        return _compact_keys(row, keys, extent, _emit_threshold(row, keys, extent, count), count)
     size = 1 << (extent // count).bit_length() // 2
     block, within, each = Axis("b", -(-extent // size)), Axis("w", size), Axis("i", count * size)
-    place = apply("add", ex.mul("b", size), ex.as_index("w"))
+    place = make_op("add", ex.make_mul("b", size), ex.as_index("w"))
     largest = row.ctx.emit(row.axes(block), row.load(keys, place, fill=-1), (within,), "max", dtype="int64", into="most")
-    best = row.load(_chosen(row, _renumbered(row, largest, block), block.extent, count), ex.floordiv(each.name, size))
-    kept = apply("add", apply("mul", row.place(best), ex.integer(size)), ex.mod(each.name, size))
+    best = row.load(
+        _select_largest(row, _renumber_blocks(row, largest, block), block.extent, count), ex.make_floordiv(each.name, size)
+    )
+    kept = make_op("add", make_op("mul", row.place(best), ex.integer(size)), ex.make_mod(each.name, size))
     some = row.ctx.emit(row.axes(each), row.load(keys, kept, fill=-1), dtype="int64", into="some")
-    return _compacted(row, some, each.extent, _bound(row, some, each.extent, count), count)
+    return _compact_keys(row, some, each.extent, _emit_threshold(row, some, each.extent, count), count)
 
 
-def _renumbered(row: _Row, largest: str, block: Axis) -> str:
+def _renumber_blocks(row: _Row, largest: str, block: Axis) -> str:
     """Keys of blocks: that of their largest element, without its place, and the block's."""
-    high = apply("shr", row.load(largest, block.name), ex.integer(row.place_bits))
-    last = apply("sub", ex.integer(row.extent - 1), ex.as_index(block.name))
-    key = apply("add", apply("mul", high, ex.integer(1 << row.place_bits)), last)
+    high = make_op("shr", row.load(largest, block.name), ex.integer(row.place_bits))
+    last = make_op("sub", ex.integer(row.extent - 1), ex.as_index(block.name))
+    key = make_op("add", make_op("mul", high, ex.integer(1 << row.place_bits)), last)
     return row.ctx.emit(
         row.axes(Axis("i", block.extent)), ex.substitute(key, {block.name: ex.as_index("i")}), dtype="int64", into="key"
     )
 
 
-def _bound(row: _Row, keys: str, extent: int, count: int) -> str:
+def _emit_threshold(row: _Row, keys: str, extent: int, count: int) -> str:
     """The ``count``-th largest key: the bits that ``count`` keys reach, from the top."""
     bound = ""
     for shift in range((row.bits - 1) // DIGIT * DIGIT, -1, -DIGIT):
         low: Expr = row.load(bound) if bound else ex.integer(0)
         each = Axis("c", 1 << DIGIT)
-        step = apply("mul", ex.add(each.name, 1), ex.integer(1 << shift))
-        reached = one_if(apply("le", apply("add", low, step), row.load(keys, "i")))
+        step = make_op("mul", ex.make_add(each.name, 1), ex.integer(1 << shift))
+        reached = one_if(make_op("le", make_op("add", low, step), row.load(keys, "i")))
         counts = row.ctx.emit(row.axes(each), reached, (Axis("i", extent),), "sum", dtype="int32", into=f"reach{shift}")
         # The last bound is that of the digit before: what was found so far is added in its place.
-        enough = apply("le", literal(count, "int32"), row.load(counts, each.name))
-        digit = apply("where", enough, ex.integer(1 << shift), ex.integer(0))
-        body = apply("where", apply("lt", ex.as_index(each.name), ex.integer(each.extent - 1)), digit, low)
+        enough = make_op("le", make_literal(count, "int32"), row.load(counts, each.name))
+        digit = make_op("where", enough, ex.integer(1 << shift), ex.integer(0))
+        body = make_op("where", make_op("lt", ex.as_index(each.name), ex.integer(each.extent - 1)), digit, low)
         bound = row.ctx.emit(row.axes(), body, (each,), "sum", dtype="int64", into=f"bound{shift}")
     return bound
 
 
-def _compacted(row: _Row, keys: str, extent: int, bound: str, count: int) -> str:
+def _compact_keys(row: _Row, keys: str, extent: int, bound: str, count: int) -> str:
     """The ``count`` keys that reach ``bound``, as they come."""
     ctx, blocks = row.ctx, -(-extent // BLOCK)
     block, within, slot = Axis("b", blocks), Axis("w", BLOCK), Axis("r", count)
 
     def reaches(b: Expr | str, w: Expr | str) -> Expr:
-        place = apply("add", apply("mul", ex.as_index(b), ex.integer(BLOCK)), ex.as_index(w))
-        return apply("le", row.load(bound), row.load(keys, place, fill=-1))
+        place = make_op("add", make_op("mul", ex.as_index(b), ex.integer(BLOCK)), ex.as_index(w))
+        return make_op("le", row.load(bound), row.load(keys, place, fill=-1))
 
     held = ctx.emit(row.axes(block), one_if(reaches("b", "w")), (within,), "sum", dtype="int32", into="held")
-    earlier = apply("where", apply("lt", ex.as_index("o"), ex.as_index("b")), row.load(held, "o"), literal(0, "int32"))
+    earlier = make_op("where", make_op("lt", ex.as_index("o"), ex.as_index("b")), row.load(held, "o"), make_literal(0, "int32"))
     start = ctx.emit(row.axes(block), earlier, (Axis("o", blocks),), "sum", dtype="int32", into="start")
-    end = apply("add", row.load(start, "b"), row.load(held, "b"))
-    passed = one_if(apply("le", Cast("int64", end), ex.as_index("r")))
+    end = make_op("add", row.load(start, "b"), row.load(held, "b"))
+    passed = one_if(make_op("le", Cast("int64", end), ex.as_index("r")))
     own = row.load(ctx.emit(row.axes(slot), passed, (block,), "sum", dtype="int32", into="block"), "r")
     # Of the slot's block: up to how many elements no more are held than slots of it come before.
-    upto = one_if(apply("and_", apply("le", ex.as_index("o"), ex.as_index("w")), reaches("b", "o")))
+    upto = one_if(make_op("and_", make_op("le", ex.as_index("o"), ex.as_index("w")), reaches("b", "o")))
     so_far = ctx.emit(row.axes(block, within), upto, (Axis("o", BLOCK),), "sum", dtype="int32", into="so_far")
-    nth = apply("sub", ex.as_index("r"), Cast("int64", row.load(start, own, fill=0)))
-    skipped = one_if(apply("le", Cast("int64", row.load(so_far, own, "w", fill=0)), nth))
+    nth = make_op("sub", ex.as_index("r"), Cast("int64", row.load(start, own, fill=0)))
+    skipped = one_if(make_op("le", Cast("int64", row.load(so_far, own, "w", fill=0)), nth))
     inside = row.load(ctx.emit(row.axes(slot), skipped, (within,), "sum", dtype="int32", into="inside"), "r")
-    place = apply("add", apply("mul", Cast("int64", own), ex.integer(BLOCK)), Cast("int64", inside))
+    place = make_op("add", make_op("mul", Cast("int64", own), ex.integer(BLOCK)), Cast("int64", inside))
     key = row.load(keys, place, fill=-1)
     return ctx.emit(row.axes(Axis("j", count)), ex.substitute(key, {"r": ex.as_index("j")}), into="chosen")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rammer.frontend.lower.lowering_registry import Lowering, lowering
-from rammer.frontend.lower.operands import apply, literal, whole_load
+from rammer.frontend.lower.operands import make_literal, make_op, whole_load
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr
 
@@ -28,21 +28,21 @@ def batch_statistics(ctx: Lowering) -> None:
 
     def mean(value: Expr, into: str) -> Expr:
         total = ctx.emit(channel, value, over, "sum", dtype=working, into=f"{into}_sum")
-        share = apply("div", ctx.load(total, "c"), literal(max(count, 1), working))
+        share = make_op("div", ctx.load(total, "c"), make_literal(max(count, 1), working))
         return ctx.load(ctx.emit(channel, share, dtype=working, into=into), "c")
 
     x = wide(0, *[a.name for a in axes])
     centre = mean(x, "mean")
-    apart = apply("sub", x, centre)
-    spread = mean(apply("mul", apart, apart), "variance")
-    deviation = apply("sqrt", apply("add", spread, literal(float(ctx.attr("epsilon", 1e-5)), working)))
-    y = apply("add", apply("mul", apply("div", apart, deviation), wide(1, "c")), wide(2, "c"))
+    apart = make_op("sub", x, centre)
+    spread = mean(make_op("mul", apart, apart), "variance")
+    deviation = make_op("sqrt", make_op("add", spread, make_literal(float(ctx.attr("epsilon", 1e-5)), working)))
+    y = make_op("add", make_op("mul", make_op("div", apart, deviation), wide(1, "c")), wide(2, "c"))
     ctx.emit(axes, y if working == dtype else Cast(dtype, y), into=0)
     momentum = float(ctx.attr("momentum", 0.9))
     for output, (place, current) in enumerate(((3, centre), (4, spread)), 1):
         if ctx.wants(output):
-            kept = apply("mul", wide(place, "c"), literal(momentum, working))
-            moved = apply("add", kept, apply("mul", current, literal(1 - momentum, working)))
+            kept = make_op("mul", wide(place, "c"), make_literal(momentum, working))
+            moved = make_op("add", kept, make_op("mul", current, make_literal(1 - momentum, working)))
             target = ctx.out(output).dtype
             ctx.emit(channel, moved if working == target else Cast(target, moved), into=output)
 
@@ -66,7 +66,7 @@ class _Step:
 
     def number(self, name: str, default: float) -> Expr:
         """An attribute."""
-        return literal(float(self.ctx.attr(name, default)), self.dtype)
+        return make_literal(float(self.ctx.attr(name, default)), self.dtype)
 
     def axes(self, tensor: int) -> tuple[Axis, ...]:
         """Of tensor number ``tensor``."""
@@ -78,7 +78,7 @@ class _Step:
 
     def gradient(self, tensor: int) -> Expr:
         """With the share of the tensor itself that regularises."""
-        return _sum(_product(self.number("norm_coefficient", 0.0), self.operand(0, tensor)), self.operand(1, tensor))
+        return _add_exprs(_multiply_exprs(self.number("norm_coefficient", 0.0), self.operand(0, tensor)), self.operand(1, tensor))
 
     def emit(self, kind: int, tensor: int, value: Expr) -> Expr:
         """A result; what later results read of it."""
@@ -86,53 +86,57 @@ class _Step:
         return whole_load(self.ctx, name, self.axes(tensor))
 
 
-def _sum(a: Expr, b: Expr) -> Expr:
-    return apply("add", a, b)
+def _add_exprs(a: Expr, b: Expr) -> Expr:
+    return make_op("add", a, b)
 
 
-def _product(a: Expr, b: Expr) -> Expr:
-    return apply("mul", a, b)
+def _multiply_exprs(a: Expr, b: Expr) -> Expr:
+    return make_op("mul", a, b)
 
 
 @lowering("Adagrad", domain=PREVIEW)
-def adagrad(ctx: Lowering) -> None:
+def lower_adagrad(ctx: Lowering) -> None:
     """``H' = H + G^2; X' = X - R / (1 + T decay) G / (sqrt(H') + epsilon)``."""
     step = _Step(ctx, 3)
-    slowed = _sum(literal(1, step.dtype), _product(step.past, step.number("decay_factor", 0.0)))
-    rate = apply("div", step.rate, slowed)
+    slowed = _add_exprs(make_literal(1, step.dtype), _multiply_exprs(step.past, step.number("decay_factor", 0.0)))
+    rate = make_op("div", step.rate, slowed)
     for i in range(step.count):
         gradient = step.gradient(i)
-        squares = step.emit(1, i, _sum(step.operand(2, i), _product(gradient, gradient)))
-        below = _sum(apply("sqrt", squares), step.number("epsilon", 1e-6))
-        step.emit(0, i, apply("sub", step.operand(0, i), apply("div", _product(rate, gradient), below)))
+        squares = step.emit(1, i, _add_exprs(step.operand(2, i), _multiply_exprs(gradient, gradient)))
+        below = _add_exprs(make_op("sqrt", squares), step.number("epsilon", 1e-6))
+        step.emit(0, i, make_op("sub", step.operand(0, i), make_op("div", _multiply_exprs(rate, gradient), below)))
 
 
 @lowering("Adam", domain=PREVIEW)
-def adam(ctx: Lowering) -> None:
+def lower_adam(ctx: Lowering) -> None:
     """Means of gradients and of their squares; the rate grows as long as these are young."""
     step = _Step(ctx, 4)
-    alpha, beta, one = step.number("alpha", 0.9), step.number("beta", 0.999), literal(1, step.dtype)
-    young = apply("sqrt", apply("sub", one, apply("pow", beta, step.past)))
-    grown = apply("div", _product(step.rate, young), apply("sub", one, apply("pow", alpha, step.past)))
-    rate = apply("where", apply("lt", literal(0, step.dtype), step.past), grown, step.rate)
+    alpha, beta, one = step.number("alpha", 0.9), step.number("beta", 0.999), make_literal(1, step.dtype)
+    young = make_op("sqrt", make_op("sub", one, make_op("pow", beta, step.past)))
+    grown = make_op("div", _multiply_exprs(step.rate, young), make_op("sub", one, make_op("pow", alpha, step.past)))
+    rate = make_op("where", make_op("lt", make_literal(0, step.dtype), step.past), grown, step.rate)
     for i in range(step.count):
         gradient = step.gradient(i)
-        mean = step.emit(1, i, _sum(_product(alpha, step.operand(2, i)), _product(apply("sub", one, alpha), gradient)))
-        kept = _product(beta, step.operand(3, i))
-        squares = step.emit(2, i, _sum(kept, _product(apply("sub", one, beta), _product(gradient, gradient))))
-        below = _sum(apply("sqrt", squares), step.number("epsilon", 1e-6))
-        moved = apply("sub", step.operand(0, i), apply("div", _product(rate, mean), below))
-        step.emit(0, i, _product(apply("sub", one, step.number("norm_coefficient_post", 0.0)), moved))
+        mean = step.emit(
+            1, i, _add_exprs(_multiply_exprs(alpha, step.operand(2, i)), _multiply_exprs(make_op("sub", one, alpha), gradient))
+        )
+        kept = _multiply_exprs(beta, step.operand(3, i))
+        squares = step.emit(
+            2, i, _add_exprs(kept, _multiply_exprs(make_op("sub", one, beta), _multiply_exprs(gradient, gradient)))
+        )
+        below = _add_exprs(make_op("sqrt", squares), step.number("epsilon", 1e-6))
+        moved = make_op("sub", step.operand(0, i), make_op("div", _multiply_exprs(rate, mean), below))
+        step.emit(0, i, _multiply_exprs(make_op("sub", one, step.number("norm_coefficient_post", 0.0)), moved))
 
 
 @lowering("Momentum", domain=PREVIEW)
-def momentum(ctx: Lowering) -> None:
+def lower_momentum(ctx: Lowering) -> None:
     """``V' = alpha V + beta G; X' = X - R V'``, or Nesterov's ``X - R (G + alpha V')``; beta is 1 in the first step."""
     step = _Step(ctx, 3)
     alpha, given = step.number("alpha", 0.9), step.number("beta", 1.0)
-    beta = apply("where", apply("lt", literal(0, step.dtype), step.past), given, literal(1, step.dtype))
+    beta = make_op("where", make_op("lt", make_literal(0, step.dtype), step.past), given, make_literal(1, step.dtype))
     for i in range(step.count):
         gradient = step.gradient(i)
-        speed = step.emit(1, i, _sum(_product(alpha, step.operand(2, i)), _product(beta, gradient)))
-        ahead = _sum(gradient, _product(alpha, speed)) if ctx.attr("mode") == "nesterov" else speed
-        step.emit(0, i, apply("sub", step.operand(0, i), _product(step.rate, ahead)))
+        speed = step.emit(1, i, _add_exprs(_multiply_exprs(alpha, step.operand(2, i)), _multiply_exprs(beta, gradient)))
+        ahead = _add_exprs(gradient, _multiply_exprs(alpha, speed)) if ctx.attr("mode") == "nesterov" else speed
+        step.emit(0, i, make_op("sub", step.operand(0, i), _multiply_exprs(step.rate, ahead)))

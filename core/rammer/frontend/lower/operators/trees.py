@@ -7,7 +7,7 @@ from typing import Final
 
 from rammer.device.custom_operators import CustomOperator, CustomOperators
 from rammer.frontend.lower.lowering_registry import Lowering, lowering
-from rammer.frontend.lower.operands import apply, literal
+from rammer.frontend.lower.operands import make_literal, make_op
 from rammer.frontend.lower.operators.stored import DOMAIN
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, as_index
@@ -15,12 +15,12 @@ from rammer.ir.operator_use import Use
 from rammer.ir.types import TensorType
 
 
-def _number(value: int) -> Const:
+def _int32_literal(value: int) -> Const:
     return Const(value, "int32")
 
 
 @lowering("Walk", domain=DOMAIN)
-def walk(ctx: Lowering) -> None:
+def lower_walk(ctx: Lowering) -> None:
     """The leaf that each row of ``x [rows, features]`` reaches in each tree, ``[rows, trees]``.
 
     Inputs: x, feature, high, and where they matter low and tracks (whether what is no number goes to the true child). With
@@ -31,34 +31,34 @@ def walk(ctx: Lowering) -> None:
     padded, depth = bool(ctx.attr("padded")), int(ctx.attr("depth"))
     rows, trees = (Axis(n, e) for n, e in zip(("b", "t"), ctx.out().shape, strict=True))
     place = [as_index(rows.name), as_index(trees.name)]
-    at: Expr = _number(0) if padded else ctx.load(ctx.input(7), trees.name)
+    at: Expr = _int32_literal(0) if padded else ctx.load(ctx.input(7), trees.name)
     for level in range(depth):
-        node = apply("add", at, _number((1 << level) - 1)) if padded else at
+        node = make_op("add", at, _int32_literal((1 << level) - 1)) if padded else at
         index = [as_index(trees.name), node] if padded else [node]
-        passed = _passed(ctx, place[0], index)
+        passed = _node_condition(ctx, place[0], index)
         if padded:
             # The true child comes first.
-            after = apply("add", apply("mul", at, _number(2)), Cast("int32", apply("not_", passed)))
+            after = make_op("add", make_op("mul", at, _int32_literal(2)), Cast("int32", make_op("not_", passed)))
         else:
-            after = apply("where", passed, ctx.load(ctx.input(5), *index), ctx.load(ctx.input(6), *index))
+            after = make_op("where", passed, ctx.load(ctx.input(5), *index), ctx.load(ctx.input(6), *index))
         last = level == depth - 1
         name = ctx.emit((rows, trees), after, into=0 if last else "level")
         at = ctx.load(name, *place)
 
 
-def _passed(ctx: Lowering, row: Expr, index: list[Expr]) -> Expr:
+def _node_condition(ctx: Lowering, row: Expr, index: list[Expr]) -> Expr:
     """Whether a node's question is answered with yes."""
     x = ctx.load(ctx.input(0), row, ctx.load(ctx.input(1), *index))
-    passed: Expr = apply("le", x, ctx.load(ctx.input(2), *index))
+    passed: Expr = make_op("le", x, ctx.load(ctx.input(2), *index))
     if ctx.has(3):
-        passed = apply("and_", passed, apply("le", ctx.load(ctx.input(3), *index), x))
+        passed = make_op("and_", passed, make_op("le", ctx.load(ctx.input(3), *index), x))
     if ctx.has(4):
-        passed = apply("or_", passed, apply("and_", apply("isnan", x), ctx.load(ctx.input(4), *index)))
+        passed = make_op("or_", passed, make_op("and_", make_op("isnan", x), ctx.load(ctx.input(4), *index)))
     return passed
 
 
 @lowering("Gathered", domain=DOMAIN)
-def gathered(ctx: Lowering) -> None:
+def lower_gathered(ctx: Lowering) -> None:
     """What the leaves of all trees say: ``y[b, c] = sum[t] weights[t, leaf[b, t], c]``, by the combiner of attribute ``how``.
 
     With attribute ``groups`` every target has as many trees of its own, one after another, and weights are ``[trees, leaves]``.
@@ -70,7 +70,7 @@ def gathered(ctx: Lowering) -> None:
     each = count // targets.extent if groups else count
     tree: Expr = as_index("t")
     if groups and targets.extent > 1:
-        tree = apply("add", apply("mul", as_index("c"), literal(each, "int64")), tree)
+        tree = make_op("add", make_op("mul", as_index("c"), make_literal(each, "int64")), tree)
     leaf = ctx.load(ctx.input(0), rows.name, tree)
     index = [*([tree] if padded else []), leaf, *([] if groups else [as_index("c")])]
     ctx.emit((rows, targets), ctx.load(ctx.input(1), *index), [Axis("t", each)], ctx.attr("how"), into=0)
@@ -80,7 +80,7 @@ def _walked(use: Use) -> Sequence[TensorType]:
     return [TensorType("int32", (use.shape(0)[0], use.attr("trees")))]
 
 
-def _gathered(use: Use) -> Sequence[TensorType]:
+def _gathered_types(use: Use) -> Sequence[TensorType]:
     return [TensorType(use.dtype(1), (use.shape(0)[0], use.attr("targets")))]
 
 
@@ -90,6 +90,6 @@ INTERNAL: Final[CustomOperators] = {
     (o.domain, o.name): o
     for o in (
         CustomOperator(DOMAIN, "Walk", _walked, inputs=(3, 8), attributes={"padded": 0, "depth": int, "trees": int}),
-        CustomOperator(DOMAIN, "Gathered", _gathered, inputs=2, attributes={**_FLAG, "targets": int, "how": "sum"}),
+        CustomOperator(DOMAIN, "Gathered", _gathered_types, inputs=2, attributes={**_FLAG, "targets": int, "how": "sum"}),
     )
 }

@@ -48,7 +48,7 @@ def _tilings(form: ImageForm, device: VDevice) -> Iterator[ImageForm]:
             yield best
 
 
-def images(device: VDevice) -> Family:
+def make_image_family(device: VDevice) -> Family:
     """The family for a unit."""
     forms = Forms(image_form, _tilings, seconds, lambda form, binding: image_function(form, device.vector), _ordered)
     return replace(forms.family("image", CONFIGS), needs=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16), most=4)

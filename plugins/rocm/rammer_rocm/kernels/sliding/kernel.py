@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from rammer.codegen.c_text import numbered, total
-from rammer.codegen.packed_constants import packing
+from rammer.codegen.c_text import combine_digits, format_sum
+from rammer.codegen.packed_constants import make_packing
 from rammer.ir import expr as ex
 from rammer.ir.types import row_major
 
@@ -14,7 +14,7 @@ from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.sliding.recognise import ImageForm
 from rammer_rocm.kernels.sliding.text import WindowText
 from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.kernels.vector import read, vector_type
+from rammer_rocm.kernels.vector import read_vector, vector_type
 
 
 def image_function(form: ImageForm, lanes: int) -> TaskFunction:
@@ -45,7 +45,7 @@ class _Image(WindowText):
         for axis in form.outer:
             text.line(f"for (int i_{axis} = 0; i_{axis} < e_{axis}; ++i_{axis}) {{")
         self._copy()
-        self._sums()
+        self._write_sums()
         self._rows()
         text.all(["}"] * len(form.outer))
         return self.finished("image", form.scratch(self.most))
@@ -63,7 +63,7 @@ class _Image(WindowText):
         terms = [(f"({self.at[a]})", steps[a]) for a in form.outer if a in steps]
         terms += [(f"o_{high.axis}", steps.get(high.axis, 0))] if high.axis else []
         kind = CPU_DIALECT.types[self.stored(form.x.tensor)]
-        text.line(f"__global const {kind} *x = {self.pointer(form.x.tensor)} + {total(terms, constant)};")
+        text.line(f"__global const {kind} *x = {self.pointer(form.x.tensor)} + {format_sum(terms, constant)};")
         low, end = max(0, -wide.first), min(wide.staged, wide.extent - wide.first)
         if high.axis:
             under = f"(e_{high.axis} - 1) * {high.step} + {(high.taps - 1) * high.reach + 1}"
@@ -75,10 +75,10 @@ class _Image(WindowText):
         text.line(f"__global const {kind} *line = x + r * {high.stride};")
         text.line(f"__global float *to = image + {row if high.step > 1 else f'r * {form.pitch}'};")
         for place in range(low, end, self.lanes * wide.step):
-            text.all(self._vector(place, end))
+            text.all(self._copy_vector(place, end))
         text.line("}")
 
-    def _vector(self, place: int, end: int) -> Iterator[str]:
+    def _copy_vector(self, place: int, end: int) -> Iterator[str]:
         """Elements of a row from ``place`` on, a vector for each plane."""
         lanes, step, dtype = self.lanes, self.form.wide.step, self.stored(self.form.x.tensor)
         parts = [f"a{n}" for n in range(step)]
@@ -86,7 +86,7 @@ class _Image(WindowText):
         for n, name in enumerate(parts):
             # What a tensor's end does not cover is not read: it may be as much as a vector beyond.
             begin = place + n * lanes
-            value = read(dtype, lanes, f"line + {begin}") if begin < end else self.spread("0")
+            value = read_vector(dtype, lanes, f"line + {begin}") if begin < end else self.spread("0")
             yield f"const {self.kind} {name} = {value};"
         for n in range(step):
             first = place + n
@@ -103,16 +103,16 @@ class _Image(WindowText):
 
     # --- the windows ----------------------------------------------------------------------------
 
-    def _sums(self) -> None:
+    def _write_sums(self) -> None:
         """All outputs of the image."""
         form, text, lanes = self.form, self.text, self.lanes
         self._weights()
         text.line(f"for (int y = 0; y < {form.high.tile}; y += {form.rows}) {{")
         text.line(f"for (int v = 0; v < {form.wide.tile}; v += {lanes}) {{")
-        self._together()
+        self._sum_rows()
         text.all(["}", "}"])
 
-    def _together(self) -> None:
+    def _sum_rows(self) -> None:
         """The sums of a vector in each of ``rows`` rows, written out: what is loaded serves every row that it is a tap of."""
         form, text, lanes = self.form, self.text, self.lanes
         high, wide = form.high, form.wide
@@ -124,12 +124,12 @@ class _Image(WindowText):
                 offset = (phase * wide.step + place % wide.step) * self.plane + row * form.pitch + place // wide.step
                 text.line(f"{{ const {self.kind} u = vload{lanes}(0, at + {offset});")
                 for j, tap in users:
-                    text.line(f"s{j} = {self.combined(f's{j}', 'u', self._weight(tap, across))};")
+                    text.line(f"s{j} = {self.combined(f's{j}', 'u', self._tap_weight(tap, across))};")
                 text.line("}")
         for j in range(form.rows):
             text.line(f"vstore{lanes}(s{j}, 0, sums + (y + {j}) * {form.sums_pitch(lanes)} + v);")
 
-    def _weight(self, high: int, wide: int) -> str:
+    def _tap_weight(self, high: int, wide: int) -> str:
         """The weight of a tap."""
         if self.form.weights is None:
             return ""
@@ -145,8 +145,8 @@ class _Image(WindowText):
         used = [a for a in form.main.axes if a.name in ex.axes_of(form.weights)]
         taps = math.prod(r.extent for r in form.main.reduce)
         axes = (*used, *form.main.reduce)
-        packed = packing(form.weights, axes, math.prod(a.extent for a in axes), lambda full: full.reshape(-1), "taps")
-        place = numbered((f"(o_{a.name} + {f'i_{a.name}' if a.name in form.outer else '0'})", a.extent) for a in used)
+        packed = make_packing(form.weights, axes, math.prod(a.extent for a in axes), lambda full: full.reshape(-1), "taps")
+        place = combine_digits((f"(o_{a.name} + {f'i_{a.name}' if a.name in form.outer else '0'})", a.extent) for a in used)
         pointer = self.pointer(form.weights.tensor, packed=packed)
         self.text.line(f"__global const float *w = {pointer} + ({place}) * {taps};")
 

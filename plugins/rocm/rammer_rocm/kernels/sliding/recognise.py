@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from rammer.codegen.contraction_form import check_followers, counts
+from rammer.codegen.contraction_form import check_followers, is_length
 from rammer.codegen.task_parameters import Unsuited
 from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
@@ -150,7 +150,7 @@ def window_form(operator: ROperator, binding: Binding) -> WindowForm:
         raise Unsuited("no short window")
     check_followers(main, after)
     names = (*operator.inputs, *(c.name for c in operator.computes))
-    if not {binding.types[n].dtype for n in names if not counts(n, binding)} <= STORED.keys():
+    if not {binding.types[n].dtype for n in names if not is_length(n, binding)} <= STORED.keys():
         raise Unsuited("no floats")
     for c in after:
         Vector(1, lambda load: load.tensor).value(c.body)
@@ -202,7 +202,7 @@ def _slides(main: Compute, x: Load, binding: Binding) -> Iterator[Slide]:
     axes, taps = ({a.name: a.extent for a in group if a.extent > 1} for group in (main.axes, main.reduce))
     storage, shape, seen = binding.storages[x.tensor], binding.types[x.tensor].shape, list[str]()
     for index, stride, extent in zip(x.indices, storage.strides, shape, strict=True):
-        form = ex.affine(index)
+        form = ex.affine_form(index)
         if form is None:
             raise Unsuited(f"{x} is not affine")
         along, over = ([n for n in form[0] if n in group] for group in (axes, taps))

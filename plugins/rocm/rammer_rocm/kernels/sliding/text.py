@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from rammer.codegen.c_text import digits, total
-from rammer.codegen.contraction_form import address
-from rammer.codegen.operations import literal, put
+from rammer.codegen.c_text import format_sum, split_digits
+from rammer.codegen.contraction_form import affine_address
+from rammer.codegen.operations import format_store, spell_literal
 from rammer.codegen.task_parameters import Unsuited
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
@@ -16,7 +16,7 @@ from rammer.ir.expr import Load, Ref
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.sliding.recognise import WindowForm
 from rammer_rocm.kernels.tasktext import TaskText
-from rammer_rocm.kernels.vector import Vector, element, read, rounded, vector_type, write
+from rammer_rocm.kernels.vector import Vector, read_element, read_vector, round_vector, vector_type, write_vector
 
 
 class WindowText(TaskText):
@@ -37,7 +37,7 @@ class WindowText(TaskText):
     @property
     def fill(self) -> str:
         """What lies outside the image."""
-        return literal(CPU_DIALECT, float(self.window.x.fill or 0.0), "float32")
+        return spell_literal(CPU_DIALECT, float(self.window.x.fill or 0.0), "float32")
 
     @property
     def start(self) -> str:
@@ -53,7 +53,7 @@ class WindowText(TaskText):
     def origins(self) -> None:
         """Origins ``o_`` and clipped extents ``e_`` of every axis."""
         operator = self.window.operator
-        places = zip(self.window.main.axes, operator.tile, digits("task", operator.grid), strict=True)
+        places = zip(self.window.main.axes, operator.tile, split_digits("task", operator.grid), strict=True)
         for axis, tile, place in places:
             self.text.line(f"const int o_{axis.name} = {f'{place} * {tile}' if tile < axis.extent else '0'};")
             size = str(tile) if axis.extent % tile == 0 else f"min({tile}, {axis.extent} - o_{axis.name})"
@@ -64,38 +64,38 @@ class WindowText(TaskText):
         renamed = ex.substitute(load, {old: Ref(new) for old, new in (axes or {}).items()})
         if not isinstance(renamed, Load) or (axes is not None and load.fill is not None):
             raise Unsuited(f"{load} behind a window")
-        return address(renamed, self.binding.storages[load.tensor].strides)
+        return affine_address(renamed, self.binding.storages[load.tensor].strides)
 
     def place(self, steps: Mapping[str, int], constant: int) -> str:
         """The address of the vector's first element."""
-        return total([(f"({self.at[a]})", steps[a]) for a in self.at if a in steps], constant)
+        return format_sum([(f"({self.at[a]})", steps[a]) for a in self.at if a in steps], constant)
 
     def maps(self, value: str) -> None:
         """What is behind the window for the vector ``value`` of sums, and the stores."""
         main = self.window.main
         names = {main.name: value}
-        self._store(main, value)
+        self._store_output(main, value)
         for number, c in enumerate(self.window.after):
             axes = dict(zip((a.name for a in c.axes), (a.name for a in main.axes), strict=True))
             vector = Vector(self.lanes, partial(self._load, names, axes), f"v{number}_")
             names[c.name] = vector.value(c.body)
             self.text.all(vector.lines)
-            self._store(c, names[c.name])
+            self._store_output(c, names[c.name])
 
     def _load(self, names: Mapping[str, str], axes: Mapping[str, str], load: Load) -> str:
         if load.tensor in names:
-            return rounded(self.stored(load.tensor), self.lanes, names[load.tensor])
+            return round_vector(self.stored(load.tensor), self.lanes, names[load.tensor])
         steps, constant = self.steps(load, axes)
         pointer, kind, step = self.pointer(load.tensor), self.stored(load.tensor), steps.get(self.lane, 0)
         place = self.place(steps, constant)
         if step == 0:
-            return self.spread(element(kind, pointer, place))
+            return self.spread(read_element(kind, pointer, place))
         if step == 1:
-            return read(kind, self.lanes, f"{pointer} + ({place})")
-        lanes = (element(kind, pointer, f"{place} + min({n}, {self.room}) * {step}") for n in range(self.lanes))
+            return read_vector(kind, self.lanes, f"{pointer} + ({place})")
+        lanes = (read_element(kind, pointer, f"{place} + min({n}, {self.room}) * {step}") for n in range(self.lanes))
         return f"({self.kind})({', '.join(lanes)})"
 
-    def _store(self, c: Compute, value: str) -> None:
+    def _store_output(self, c: Compute, value: str) -> None:
         text, lanes = self.text, self.lanes
         if c.name not in self.window.operator.outputs:
             return
@@ -104,13 +104,13 @@ class WindowText(TaskText):
         pointer, kind, step = self.pointer(c.name, written=True), self.stored(c.name), steps.get(self.lane, 0)
         place = self.place(steps, constant)
         if step == 1:
-            whole = write(kind, lanes, f"{pointer} + ({place})", value)
+            whole = write_vector(kind, lanes, f"{pointer} + ({place})", value)
             text.line(f"if ({self.left(steps)} >= {lanes}) {whole}")
             text.line("else {")
         else:
             text.line("{")
         text.line(f"float lane[{lanes}]; vstore{lanes}({value}, 0, lane);")
-        each = put(CPU_DIALECT, pointer, f"{place} + l * {step}", kind, "lane[l]")
+        each = format_store(CPU_DIALECT, pointer, f"{place} + l * {step}", kind, "lane[l]")
         text.line(f"for (int l = 0; l < min({lanes}, {self.room} + 1); ++l) {each}")
         text.line("}")
 

@@ -52,7 +52,7 @@ def _best(form: WinogradForm, tile: Mapping[str, int], device: VDevice) -> Winog
     return min(ways, key=lambda way: (cycles(way, device), way.mr))
 
 
-def winograd(device: VDevice) -> Family:
+def make_winograd_family(device: VDevice) -> Family:
     """The family for a unit."""
     forms = Forms(winograd_form, _tilings, seconds, lambda form, binding: winograd_function(form, device.vector))
     made = forms.family("winograd", CONFIGS)

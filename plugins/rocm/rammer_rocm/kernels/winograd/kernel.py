@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from rammer.codegen.c_text import total
-from rammer.codegen.packed_constants import in_tiles, packing
+from rammer.codegen.c_text import format_sum
+from rammer.codegen.packed_constants import in_tiles, make_packing
 from rammer.codegen.partial_sums import block_sizes, write_in_blocks
 from rammer.codegen.task_parameters import Array, Packing, Unsuited
 from rammer.ir.compute import Axis
@@ -17,7 +17,7 @@ from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.lengths import extent_text
 from rammer_rocm.kernels.sliding.text import WindowText
 from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.kernels.vector import element, read, vector_type
+from rammer_rocm.kernels.vector import read_element, read_vector, vector_type
 from rammer_rocm.kernels.winograd.recognise import PLACES, SIDE, TAPS, UNDER, WinogradForm
 
 #: Sums of three weights along a side.
@@ -61,7 +61,7 @@ def pack_weights(form: WinogradForm) -> Packing:
     size = tiles * blocks * mr * PLACES * channels
     # Tiles of whole blocks lie as their blocks would one by one: other tiles of them want the same arrangement.
     lie = (mr, tiles * blocks) if tile == mr * blocks or tiles == 1 else (tile, mr)
-    return packing(form.kernel, order, size, arrange, "winograd", *lie)
+    return make_packing(form.kernel, order, size, arrange, "winograd", *lie)
 
 
 class _Winograd(WindowText):
@@ -82,7 +82,7 @@ class _Winograd(WindowText):
             left = f"(int)max({extent_text(end, self.pointer)} - o_{axis}, 0l)"
             text.line(f"const int images_{axis} = min(e_{axis}, {left});")
         text.line(f"const int down = (e_{form.high.axis} + 1) / {SIDE};")
-        text.line(f"const int squares = {' * '.join([*map(self._count, form.outer), 'down'])} * {form.across};")
+        text.line(f"const int squares = {' * '.join([*map(self._image_count, form.outer), 'down'])} * {form.across};")
         text.line("__global float *image = (__global float *)scratch;")
         text.line(f"__global float *panels = image + {form.image(lanes)};")
         text.line(f"__global float *products = panels + {PLACES * form.panel(lanes)};")
@@ -93,7 +93,7 @@ class _Winograd(WindowText):
             text.line(f"__global float *panel = panels + k * {self.row};")
             with text.block(self._each_image()):
                 self._copy()
-                self._inputs()
+                self._transform_inputs()
             # What a register tile reads beyond the last square is no number that happened to be in memory.
             for place in range(PLACES):
                 text.line(f"vstore{lanes}({self.spread('0')}, 0, panel + {place * form.panel(lanes)} + squares);")
@@ -102,12 +102,12 @@ class _Winograd(WindowText):
         tile = f"(size_t)(o_{form.row} / {form.tile[form.row]}) * {blocks}"
         text.line(f"__global const float *weights = {self.pointer(form.kernel.tensor, packed=packed)} + {tile};")
         with text.block(f"for (int r = 0; r < e_{form.row}; r += {form.mr})"):
-            self._multiply()
+            self._multiply_features()
             with text.block(f"for (int i = 0; i < min({form.mr}, e_{form.row} - r); ++i)"), text.block(self._each_image()):
-                self._outputs()
+                self._transform_outputs()
         return self.finished("winograd", form.scratch(lanes), HELPERS, stops=bool(form.ends))
 
-    def _count(self, axis: str) -> str:
+    def _image_count(self, axis: str) -> str:
         """The images along an axis."""
         return f"{'images' if axis in self.form.ends else 'e'}_{axis}"
 
@@ -115,8 +115,8 @@ class _Winograd(WindowText):
         """The loop over images: ``number`` counts them, ``i_`` are their places along the axes."""
         parts, below = list[str](), "1"
         for axis in reversed(self.form.outer):
-            parts.append(f"const int i_{axis} = number / ({below}) % {self._count(axis)};")
-            below += f" * {self._count(axis)}"
+            parts.append(f"const int i_{axis} = number / ({below}) % {self._image_count(axis)};")
+            below += f" * {self._image_count(axis)}"
         self._places = parts
         return f"for (int number = 0; number < {below}; ++number)"
 
@@ -126,7 +126,7 @@ class _Winograd(WindowText):
         """The rows of the image that lie inside: what is left of the copy holds the padding since the start."""
         form, text, lanes = self.form, self.text, self.lanes
         high, wide = form.high, form.wide
-        kind = self._source()
+        kind = self._write_source()
         low = max(0, -wide.first)
         end = min(wide.outputs + TAPS - 1, wide.extent - wide.first)
         whole = low + max(0, end - low) // lanes * lanes
@@ -135,25 +135,25 @@ class _Winograd(WindowText):
             text.line(f"__global const {CPU_DIALECT.types[kind]} *line = x + q * {high.stride};")
             text.line(f"__global float *to = image + q * {self.pitch};")
             if whole > low:
-                copied = f"vstore{lanes}({read(kind, lanes, 'line + n')}, 0, to + n)"
+                copied = f"vstore{lanes}({read_vector(kind, lanes, 'line + n')}, 0, to + n)"
                 text.line(f"for (int n = {low}; n < {whole}; n += {lanes}) {copied};")
             if whole < end:
                 mask = ", ".join("-1" if whole + n < end else "0" for n in range(lanes))
-                value = f"select({self.spread(self.fill)}, {read(kind, lanes, f'line + {whole}')}, "
+                value = f"select({self.spread(self.fill)}, {read_vector(kind, lanes, f'line + {whole}')}, "
                 text.line(f"vstore{lanes}({value}({vector_type(lanes, 'int')})({mask})), 0, to + {whole});")
 
-    def _source(self) -> str:
+    def _write_source(self) -> str:
         """Points ``x`` at channel ``k`` of an image, where its padding begins for the task; the type of what is there."""
         form, kind = self.form, self.stored(self.form.x.tensor)
         self.text.all(self._places)
         steps, constant = self.steps(form.x)
         terms = [(f"({self.at[a]})", steps[a]) for a in form.outer if a in steps]
         terms += [(f"o_{form.high.axis}", form.high.stride), ("k", steps.get(form.channel, 0))]
-        place = f"{self.pointer(form.x.tensor)} + {total(terms, constant)}"
+        place = f"{self.pointer(form.x.tensor)} + {format_sum(terms, constant)}"
         self.text.line(f"__global const {CPU_DIALECT.types[kind]} *x = {place};")
         return kind
 
-    def _inputs(self) -> None:
+    def _transform_inputs(self) -> None:
         """Sums of the inputs of each square, a vector of squares of a row at a time. Vectors may write past the row's end: what
         they spoil is written later."""
         form, text, lanes = self.form, self.text, self.lanes
@@ -165,14 +165,14 @@ class _Winograd(WindowText):
                     text.line(f"const {self.kind} l{a}{b} = {first}, m{a}{b} = {second};")
                     text.line(f"const {self.kind} d{a}{b} = ({self.kind})(l{a}{b}.even, m{a}{b}.even);")
                     text.line(f"const {self.kind} d{a}{b + 1} = ({self.kind})(l{a}{b}.odd, m{a}{b}.odd);")
-            text.all(self._summed("d", "t", INPUTS, UNDER))
+            text.all(self._sum_side("d", "t", INPUTS, UNDER))
             text.line(f"__global float *to = panel + (number * down + t) * {form.across} + v;")
             for a in range(UNDER):
                 for b, what in enumerate(INPUTS):
                     value = what.format(*(f"t{a}{n}" for n in range(UNDER)))
                     text.line(f"vstore{lanes}({value}, 0, to + {(a * UNDER + b) * form.panel(lanes)});")
 
-    def _summed(self, given: str, made: str, sums: tuple[str, ...], columns: int) -> Iterator[str]:
+    def _sum_side(self, given: str, made: str, sums: tuple[str, ...], columns: int) -> Iterator[str]:
         """Sums along the first side of what is named by both."""
         for b in range(columns):
             for a, what in enumerate(sums):
@@ -180,7 +180,7 @@ class _Winograd(WindowText):
 
     # --- the products ---------------------------------------------------------------------------
 
-    def _multiply(self) -> None:
+    def _multiply_features(self) -> None:
         """Products of the sums at each place, for ``mr`` features."""
         form, text, full = self.form, self.text, self.form.nv * self.lanes
         with text.block(f"for (int p = 0; p < {PLACES}; ++p)"):
@@ -213,7 +213,7 @@ class _Winograd(WindowText):
 
     # --- the outputs ----------------------------------------------------------------------------
 
-    def _outputs(self) -> None:
+    def _transform_outputs(self) -> None:
         """Sums of a feature's products, two rows of outputs at a time, through the maps behind, and to memory."""
         form, text, lanes = self.form, self.text, self.lanes
         text.all(self._places)
@@ -223,7 +223,7 @@ class _Winograd(WindowText):
                 for p in range(PLACES):
                     place = p * form.mr * self.row
                     text.line(f"const {self.kind} d{p // UNDER}{p % UNDER} = vload{lanes}(0, from + {place});")
-                text.all(self._summed("d", "t", PRODUCTS, UNDER))
+                text.all(self._sum_side("d", "t", PRODUCTS, UNDER))
                 for a in range(SIDE):
                     for b, what in enumerate(PRODUCTS):
                         text.line(f"const {self.kind} y{a}{b} = {what.format(*(f't{a}{n}' for n in range(UNDER)))};")
@@ -254,14 +254,14 @@ class _Winograd(WindowText):
 
         def walk(first: str, end: str) -> None:
             with text.block(f"for (int k = {first}; k < {end}; ++k)"):
-                kind = self._source()
+                kind = self._write_source()
                 text.line(f"__global const float *u = weights + (size_t)r * {PLACES * form.channels} + k * {form.mr} + i;")
                 with text.block(f"for (int tap = 0; tap < {TAPS * TAPS}; ++tap)"):
                     text.line(f"const int q = y + tap / {TAPS}, n = v + l + tap % {TAPS};")
                     down, across = f"o_{high.axis} + q + {high.first}", f"n + {wide.first}"
                     text.line(f"if ((uint)({down}) >= {high.extent}u || (uint)({across}) >= {wide.extent}u) continue;")
                     weight = f"rm_winograd_weight(u, {form.channels * form.mr}, tap / {TAPS}, tap % {TAPS})"
-                    text.line(f"lane[l] = fma({element(kind, 'x', f'q * {high.stride} + n')}, {weight}, lane[l]);")
+                    text.line(f"lane[l] = fma({read_element(kind, 'x', f'q * {high.stride} + n')}, {weight}, lane[l]);")
 
         sizes = block_sizes(form.channels, TAPS * TAPS)
         write_in_blocks(text, ["lane[l]"], "float", sizes, ("0", str(form.channels)), walk)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rammer.codegen.contraction_form import check_followers, counts
+from rammer.codegen.contraction_form import check_followers, is_length
 from rammer.codegen.task_parameters import Unsuited
 from rammer.codegen.vector_text import STORED
 from rammer.device.manifest import Binding
@@ -121,7 +121,7 @@ def winograd_form(operator: ROperator, binding: Binding) -> WinogradForm:
     check_followers(main, after)
     check_maps(operator)
     names = (*operator.inputs, *(c.name for c in operator.computes))
-    if not {binding.types[n].dtype for n in names if not counts(n, binding)} <= STORED.keys():
+    if not {binding.types[n].dtype for n in names if not is_length(n, binding)} <= STORED.keys():
         raise Unsuited("no floats")
     known = [o for o in operands if o.tensor in binding.constants and o.fill is None]
     if len(known) != 1:
@@ -158,7 +158,7 @@ def _image(main: Compute, x: Load, binding: Binding) -> tuple[Slide, Slide, str]
     storage, shape = binding.storages[x.tensor], binding.types[x.tensor].shape
     slides, channels = list[Slide](), list[str]()
     for index, stride, extent in zip(x.indices, storage.strides, shape, strict=True):
-        form = ex.affine(index)
+        form = ex.affine_form(index)
         if form is None:
             raise Unsuited(f"{x} is not affine")
         along, over = ([n for n in form[0] if n in group] for group in (axes, reduce))

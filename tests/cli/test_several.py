@@ -200,7 +200,7 @@ def opened(options):
 
 @hookimpl
 def rammer_devices():
-    return [Device(name="pair", summary="two units", probe=probe, open=opened, simulated=True, api=3)]
+    return [Device(name="pair", summary="two units", probe=probe, open=opened, simulated=True, api=4)]
 """
 
 

@@ -97,7 +97,7 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
     "constants lie in another order": (batch_products.Joins, "of", _reversed),
     "slices need not follow one another": (
         batch_candidates,
-        "places",
+        "constant_offsets",
         lambda load: (_MADE(load) or (0,))[:1] + (0,) * (len(load.indices) - 1),
     ),
     "whatever is read may be shared": (batch_candidates.Union, "_load", lambda self, loads, roots, layout, column: roots[0]),

@@ -132,7 +132,7 @@ def test_what_is_cut_is_searched_in_chains_too(case: int, seed: int, monkeypatch
             done |= {*stage}
         assert done == {*graph.names}
         assert result.seconds == pytest.approx(sum(stage_latency(graph, stage, unit) for stage in result.stages))
-    monkeypatch.setattr(module, "chains", lambda names, after: [(n,) for n in names])
+    monkeypatch.setattr(module, "find_chains", lambda names, after: [(n,) for n in names])
     apart = [IOS(r, 4).search(replace(graph, memory=Memory()), unit) for r in (1, 2, 3)]
     assert all(a.seconds <= b.seconds * (1 + 1e-9) for a, b in some(list(zip(found, apart, strict=True))))
     assert found[2].seconds <= found[1].seconds * (1 + 1e-9) <= found[0].seconds * (1 + 1e-9) ** 2
@@ -172,5 +172,5 @@ def test_chains_gain_where_waves_wait_for_the_slowest(monkeypatch: pytest.Monkey
         and len(found.stages) == 1
         and found.seconds == pytest.approx(stage_latency(graph, list(after), device(4)))
     )
-    monkeypatch.setattr(module, "chains", lambda names, after: [(n,) for n in names])
+    monkeypatch.setattr(module, "find_chains", lambda names, after: [(n,) for n in names])
     assert found.seconds < IOS(1, 2).search(replace(graph, memory=Memory()), device(4)).seconds

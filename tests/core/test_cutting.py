@@ -201,7 +201,7 @@ MOVED, PIECE = split_products.shift_load, CutState.piece
 
 
 PLANTS: dict[str, tuple[Any, str, Any]] = {
-    "blocks are read where they were": (split_products, "moved", lambda root, d, name, first: MOVED(root, d, name, 0)),
+    "blocks are read where they were": (split_products, "shift_load", lambda root, d, name, first: MOVED(root, d, name, 0)),
     "weights of the first block serve all": (CutState, "piece", lambda self, t, at, first, n: PIECE(self, t, at, 0, n)),
 }
 

@@ -90,7 +90,7 @@ def test_mistakes_are_refused() -> None:
 def test_memory_that_this_process_cannot_have_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the device says that its machine has: a process may have less."""
     program = random_net(Random(1), 4).program(list_policies()["wavefront"], 2)
-    monkeypatch.setattr("rammer.runtime.host_memory.room", lambda: 16)
+    monkeypatch.setattr("rammer.runtime.host_memory.available_bytes", lambda: 16)
     for limit in (0, 1 << 60):
         with pytest.raises(DeviceFailure, match="bytes, the limit is 16"):
             HostMemory(program, {}, limit)

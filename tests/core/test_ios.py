@@ -259,7 +259,7 @@ def test_alike_blocks_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None
         calls.append(dag)
         return search_stages(dag, *rest)
 
-    monkeypatch.setattr(module, "search", counted)
+    monkeypatch.setattr(module, "search_stages", counted)
     kernels: dict[str, tuple[RKernel, ...]] = {}
     after: dict[str, tuple[str, ...]] = {}
     last: tuple[str, ...] = ()

@@ -224,7 +224,7 @@ def test_a_whole_program_is_measured_where_kernels_are(
     def opened(program: RProgram) -> Iterator[Callable[[], float]]:
         yield lambda: share if program.permuted else 1.0
 
-    monkeypatch.setattr(policy_choice, "clocked", lambda backend, constants: opened)
+    monkeypatch.setattr(policy_choice, "program_opener", lambda backend, constants: opened)
     assert bool(permuted(rng, backend, "auto", "quick")) == moves
 
 

@@ -91,10 +91,14 @@ def test_the_search_finds_imports(code: str) -> None:
 
 
 #: Folders whose modules import each other by names that begin there.
-IMPORT_ROOTS = tuple(
-    ROOT / folder for folder in ("core", "plugins/cuda", "plugins/rocm", "plugins/ipu_sim", "tests/kit", "benchmarks")
+PLUGINS = tuple(sorted(p.parent for p in (ROOT / "plugins").glob("*/pyproject.toml")))
+IMPORT_ROOTS = (ROOT / "core", *PLUGINS, ROOT / "tests/kit", ROOT / "benchmarks")
+PACKAGES = (
+    "core/rammer",
+    *(f"plugins/{p.name}/rammer_{p.name}" for p in PLUGINS),
+    "tests/kit",
+    "benchmarks",
 )
-PACKAGES = ("core/rammer", *(f"plugins/{n}/rammer_{n}" for n in ("cuda", "rocm", "ipu_sim")), "tests/kit", "benchmarks")
 MODULES = {
     ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
     for package in PACKAGES
@@ -258,7 +262,11 @@ def test_the_search_finds_what_is_inherited() -> None:
 #: Parameters of a function at the most: what belongs together is a value of its own.
 MOST = 6
 #: The public door has the words of the command line as keywords.
-DOORS = {("core/rammer/__init__.py", "compile")}
+DOORS = {
+    ("core/rammer/__init__.py", "compile"),
+    ("tests/kit/tools/oclgrind.py", "main"),
+    ("tests/kit/tools/sanitize.py", "main"),
+}
 
 
 def crowded(nodes: Iterable[ast.AST]) -> Iterator[str]:

@@ -141,7 +141,7 @@ HARMLESS = {
 
 def subject(broken: type[Any]) -> Subject:
     """A device that is the toy or the simulator but for ``broken``. It has float16, which the toy does not offer."""
-    return Subject("bad", registry_of(Device("bad", "a mistake", rammer_toy.probe, _backend(broken), api=3)))
+    return Subject("bad", registry_of(Device("bad", "a mistake", rammer_toy.probe, _backend(broken), api=4)))
 
 
 def _backend(broken: type[Any]) -> type[Any]:

@@ -142,13 +142,13 @@ def test_the_order_of_candidates_decides(policy: str) -> None:
 def test_a_text_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the tuner, for the program that is loaded, and for the same program loaded again."""
     backend = registry_of(*rammer_c.rammer_devices()).open("c")
-    written, write = list[str](), rammer_c.emit
+    written, write = list[str](), rammer_c.emit_operator
 
     def noting(operator, binding, target):  # type: ignore[no-untyped-def]
         written.append(binding.key(operator))
         return write(operator, binding, target)
 
-    monkeypatch.setattr(rammer_c, "emit", noting)
+    monkeypatch.setattr(rammer_c, "emit_operator", noting)
     model = read_model(MODELS["product"].build(np.random.default_rng(0)))
     (segment,) = Compiler(backend, CompileOptions(tune="quick"), KernelStore(None)).compile_model(model, {}).segments
     assert isinstance(segment, ProgramSegment) and written

@@ -68,7 +68,20 @@ MEMBER = re.compile(r"`([\w.]+)` in `([a-z_/]+\.py)`")
 FILE = re.compile(r"`([a-z_]+(?:/[a-z_]+)+(?:/|\.py)?)`")
 COMMAND = re.compile(r"(?:^\$ |`)rammer ([a-z][^`\n]*)", re.MULTILINE)
 #: Modules of earlier versions, which the changelog names.
-MOVED = {"rammer.testing", "rammer.peers"}
+MOVED = {
+    "rammer.testing",
+    "rammer.peers",
+    "rammer.codegen.target",
+    "rammer.codegen.vectors",
+    "rammer.device.lazily",
+    "rammer.device.operators",
+    "rammer.frontend.lowering",
+    "rammer.passes.pipeline",
+    "rammer.profile.probe",
+    "rammer.schedule.fold",
+    "rammer.tile.search",
+    "rammer.tile.traffic",
+}
 #: Where every stage, variable and exit code is explained.
 COMMANDS_PAGE = "docs/commands.md"
 #: Beyond this the README is no first page any more.

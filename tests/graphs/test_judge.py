@@ -65,7 +65,7 @@ def test_a_product_that_cancels_may_be_rounded_or_not(judge: Judge, monkeypatch:
 
 @pytest.mark.slow
 def test_a_planted_fault_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    right = host_memory.evaluate
+    right = host_memory.evaluate_compute
 
     def wrong(compute: Compute, tensors: Any, precise: bool = False) -> Any:
         value = right(compute, tensors, precise)
@@ -75,7 +75,7 @@ def test_a_planted_fault_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch, tm
             value[..., -1] = 0
         return value
 
-    monkeypatch.setattr(host_memory, "evaluate", wrong)
+    monkeypatch.setattr(host_memory, "evaluate_compute", wrong)
     only = ("MatMul", "Relu", "Transpose", "Add", "Concat", "Sigmoid")
     plan = CampaignPlan(TOY, seed=5, graphs=12, seconds=40, voices=False, shrink=6, only=only)
     tally = campaign(plan)

@@ -45,7 +45,7 @@ RESERVING = """
 import mmap, sys
 from pathlib import Path
 import numpy as np
-from rammer_testing import cage
+from rammer_testing import sandbox as cage
 
 def room_for(size):
     try:

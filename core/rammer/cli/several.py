@@ -71,7 +71,8 @@ def joining_options(fn: F) -> F:
 
 
 def parse_devices(device: str, joining: Joining, request: Request) -> tuple[str, ...]:
-    """As ``several``. BadInput where one device is asked to keep states: what has one call for all runs does (``bind``)."""
+    """As ``resolve_devices``. BadInput where one device is asked to keep states: what has one call for all runs does
+    (``bind``)."""
     names = resolve_devices(device, joining.timeout, request.device_options)
     if not names and joining.states:
         raise BadInput(

@@ -1,6 +1,6 @@
 """What dialects of C have in common, and the one that any host compiles: C99 with GNU vectors.
 
-A device's own dialect is a value of CTarget in its plugin, made of ``STANDARD``, ``helpers`` and ``vectors``.
+A device's own dialect is a value of CTarget in its plugin, made of ``STANDARD``, ``helper_functions`` and ``vector_definitions``.
 Arithmetic is that of the element type; nothing here uses approximate ("fast-math") functions for
 float32. The preamble holds what C lacks: floor division, NaN-propagating extrema and the like.
 """

@@ -96,7 +96,7 @@ def row_form(operator: ROperator) -> RowForm | None:
 
 def map_form(operator: ROperator, strides: Mapping[str, tuple[int, ...]], most: int) -> RowForm | None:
     """Rows of an operator without reductions: the inner axes that all accesses walk as one, up to ``most`` elements; at
-    least the innermost one. None where it has reductions or no axis. ``strides`` as in ``joinable``."""
+    least the innermost one. None where it has reductions or no axis. ``strides`` as in ``can_join_axes``."""
     anchor = operator.anchor
     live = [d for d, a in enumerate(anchor.axes) if a.extent > 1]
     outputs = [c.shape == anchor.shape for c in operator.computes if c.name in operator.outputs]

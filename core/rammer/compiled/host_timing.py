@@ -1,4 +1,5 @@
-"""What operators on the host take, by type: a clock that a run is put under (``watched``), and that runs pay nothing for else."""
+"""What operators on the host take, by type: a clock that a run is put under (``collect_host_times``), and that runs pay nothing
+for else."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 #: Raised by one whenever a plugin written for the previous version would no longer work.
-API_VERSION = 3
+API_VERSION = 4
 
 #: Offsets (elements) that agree modulo this many are aligned alike for every load and copy of up to 16 bytes.
 ALIGNED_ELEMENTS = 16

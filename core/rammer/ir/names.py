@@ -170,7 +170,7 @@ def quote_text(text: str) -> str:
 
 
 def unquote_text(text: str) -> str:
-    """Inverse of ``quoted``. ValueError for what it does not print."""
+    """Inverse of ``quote_text``. ValueError for what it does not print."""
     value = json.loads(text) if text.startswith('"') else text
     if not isinstance(value, str) or quote_text(value) != text:
         raise ValueError(f"not a name as it is written: {shorten_name(text)!r}")

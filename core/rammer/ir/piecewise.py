@@ -1,6 +1,6 @@
 """Piecewise bodies: one Compute whose regions come from different tensors (Concat, recurrent outputs).
 
-The convention, built by ``concat_body`` and ``piecewise`` and recognised by ``pieces``: a binary tree of
+The convention, built by ``concat_body`` and ``make_piecewise`` and recognised by ``piecewise_regions``: a binary tree of
 ``where(lt(axis, boundary), left, right)`` over output axes whose leaves are loads. The tree is balanced,
 so that a thousand pieces nest ten deep (a chain would overflow Python's parser and recursion limits).
 Where storage allows it, a later pass lets each producer write its piece straight into its slice.

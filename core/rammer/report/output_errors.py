@@ -88,7 +88,7 @@ def outlier_differences(
     """Return a Difference for each expected float output in half precision, where activations have outliers.
 
     Results that are not finite count where the reference is finite and within float16's range. Errors count as far as the
-    reference itself is stable: ``moved`` are its outputs for ``perturbed`` inputs.
+    reference itself is stable: ``moved`` are its outputs for ``perturb_inputs`` inputs.
     """
     result = list[Difference]()
     for name, array in want.items():

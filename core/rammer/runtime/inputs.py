@@ -115,7 +115,8 @@ def scale_outlier_channels(x: Array, axis: int, rng: np.random.Generator) -> Arr
 
 
 def with_outliers(model: Head, inputs: Mapping[str, Array], names: Collection[str], seed: int) -> dict[str, Array]:
-    """Return ``inputs`` where floats among ``names`` are ``outlying`` along axis 1 of images, or along their last axis."""
+    """Return ``inputs`` where floats among ``names`` are ``scale_outlier_channels`` along axis 1 of images, or along their last
+    axis."""
     rng, made = np.random.default_rng([seed, 1]), dict(inputs)
     for port in model.inputs:
         x = np.asarray(inputs[port.name])

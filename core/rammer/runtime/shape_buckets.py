@@ -55,7 +55,7 @@ def bucket_bounds(span: Span, buckets: int = BUCKETS, lone: bool = True) -> tupl
 
 
 def find_bucket(span: Span, value: int, buckets: int = BUCKETS, lone: bool = True) -> Span:
-    """The least and greatest length of the program for ``value``, which lies in ``span``; ``lone`` as for ``bounds``."""
+    """The least and greatest length of the program for ``value``, which lies in ``span``; ``lone`` as for ``bucket_bounds``."""
     found = bucket_bounds(span, buckets, lone)
     last = min(b for b in found if b >= value)
     return max((b + 1 for b in found if b < value), default=span[0]), last

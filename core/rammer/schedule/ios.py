@@ -45,8 +45,8 @@ class IOSResult:
     """Stages of operator names in order, the predicted seconds, and the size of the search.
 
     ``proved`` says of which schedules none is predicted to be faster: ``exact`` of all (in blocks, with at most ``s`` groups of
-    ``r`` operators); ``chains`` of those that keep every chain of operators of a block (``cuts.chains``) together, ``r`` chains a
-    group, where blocks were too large for more; ``none`` where a block was searched in parts, or with smaller groups.
+    ``r`` operators); ``find_chains`` of those that keep every chain of operators of a block (``cuts.chains``) together, ``r``
+    chains a group, where blocks were too large for more; ``none`` where a block was searched in parts, or with smaller groups.
     """
 
     stages: tuple[tuple[str, ...], ...]

@@ -112,7 +112,7 @@ def _write_cubin(path: Path, code: bytes, log: str) -> None:
 
 
 def _read_cubin(path: Path) -> Cubin | None:
-    """Return what ``_cache`` wrote; None if there is nothing, or anything else, of which a warning tells."""
+    """Return what ``_write_cubin`` wrote; None if there is nothing, or anything else, of which a warning tells."""
     digest, _, log = (cached_text(path.with_suffix(".log")) or "").partition("\n")
     code = cached_bytes(path) if digest else None
     if code is None:

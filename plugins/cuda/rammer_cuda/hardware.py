@@ -54,7 +54,7 @@ def create_context(index: int) -> threading.Thread:
 
 
 def import_cupy() -> Any:
-    """The module ``cupy``; MissingDependency without it."""
+    """The module ``import_cupy``; MissingDependency without it."""
     try:
         import cupy as module
     except ImportError as problem:

@@ -51,7 +51,7 @@ def make_launches(program: RProgram) -> list[Launch]:
 
 
 def cached_launches(program: RProgram) -> list[Launch]:
-    """``launches``, cached for the next process where the program is large. Best effort."""
+    """``make_launches``, cached for the next process where the program is large. Best effort."""
     if program.task_count < CACHED_FROM:
         return make_launches(program)
     return Cached(program, "launches", Path(__file__).read_text()).get(

@@ -92,7 +92,7 @@ def test_forms_for_rows_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)
     program, binding, made = fit()
     asked = list[object]()
-    monkeypatch.setattr(cached_plan, "fitted", lambda *given: asked.append(given) or made)
+    monkeypatch.setattr(cached_plan, "fit_program", lambda *given: asked.append(given) or made)
     for _ in range(2):
         found = cached_plan.cached_fit(program, binding, TARGETS["sm_90a"])
         assert found == made and len(asked) == 1 and made.program is not program
@@ -121,7 +121,7 @@ def test_damaged_forms_are_made_again(damage: str, monkeypatch: pytest.MonkeyPat
     assert record != before
     cache_text(path, json.dumps(record))
     asked = list[object]()
-    monkeypatch.setattr(cached_plan, "fitted", lambda *given: asked.append(given) or made)
+    monkeypatch.setattr(cached_plan, "fit_program", lambda *given: asked.append(given) or made)
     assert cached_plan.cached_fit(program, binding, TARGETS["sm_90a"]) == made and len(asked) == 1
 
 

@@ -237,7 +237,7 @@ def test_the_persistent_kernel_begins_behind_all_before_it_and_ends_before_all_b
 ) -> None:
     api, memory = WritingDriver(), SimpleNamespace(data=SimpleNamespace(ptr=64))
     for module in (executor, persistent):
-        monkeypatch.setattr(module, "driver", lambda: api)
+        monkeypatch.setattr(module, "import_driver", lambda: api)
     resident = SimpleNamespace(cp=SimpleNamespace(asarray=lambda values: memory), device=nullcontext())
     table, parts = SimpleNamespace(entries=(), rows=()), SimpleNamespace(threads=512, shared=16)
     owner: Any = SimpleNamespace(table=lambda at: table, resident=resident, counters=memory, control=memory, parts=parts)

@@ -45,9 +45,9 @@ class Notes:
         api.cuModuleUnload.side_effect = self._free
         api.cuGraphExecDestroy.side_effect = self._free
         for module in (resident, hardware):
-            monkeypatch.setattr(module, "cupy", lambda: cupy)
+            monkeypatch.setattr(module, "import_cupy", lambda: cupy)
         for module in (resident, executor):
-            monkeypatch.setattr(module, "driver", lambda: api)
+            monkeypatch.setattr(module, "import_driver", lambda: api)
 
     def _free(self, what: str) -> tuple[int]:
         self.freed.append(what)
@@ -108,7 +108,7 @@ def test_a_table_for_other_lengths_lies_in_its_programs_memory(notes: Notes, mon
     def sized(count: int) -> RProgram:
         return replace(program, buffers=(*program.buffers, Buffer("between", "float32", count, "arena", 0)))
 
-    monkeypatch.setattr(resident.cupy(), "empty", lambda nbytes, dtype: Bytes(nbytes))
+    monkeypatch.setattr(resident.import_cupy(), "empty", lambda nbytes, dtype: Bytes(nbytes))
     first = Resident(sized(1024), constants, TARGETS["sm_90a"], 1)
     for count in (1, 1024, 2048):
         other = Resident(sized(count), constants, TARGETS["sm_90a"], 1, None, first)

@@ -55,8 +55,8 @@ def parts_of(
     spread: DistributedProgram, backend: Any, depth: int, limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> list[module.CudaPart]:
     cupy = host_cupy()
-    monkeypatch.setattr(module, "cupy", lambda: cupy)
-    monkeypatch.setattr(module, "place", host_place)
+    monkeypatch.setattr(module, "import_cupy", lambda: cupy)
+    monkeypatch.setattr(module, "place_arrays", host_place)
     routes = tuple(Route(t.name, t.nbytes, t.source, t.target) for t in spread.transfers)
     layout = PeerLayout(routes, len(spread.parts), depth)
     memory = [HostMemory(layout.nbytes(d)) for d in range(len(spread.parts))]
@@ -178,7 +178,7 @@ def test_states_stay_on_gpus(devices: int, depth: int, rng: np.random.Generator,
     layers = 5
     spread, backend = recurrent_over(devices, layers)
     assert {s.input for s in spread.states if s.transfers} == {"s"}
-    monkeypatch.setattr(exchange, "cupy", host_cupy)
+    monkeypatch.setattr(exchange, "import_cupy", host_cupy)
     parts = parts_of(spread, backend, depth, 20.0, monkeypatch)
     given = [{"x": rng.standard_normal(SHAPE).astype(np.float32)} for _ in range(7)]
     given[4] |= {"s": rng.standard_normal(SHAPE).astype(np.float32)}
@@ -200,7 +200,7 @@ def test_states_stay_on_gpus(devices: int, depth: int, rng: np.random.Generator,
 def test_what_the_host_asks_of_an_endpoint(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """As links are measured: there and back, by host threads, and slots that are given back."""
     cupy = host_cupy()
-    monkeypatch.setattr(fabric, "cupy", lambda: cupy)
+    monkeypatch.setattr(fabric, "import_cupy", lambda: cupy)
     layout = PeerLayout((Route("there", 40, 0, 1), Route("back", 40, 1, 0)), 2, 2)
     memory = [HostMemory(layout.nbytes(d)) for d in range(2)]
     ends = [HostEnd(d, d, layout, [m.address for m in memory], 10.0) for d in range(2)]
@@ -230,7 +230,7 @@ def test_what_the_host_asks_of_an_endpoint(rng: np.random.Generator, monkeypatch
 def test_links_are_measured_as_runs_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what is queued on the GPUs, with no copy to or from the host."""
     cupy, ends = host_cupy(), dict[int, PeerEndpoint]()
-    monkeypatch.setattr(fabric, "cupy", lambda: cupy)
+    monkeypatch.setattr(fabric, "import_cupy", lambda: cupy)
 
     class Fakes:
         mine = (0, 1, 2)

@@ -65,7 +65,7 @@ def test_blocks_are_opened_and_closed_in_one_place() -> None:
 
 
 #: Lines of a file and of a function, and parameters, at most.
-MOST_LINES, MOST_STATEMENTS, MOST_PARAMETERS = 400, 60, 6
+MOST_LINES, MOST_STATEMENTS, MOST_PARAMETERS = 800, 60, 6
 
 
 def test_files_and_functions_are_short() -> None:

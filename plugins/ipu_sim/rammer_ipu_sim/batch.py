@@ -293,7 +293,7 @@ class _Rewriting:
         return e
 
     def _own(self, axis: str) -> Expr:
-        """The axis counted from its first value; axes that ``pin`` added have no other."""
+        """The axis counted from its first value; axes that ``pin_indices`` added have no other."""
         return integer(0) if axis.startswith(PIN) else Ref(axis)
 
     def _add_values(self, e: Expr, values: Numbers) -> Expr:

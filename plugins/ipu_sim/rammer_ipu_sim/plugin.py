@@ -33,7 +33,7 @@ DEVICE = Device(
     targets=(),
     simulated=True,
     several="chips",
-    api=3,
+    api=4,
 )
 
 

@@ -21,7 +21,7 @@ from rammer.ir.types import TensorType
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
-#: Prefix of the axes that ``pin`` adds.
+#: Prefix of the axes that ``pin_indices`` adds.
 PIN = "__pin"
 
 

@@ -252,4 +252,4 @@ def probe() -> Sequence[Hardware]:
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    return [Device("c", "generated C on the host: an example", probe, CBackend, api=3)]
+    return [Device("c", "generated C on the host: an example", probe, CBackend, api=4)]

@@ -90,8 +90,8 @@ def rows_aligned() -> None:
         moved = {n: replace(s, offset=s.offset // 4 * 4) for n, s in binding.storages.items()}
         return honest(load, replace(binding, storages=moved), along)
 
-    honest = rowwise.aligned
-    rowwise.aligned = believing
+    honest = rowwise.is_quad_aligned
+    rowwise.is_quad_aligned = believing
 
 
 def unstored_product() -> None:

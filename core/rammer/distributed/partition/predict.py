@@ -70,8 +70,8 @@ def predict_run(
 def predict_lower_bound(
     devices: Sequence[Sequence[StepTime]], transfers: Sequence[Transfer], links: Links, results: Sequence[str] = ()
 ) -> Prediction:
-    """What ``predict`` never says less than for steps that take as long as these or longer: no transfer waits for another, but
-    every stretch carries all of its own."""
+    """What ``predict_run`` never says less than for steps that take as long as these or longer: no transfer waits for another,
+    but every stretch carries all of its own."""
     ways = {(t.source, t.target): link_between(links, t.source, t.target) for t in transfers}
     alone = {key: replace(way, through=()) for key, way in ways.items()}
     free = tuple(replace(t, source=2 * k, target=2 * k + 1) for k, t in enumerate(transfers))  # each has a way of its own

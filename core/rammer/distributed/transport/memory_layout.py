@@ -28,7 +28,7 @@ LAST_WORDS: Final = 512
 class Slots:
     """First bytes: in the target's memory of the slots and of the words that say what is in them, in the source's of the words
     that say which slots are free again. ``stride`` is from slot to slot. Of a tensor whose shape is a run's, slots hold a
-    ``record`` of it, and more words of the source, ``acks``, say what was read from its pool."""
+    ``record_words`` of it, and more words of the source, ``acks``, say what was read from its pool."""
 
     slots: int
     stride: int

@@ -105,7 +105,7 @@ def watch_collective(doing: str, seconds: float) -> Iterator[None]:
 
 
 def rank_and_size(timeout: float = TIMEOUT) -> tuple[int, int]:
-    """This process's rank, and how many there are; ``timeout`` as of ``module``."""
+    """This process's rank, and how many there are; ``timeout`` as of ``load_mpi``."""
     comm = load_mpi(timeout).COMM_WORLD
     return comm.rank, comm.size
 
@@ -138,7 +138,7 @@ def leave_at_exit(timeout: float = TIMEOUT) -> None:
 
 
 def cancel_leave() -> None:
-    """After a failure nobody is waited for, also where ``leave`` was asked before."""
+    """After a failure nobody is waited for, also where ``leave_at_exit`` was asked before."""
     atexit.unregister(_finalize_mpi)
 
 

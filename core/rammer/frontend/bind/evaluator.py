@@ -223,7 +223,7 @@ class Interpreted:
     """Runs bodies operator by operator, one turn at a time (``control.BodyRunner``)."""
 
     def __call__(self, body: nd.SubGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> list[Any]:
-        """See ``interpreted``."""
+        """See ``interpret_body``."""
         return interpret_body(body, given, outer)
 
     def several(self, body: nd.SubGraph, ahead: TurnsAhead, outer: Mapping[str, Any]) -> None:
@@ -234,7 +234,7 @@ INTERPRETED: Final = Interpreted()
 
 
 def evaluate_proto(proto: NodeProto, values: Arrays, opsets: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Outputs by name of one operator on the host, given its inputs by name. Raises as ``evaluate`` does."""
+    """Outputs by name of one operator on the host, given its inputs by name. Raises as ``evaluate_compute`` does."""
     node = host_node(proto, opsets)
     operands = {n: values[n] for n in node.inputs if n}
     if node.op in CONTROL or not all(isinstance(a, np.ndarray | np.generic) for a in operands.values()):

@@ -105,7 +105,7 @@ def _correct_types(proto: NodeProto, types: Mapping[str, TypeProto], inferred: M
 
 
 def _untyped_body(proto: NodeProto) -> bool:
-    """Whether ONNX's body of the operator has types that contradict each other, but ``_corrected`` knows the result's."""
+    """Whether ONNX's body of the operator has types that contradict each other, but ``_correct_types`` knows the result's."""
     return bool(proto.op_type == "MeanVarianceNormalization")
 
 

@@ -71,6 +71,6 @@ def widen_float16(ctx: Lowering, x: Load) -> Expr:
 
 
 def emit_narrowed(ctx: Lowering, axes: Sequence[Axis], value: Expr) -> None:
-    """Output 0 from ``value``, which was computed from ``widened`` operands: float32 where the output is float16."""
+    """Output 0 from ``value``, which was computed from ``widen_float16`` operands: float32 where the output is float16."""
     dtype = ctx.out().dtype
     ctx.emit(axes, Cast(dtype, value) if dtype == "float16" else value, into=0)

@@ -1,7 +1,7 @@
 """Caches that grow where they lie: an output that continues an input is written over it.
 
 Exporters concatenate the keys of the past and those of the new token, or scatter these into a cache (TensorScatter). As tensor
-expressions both ask at each place whether it is an old one. ``appended`` puts that question first, as
+expressions both ask at each place whether it is an old one. ``append_in_place`` puts that question first, as
 ``where(lt(i, position), past[..], new)``: what lies before the position is read and written as the same number, so that the two
 tensors may share memory (``verify.in_place_state``), and tasks that lie there have nothing to do. Where the position is a length
 of a range, the past gets the extent of what continues it."""

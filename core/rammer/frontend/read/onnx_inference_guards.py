@@ -3,11 +3,11 @@
 ONNX infers the bounds of a Slice by ``std::clamp``, whose assertion fails where the extent is negative, and for GatherND it
 reads the extent whose number is the last one of the indices, negative or not. An extent may be declared so (old exporters write
 -1 for any extent), or be inferred so (a window larger than its image), long before anybody here has looked at the shapes: by
-the version converter, which sees the whole model (``veil``), and in the bodies of If, Loop and Scan (``check_bodies``).
+the version converter, which sees the whole model (``hide_indices``), and in the bodies of If, Loop and Scan (``check_bodies``).
 
 The inference of some operators reads the type of an operand without asking whether it has one (EyeLike: it passes the shape
 on), and an operand has none where the operator before it has no inference, or one that stops: on a sparse initialiser, on a body
-whose types do not go together. So every value gets a type before ONNX looks (``declare``), if only that of a tensor.
+whose types do not go together. So every value gets a type before ONNX looks (``declare_types``), if only that of a tensor.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def declare_types(graphs: Iterable[GraphProto]) -> None:
 
 
 def undeclare_types(graphs: Iterable[GraphProto]) -> None:
-    """Undo ``declare`` where inference has not completed the types."""
+    """Undo ``declare_types`` where inference has not completed the types."""
     for graph in graphs:
         for value in (*graph.input, *graph.output):
             if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
@@ -89,8 +89,8 @@ def with_declared_types(node: NodeProto) -> NodeProto:
 
 def hide_indices(model: ModelProto) -> dict[str, str]:
     """Make the starts of every Slice since opset 10 inputs of ``model``, so that nobody infers its bounds, and the indices of
-    every GatherND that are no constant; a copy is meant. Returns what ``unveil`` needs: the new names, each with the one that
-    it stands for."""
+    every GatherND that are no constant; a copy is meant. Returns what ``restore_indices`` needs: the new names, each with the one
+    that it stands for."""
     graphs = list(model_checks.all_graphs(model))
     constant = {t.name for g in graphs for t in g.initializer}
     constant |= {o for g in graphs for n in g.node if n.op_type == "Constant" and n.domain in ("", "ai.onnx") for o in n.output}
@@ -109,7 +109,7 @@ def hide_indices(model: ModelProto) -> dict[str, str]:
 
 
 def restore_indices(model: ModelProto, names: dict[str, str]) -> None:
-    """Undo ``veil`` in what a tool made of the model."""
+    """Undo ``hide_indices`` in what a tool made of the model."""
     if not names:
         return
     kept = [v for v in model.graph.input if v.name not in names]

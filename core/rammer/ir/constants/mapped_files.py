@@ -170,7 +170,7 @@ def is_continuation(run: Sequence[Array], piece: Array, axis: int, new: bool) ->
 
 
 def as_one(run: Sequence[Array], axis: int, new: bool) -> Array | None:
-    """Two or more arrays that follow each other (``follows``) as one view; None where it has gaps."""
+    """Two or more arrays that follow each other (``is_continuation``) as one view; None where it has gaps."""
     first = run[0]
     shape, strides = list(first.shape), list(first.strides)
     if new:

@@ -146,4 +146,4 @@ def probe() -> Sequence[Hardware]:
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    return [Device("toy", "NumPy on the host", probe, ToyBackend, api=3)]  # the version this was written for: a literal
+    return [Device("toy", "NumPy on the host", probe, ToyBackend, api=4)]  # the version this was written for: a literal

@@ -292,7 +292,7 @@ def ring_seconds(cost: RingCost, s: Shape, walk: DepthWalk, work: Work, gpu: Gpu
 
 
 def _usable_array(split: Numbers, sms: int) -> Numbers:
-    """``usable`` for an array."""
+    """``usable_sms`` for an array."""
     return np.array([usable_sms(max(1, n), sms) for n in range(int(np.max(split)) + 1)])[split]
 
 

@@ -79,7 +79,7 @@ class HostKernel:
 
     @property
     def source(self) -> str:
-        """A program whose ``rm_launch`` runs the kernel, but for what ``_flags`` includes before it."""
+        """A program whose ``rm_launch`` runs the kernel, but for what ``_compile_flags`` includes before it."""
         types = [CUDA.types[self.binding.types[a.tensor].dtype] for a in self.arguments]
         pointers = ", ".join(f"({t} *)rm_pointers[{k}]" for k, t in enumerate(types))
         return self.text + TAIL.replace("@NAME@", self.entry).replace("@POINTERS@", pointers)

@@ -1,4 +1,5 @@
-"""The transport ``nvshmem``: GPUs of several hosts, or of one, a process each, which write into each other's symmetric memory.
+"""The transport ``import_nvshmem``: GPUs of several hosts, or of one, a process each, which write into each other's symmetric
+memory.
 
 NVSHMEM's puts are queued on a stream with values that the host gives. They would go out behind a wait that has failed, too, so
 what goes out is a copy: ``rm_exchange`` writes tensors, flags and credits into memory of this GPU's own, as it would into

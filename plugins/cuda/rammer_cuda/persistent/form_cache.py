@@ -20,7 +20,7 @@ from rammer_cuda.persistent.fit_to_block import Fitted, fit_program
 
 
 def cached_fit(program: RProgram, binding: Binding, gpu: Gpu) -> Fitted:
-    """``fitted`` of the program, cached for the next process where kernels are compared for it. Best effort."""
+    """``fit_program`` of the program, cached for the next process where kernels are compared for it. Best effort."""
     if program.repeat is not None or any(family_of(o).own for o in program.operators):
         return fit_program(program, binding, gpu)
     place = Cached(program, "fitted", *of_generators("rammer_cuda", binding), repr(gpu))

@@ -96,7 +96,8 @@ class PanelForm:
 
 
 def make_panel_families(device: VDevice) -> tuple[Family, ...]:
-    """Contractions as CPU cores like them: of float32 (``panel``), of bytes (``dots``) and of floats with ``codes``."""
+    """Contractions as CPU cores like them: of float32 (``write_panel_task``), of bytes (``dots``) and of floats with
+    ``codes``."""
     floats = Forms(
         panel_form,
         _enumerate_tilings,

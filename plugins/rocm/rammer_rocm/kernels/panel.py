@@ -1,4 +1,4 @@
-"""The ``panel`` family: contractions as CPU cores like them (Goto and van de Geijn, 2008; BLIS).
+"""The ``write_panel_task`` family: contractions as CPU cores like them (Goto and van de Geijn, 2008; BLIS).
 
 One work-item computes one task. The column operand is read in place where its columns are consecutive,
 else gathered once into a panel ``[K][columns]`` in the core's scratch memory; constant operands are packed

@@ -144,7 +144,7 @@ def _gathered_floats(b: FunctionBody, places: str, gather: int, along: int) -> s
 
 
 def emit_unpack(b: FunctionBody, packed: str, bits: int, count: int, high_first: bool = False) -> str:
-    """Open bytes into integers of ``bits`` along the last axis, on the device: ``unpacked`` of what is not known."""
+    """Open bytes into integers of ``bits`` along the last axis, on the device: ``unpack_bits`` of what is not known."""
     if bits == 8:
         return packed
     shifts = sorted(range(0, 8, bits), reverse=high_first)

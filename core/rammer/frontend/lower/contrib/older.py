@@ -48,7 +48,7 @@ def image_scaler(b: FunctionBody) -> str:
 
 @contrib_function("Crop", "input: T -> output: T", border=list[int], scale=list[int])
 def expand_crop(b: FunctionBody) -> str:
-    """The image without its left, top, right and bottom border; or of the size ``scale`` behind the first two."""
+    """The image without its left, top, right and bottom border; or of the size ``expand_scale`` behind the first two."""
     (_, _, height, width), border, size = b.shape(0, 4), list(b.attr("border")), list(b.attr("scale"))
     if len(border) != 4 or len(size) not in (0, 2):
         raise Declined(f"border is {border} and scale {size}")

@@ -13,7 +13,7 @@ from rammer.ir.types import is_float
 
 @lowering("MatMul")
 def lower_matmul(ctx: Lowering) -> None:
-    """NumPy's ``matmul``: leading dimensions broadcast, a vector is a row on the left, a column on the right."""
+    """NumPy's ``lower_matmul``: leading dimensions broadcast, a vector is a row on the left, a column on the right."""
     a, b = ctx.input(0), ctx.input(1)
     left, right = ctx.shape(a), ctx.shape(b)
     out = ctx.out().shape

@@ -1,4 +1,4 @@
-"""Convolutions of 3 x 3 with less than half of the multiplications (the family ``winograd``).
+"""Convolutions of 3 x 3 with less than half of the multiplications (the family ``make_winograd_family``).
 
 Winograd's F(2x2, 3x3) (Lavin and Gray, arXiv 1509.09308): four outputs are 16 products of sums of their 4 x 4 inputs with sums of
 the nine weights, not 36. A task takes the sums of its inputs, channel by channel, into 16 panels that stay in the core's cache,

@@ -1,0 +1,51 @@
+"""Print the lines of Python of each package and fail where a part exceeds its budget (budget.toml)."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from tabulate import tabulate
+
+ROOT = Path(__file__).parents[1]
+#: Folders that hold no source of the project.
+SKIPPED = {".venv", "build", "_build", "dist"}
+
+
+def count_lines(root: Path) -> dict[str, int]:
+    """Return the lines of each Python file below ``root``, by its path from there."""
+    files = (f for f in sorted(root.rglob("*.py")) if not SKIPPED & {*f.relative_to(root).parts})
+    return {f.relative_to(root).as_posix(): f.read_text().count("\n") for f in files}
+
+
+def exceeded_budgets(lines: Mapping[str, int], budgets: Mapping[str, int]) -> tuple[list[tuple[str, int, int]], list[str]]:
+    """Return each part with its lines and its budget, and a message for every part that exceeds it. A file counts for the
+    innermost part only, except that a part inside the core counts for the core, too."""
+    spent = Counter[str]()
+    for file, count in lines.items():
+        parts = sorted((p for p in budgets if file.startswith(f"{p}/")), key=len)
+        spent.update(dict.fromkeys(parts if parts[:1] == ["core/rammer"] else parts[-1:], count))
+    rows = [(part, spent[part], most) for part, most in budgets.items()]
+    over = [f"{part} has {have} lines of Python, its budget is {most}" for part, have, most in rows if have > most]
+    return rows, over
+
+
+def main() -> None:
+    """Print the table; exit with 1 and a message for each exceeded budget."""
+    budgets = tomllib.loads((ROOT / "budget.toml").read_text())["lines"]
+    lines = count_lines(ROOT)
+    packages = Counter[str]()
+    for file, count in lines.items():
+        if file.startswith("core/rammer/"):
+            packages["/".join(file.split("/")[:3]) if file.count("/") > 2 else "core/rammer/*.py"] += count
+    rows, over = exceeded_budgets(lines, budgets)
+    print(tabulate([*rows, *((p, n, None) for p, n in sorted(packages.items()))], ["part", "lines", "budget"]))
+    if over:
+        sys.exit("\n".join(over) + "\nDelete lines, or raise budget.toml and say why in the commit.")
+
+
+if __name__ == "__main__":
+    main()

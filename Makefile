@@ -87,6 +87,7 @@ check: .venv/test
 	$(BIN)/ruff format --check --quiet core plugins tests benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tests/line_budget.py
 
 # The site; pages are the Markdown files of the repository. Every warning is an error, and so is a link that leads nowhere.
 SPHINX := $(BIN)/python -m sphinx -q -n -c docs -d docs/_build/doctrees .

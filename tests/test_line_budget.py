@@ -1,0 +1,24 @@
+"""Budgets of lines: what counts for which part, and what exceeds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from line_budget import count_lines, exceeded_budgets
+
+
+def test_lines_are_counted_outside_of_built_folders(tmp_path: Path) -> None:
+    for name in ("core/a.py", "core/build/a.py", ".venv/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x = 1\ny = 2\n")
+    assert count_lines(tmp_path) == {"core/a.py": 2}
+
+
+@pytest.mark.parametrize(("most", "over"), [(5, []), (4, ["tests has 5 lines of Python, its budget is 4"])])
+def test_a_part_above_its_budget_is_named(most: int, over: list[str]) -> None:
+    lines = {"core/rammer/x.py": 1, "core/rammer/distributed/y.py": 2, "tests/a.py": 5, "tests/kit/b.py": 7}
+    budgets = {"core/rammer": 3, "core/rammer/distributed": 2, "tests": most, "tests/kit": 7}
+    rows, found = exceeded_budgets(lines, budgets)
+    assert {part: have for part, have, _ in rows} == {"core/rammer": 3, "core/rammer/distributed": 2, "tests": 5, "tests/kit": 7}
+    assert found == over

@@ -275,7 +275,13 @@ def crowded(nodes: Iterable[ast.AST]) -> Iterator[str]:
                 yield node.name
 
 
-FOLDERS = ("core/rammer", "tests/kit/rammer_testing", "benchmarks/rammer_bench", "plugins/rocm/rammer_rocm", "plugins/ipu_sim/rammer_ipu_sim")
+FOLDERS = (
+    "core/rammer",
+    "tests/kit/rammer_testing",
+    "benchmarks/rammer_bench",
+    "plugins/rocm/rammer_rocm",
+    "plugins/ipu_sim/rammer_ipu_sim",
+)
 CROWDED = Search(__file__, [f for folder in FOLDERS for f in (ROOT / folder).rglob("*.py")], lambda file: [*crowded(file.nodes)])
 
 

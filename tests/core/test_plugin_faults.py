@@ -15,7 +15,7 @@ import pytest
 
 from rammer.device import loader
 from rammer.device.loader import Registry
-from rammer.device.manifest import Device, Hardware
+from rammer.device.manifest import API_VERSION, Device, Hardware
 from rammer.device.plugin_output import stdout_to_stderr
 from rammer_testing.conformance import registry_of
 
@@ -89,10 +89,10 @@ def test_a_newer_plugin_whose_manifest_is_elsewhere_fails_to_load_for_that_reaso
 
 
 def test_a_plugin_of_this_version_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    point = module(tmp_path, "rammer_current_1", NEWER.format(wanted="Hardware", api="", number=3), monkeypatch)
+    point = module(tmp_path, "rammer_current_1", NEWER.format(wanted="Hardware", api="", number=API_VERSION), monkeypatch)
     (status,) = Registry([point]).statuses()
     assert status.state == "no-hardware"
-    broken = module(tmp_path, "rammer_current_2", NEWER.format(wanted="OfTheFuture", api="", number=3), monkeypatch)
+    broken = module(tmp_path, "rammer_current_2", NEWER.format(wanted="OfTheFuture", api="", number=API_VERSION), monkeypatch)
     (status,) = Registry([broken]).statuses()
     assert (status.state, "OfTheFuture" in status.reason) == ("load-error", True)
 

@@ -125,6 +125,7 @@ def test_this_project_has_a_seed(pytestconfig: pytest.Config) -> None:
     assert not [line for line in some(commands) if "--seed" in line and "$(SEED)" not in line]
 
 
+@pytest.mark.slow
 def test_tests_that_draw_are_chosen_by_the_seed(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

@@ -97,6 +97,7 @@ def test_corrupt_compiled_programs_and_heads(tmp_path: Path, own_cache: Path, ca
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_bit_flip_in_a_compiled_program_is_never_a_wrong_result(
     tmp_path: Path, own_cache: Path, rng: np.random.Generator
 ) -> None:
@@ -281,6 +282,7 @@ PRODUCTS = """<ir_version: 9, opset_import: ["" : 21]> products (float[4,8] x, f
 }"""
 
 
+@pytest.mark.slow
 def test_interrupted_tuning_leaves_the_store_whole(tmp_path: Path, own_cache: Path) -> None:
     import signal
 

@@ -175,6 +175,7 @@ def spoiled_zip(case: str, members: Members, path: Path) -> None:
         raise AssertionError(case)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "case, said",

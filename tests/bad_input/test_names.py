@@ -210,6 +210,7 @@ def test_results_do_not_depend_on_names(tmp_path: Path, values: dict[str, np.nda
             check_program(compiled.programs[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_every_hostile_name_somewhere(tmp_path: Path, values: dict[str, np.ndarray], device: str) -> None:
     for shift in range(0, len(HOSTILE), len(PLACES)):

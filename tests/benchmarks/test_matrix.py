@@ -42,6 +42,7 @@ def test_cases_are_processes_and_those_that_are_kept_are_not_done_again(tmp_path
     assert text.startswith("# Every model by every policy") and "4 of 4 cases are right" in text and "| ios{r=1,s=2}" in text
 
 
+@pytest.mark.slow
 def test_what_is_near_either_reference_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not matrix.judged(CASE, TINY, tmp_path).said
     for distances, cell in (

@@ -40,6 +40,7 @@ def test_ten_recurrent_layers_are_one_node() -> None:
     assert lstm.outputs[0] == "" and lstm.outputs[1]
 
 
+@pytest.mark.slow
 def test_norms_fold_only_after_convolutions() -> None:
     assert "BatchNormalization" not in operators("mobilenet_v2")
     assert operators("densenet121")["BatchNormalization"] == 58 + 3 + 1  # layers, transitions, the last

@@ -136,6 +136,7 @@ def test_unknown_names_say_what_there_is() -> None:
     assert result.exit_code != 0 and "unknown model 'vgg'" in str(result.exception)
 
 
+@pytest.mark.slow
 def test_onnxruntime_peer_computes_the_model() -> None:
     entry = ZOO["squeezenet"]
     model, feeds = entry.build(), entry.feeds(5)

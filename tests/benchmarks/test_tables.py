@@ -75,6 +75,7 @@ def test_a_table_is_measured_and_written(name: str, tmp_path: Path) -> None:
     assert "alexnet:small" in text and "## Environment" in text and "numpy" in text
 
 
+@pytest.mark.slow
 def test_a_table_grows_model_by_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of other models stay with --keep, those of one that is measured again are replaced, in one environment."""
     monkeypatch.setattr(scheduling, "FIVE", scheduling.FIVE[:1])
@@ -143,6 +144,7 @@ def test_what_a_table_cannot_do_is_said(words: tuple[str, ...], said: str) -> No
     assert isinstance(done.exception, BadInput) and said in str(done.exception)
 
 
+@pytest.mark.slow
 def test_a_way_that_fails_is_a_row_of_its_own(small: Subject) -> None:
     good, bad = measured(small.path, small.feeds, [Way("good"), Way("bad", {"precision": "float17"})], QUIET, small.reference)
     assert not good.failure and good.seconds > 0 and good.error < 1e-4 and good.operators >= good.memory_bound > 0

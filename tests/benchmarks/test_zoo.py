@@ -108,6 +108,7 @@ def test_a_count_that_is_off_is_no_published_one() -> None:
             published(wrong, model)
 
 
+@pytest.mark.slow
 def test_lstm_tc_is_a_thousand_equal_cells() -> None:
     graph = compute_graph(ZOO["lstm_tc"].build())
     recurrent = [c for c in graph.computes if c.kind == "contraction" and c.axes[0].extent == 1]

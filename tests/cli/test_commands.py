@@ -336,6 +336,7 @@ def test_the_installed_command(model: Path) -> None:
     assert done.stderr == "rammer: error: model file not found\n  at: none.onnx\n  hint: check the path\n"
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(model: Path) -> None:
     command = f"{sys.executable} -m rammer.cli.main inspect {model} --device ipu_sim --stage source"
     line = command + " | head -1; exit ${PIPESTATUS[0]}"

@@ -123,6 +123,7 @@ def test_a_transport_that_is_not_there(rammer: Command, tiny: Path, monkeypatch:
     assert mpi_launch.launched_processes() == 2
 
 
+@pytest.mark.slow
 def test_one_name_with_an_option_for_several_is_several(rammer: Command, tiny: Path, tmp_path: Path) -> None:
     """Chips of one simulation: their links are known, and what a run takes on all of them is told."""
     options, one = ("--option", "tiles=8", "--seed", 3), tmp_path / "one.npz"
@@ -220,6 +221,7 @@ def test_processes_of_a_host_have_units_of_their_own(tiny: Path, tmp_path: Path)
     assert sorted(re.findall("<opened .>", done.stderr)) == ["<opened 0>", "<opened 1>"]
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_other_counts_of_processes_are_refused(tiny: Path) -> None:
     done = launched(3, "run", tiny, "--device", "rocm,ipu_sim")
@@ -252,6 +254,7 @@ def test_processes_reach_each_other() -> None:
     assert found == [["process", str(a), "process", str(b), "mpi"] for a, b in ((0, 1), (0, 2), (1, 2))]
 
 
+@pytest.mark.slow
 def test_inspect_prints_the_cut_and_the_whole_table(rammer: Command, tiny: Path, tmp_path: Path) -> None:
     asked = ("inspect", tiny, "--device", "ipu_sim,ipu_sim", "--option", "tiles=4")
     done = rammer(*asked)

@@ -118,6 +118,7 @@ def test_an_error_of_our_own_is_none_of_the_devices(open_hazard: object, monkeyp
         measured(open_hazard(_0="errs", _1="errs", _2="errs"), 9.0, monkeypatch)  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_a_process_that_ended_is_followed_by_another(open_hazard: object, monkeypatch: pytest.MonkeyPatch) -> None:
     backend: Backend = open_hazard()  # type: ignore[operator]
     opening = opening_of(backend)

@@ -66,6 +66,7 @@ def trial(graph: ComputeGraph, rng: np.random.Generator) -> str:
     return next(filter(None, (problem(graph, after, rng) for after in chosen)), "")
 
 
+@pytest.mark.slow
 def test_random_siblings(seed: int, rng: np.random.Generator) -> None:
     done = 0
     for number in range(10 * COUNT):  # one in four has no siblings; a run has some that have

@@ -129,6 +129,7 @@ def test_outputs_that_no_node_computes() -> None:
 # Real models ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name, nodes", [("densenet121", 668), ("shufflenet", 203), ("squeezenet", 68)])
 def test_light_models_bind(name: str, nodes: int) -> None:

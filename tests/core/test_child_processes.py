@@ -117,6 +117,7 @@ def trapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return sprung
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["rammer.tuning.measure_worker", "pip"])
 def test_python_child_imports_nothing_of_the_directory(module: str, trapped: Path) -> None:
     """Each of the modules that are run as a child. Without sensible arguments they end soon."""

@@ -37,6 +37,7 @@ EPILOGUE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("tile", [(2, 6, 9, 11), (1, 2, 3, 11), (1, 4, 4, 5), (1, 1, 1, 1)])
 @pytest.mark.parametrize("layer", ["thread", "veu"])
@@ -55,6 +56,7 @@ def test_grouped_strided_dilated_conv(rng: np.random.Generator) -> None:
         check(case([text], values, tile))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", ["thread", "veu"])
 def test_conv_with_a_map_prologue(rng: np.random.Generator, layer: str) -> None:
     values = {"x0": rand(rng, 2, 4, 9, 11), "g": rand(rng, 4), "k": rand(rng, 6, 4, 3, 3)}
@@ -70,6 +72,7 @@ SOFTMAX = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layer", ["thread", "veu"])
 @pytest.mark.parametrize("tile", [(7, 13), (2, 13), (3, 5)])
@@ -130,6 +133,7 @@ def test_global_average_pool(rng: np.random.Generator) -> None:
     check(case(texts, {"x": rand(rng, 2, 5, 7, 9)}, (1, 2, 1, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "shape"),
     [
@@ -244,6 +248,7 @@ FLOATS = (
 )
 
 
+@pytest.mark.slow
 def test_float_functions(rng: np.random.Generator) -> None:
     x = np.concatenate([rand(rng, 60) * 2, np.array([np.nan, np.inf, -np.inf, 0.5, 1.5, 2.5, -0.5, 0], F)])
     items = [case([f"y: f32[i:68] = {fn}(x[i])"], {"x": x}, (30,)) for fn in FLOATS]
@@ -294,6 +299,7 @@ def test_broadcast_storage(rng: np.random.Generator) -> None:
     check(case(["y: f32[i:3, j:4] = x[i, j] * 2.0"], {"x": x}, (2, 2), storages=storages))
 
 
+@pytest.mark.slow
 def test_several_outputs(rng: np.random.Generator) -> None:
     values = {"x": rand(rng, 2, 4, 9, 11), "k": rand(rng, 6, 4, 3, 3), "bias": rand(rng, 6)}
     function = check(case([CONV, *EPILOGUE], values, (1, 4, 4, 5), "thread", ("c", "b", "y")))

@@ -93,6 +93,7 @@ def cases(test: Any, rng: np.random.Generator) -> Iterator[HostCase]:
             yield HostCase(tiled, compute.types, {}, {n: stored[n] for n in tiled.inputs})
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", [C99, replace(C99, name="c99_scalar", vectors=()), THREADED], ids=lambda t: t.name)
 def test_operators_of_onnx_node_tests(target: CTarget, rng: np.random.Generator) -> None:

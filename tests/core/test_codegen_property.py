@@ -50,6 +50,7 @@ def test_windows(data: st.DataObject) -> None:
     check(item, data.draw(st.sampled_from(DIALECTS)), threads=data.draw(st.integers(1, 5)))
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.data())
 def test_contractions(data: st.DataObject) -> None:
@@ -69,6 +70,7 @@ def test_contractions(data: st.DataObject) -> None:
     check(item, data.draw(st.sampled_from(DIALECTS)), threads=data.draw(st.integers(1, 5)))
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.data())
 def test_rearrangements(data: st.DataObject) -> None:

@@ -145,6 +145,7 @@ def test_the_generic_emitter_computes_attention(
     check(HostCase(replace(operator, tile=tile), graph.types, {}, inputs), target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [(5, WIDTH), (ROWS, 3), (1, 1)], ids=str)
 @pytest.mark.parametrize("target", [C99, THREADED], ids=lambda t: t.name)
 def test_the_generic_emitter_computes_chains(tile: tuple[int, ...], target: CTarget, rng: np.random.Generator) -> None:

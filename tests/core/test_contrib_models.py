@@ -124,6 +124,7 @@ def test_forms_of_experts_that_are_refused() -> None:
             computed("MoE", [x, router, *weights], **attributes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [2, 5])
 @pytest.mark.parametrize("last", [0, 1])
 def test_a_window_of_convolution_states_has_those_of_each_prefix(length: int, last: int, rng: np.random.Generator) -> None:
@@ -146,6 +147,7 @@ def test_a_window_of_convolution_states_has_those_of_each_prefix(length: int, la
     np.testing.assert_allclose(states, np.stack(want), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [2, 5])
 def test_a_window_of_attention_states_has_those_of_each_prefix(length: int, rng: np.random.Generator) -> None:
     batch, heads, depth, width, window = 2, 2, 3, 4, 3

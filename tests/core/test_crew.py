@@ -56,6 +56,7 @@ def test_the_end_is_kept_to(long: str) -> None:
     assert parts[0] == "a" and {*parts[1:]} == {long} and gone == [(long, UNFINISHED, True)] and time.monotonic() - start < 60
 
 
+@pytest.mark.slow
 def test_an_exception_is_told_with_its_traceback() -> None:
     """Of a case, and of a beginning."""
     said = list[str]()
@@ -73,12 +74,14 @@ def test_memory_is_limited() -> None:
     assert worked(f"large {1 << 28}", f"large {1 << 30}", "a", memory=1 << 29)[0] == ["True", "refused", "a"]
 
 
+@pytest.mark.slow
 def test_children_that_cannot_begin_end_the_search() -> None:
     for begin, error in ((unable, BadInput), (dying, Machinery)):
         with pytest.raises(error):
             Crew(begin, ["a"] * 100, 1, time.monotonic() + 60, print, print).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_child_outlives_its_parent(sent: signal.Signals) -> None:
     """Asked to end, a search ends with what there is."""

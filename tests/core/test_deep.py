@@ -72,6 +72,7 @@ def test_conditions_on_conditions_become_no_deep_expression(tree: bool) -> None:
     compiled(s.model(s.node("Where", values[0], x, zero)))
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_rearrangements_compiles() -> None:
     s = Sketch()
     value = s.input(2, 3, 4)

@@ -30,6 +30,7 @@ def counted(number: int) -> Callable[[HuntOutcome], bool]:
     return lambda outcome: outcome.coverage.candidates >= number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("then", "said"),
     [

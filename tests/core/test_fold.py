@@ -35,6 +35,7 @@ def plain(program: RProgram) -> set[tuple[str, int]]:
     return {(t.operator, t.index) for _, _, t in tasks_of(program)}
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 9), st.sampled_from(["sequential", "greedy", "wavefront", "ios"]))
 def test_folded_programs_are_legal_and_compute_the_same(seed: int, veus: int, fewer: int, policy: str) -> None:

@@ -32,6 +32,7 @@ def registry() -> Registry:
     return Registry()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", CHECKED)
 def test_operations_grow_with_the_model(registry: Registry, shape: str) -> None:

@@ -66,6 +66,7 @@ def reference(net: HomeNet) -> np.ndarray:
     return held["y"]
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(2, 4))
 def test_random_programs_are_legal_print_and_compute(seed: int, operators: int, devices: int) -> None:

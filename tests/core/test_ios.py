@@ -295,6 +295,7 @@ WIDE: Mapping[str, Callable[[int], Sequence[int]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", WIDE)
 def test_forty_operators_in_one_block_end_in_time(shape: str) -> None:
@@ -326,6 +327,7 @@ def test_transitions_of_a_model_are_bounded(monkeypatch: pytest.MonkeyPatch, cap
     assert "operators are in stages that were not searched" in caplog.text
 
 
+@pytest.mark.slow
 def test_cuts_of_a_long_chain_are_found_in_one_walk() -> None:
     graph = plain_graph(20_000, lambda i: (i - 1,) if i else ())
     begun = thread_time()

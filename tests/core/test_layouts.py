@@ -77,6 +77,7 @@ def parts(draw: st.DrawFn, shape: tuple[int, ...]) -> Storage:
     return Storage("part", "b", offset, tuple(extents[d] for d in order), tuple(strides[d] for d in order))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data())
 def test_parts_of_a_moved_tensor_have_the_same_elements(data: st.DataObject) -> None:

@@ -68,6 +68,7 @@ def test_missing_models_are_counted_where_the_folder_is_given(tmp_path: Path) ->
     assert "1 error" in run(tmp_path, "-k", "model")
 
 
+@pytest.mark.slow
 def test_crashed_references_skip_their_test(tmp_path: Path) -> None:
     told = run(tmp_path, "-k", "crashes", "-rs")
     assert "1 skipped" in told and "SIGFPE" in told and "failed" not in told, told

@@ -31,6 +31,7 @@ from rammer_testing.models import (
 from rammer_testing.nonempty import some
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.large) if n == "vgg19" else n for n in LIGHT_MODELS])
 def test_reseeded_model_tells_two_inputs_apart(name: str) -> None:
@@ -45,6 +46,7 @@ def test_reseeded_model_tells_two_inputs_apart(name: str) -> None:
     assert all(node.op_type not in ("ConstantOfShape", "Softmax") for node in some(model.graph.node))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
 def test_reseed_is_repeatable_and_valid(name: str) -> None:
     source = light_model(name)

@@ -36,6 +36,7 @@ def _larger(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
 expressions = st.recursive(leaves, _larger, max_leaves=12)
 
 
+@pytest.mark.slow
 @given(expressions, st.permutations(NAMES))
 @settings(max_examples=300)
 def test_a_text_reads_back_whatever_its_tensors_are_called(e: Expr, names: list[str]) -> None:

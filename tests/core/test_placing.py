@@ -67,6 +67,7 @@ def anywhere(random: Random, schedule: Schedule) -> Schedule:
     return replace(schedule, rows=tuple(map(tuple, rows)))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(16))
 def test_rowstogether_wait_as_each_would(seed: int) -> None:

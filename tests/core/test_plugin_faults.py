@@ -97,6 +97,7 @@ def test_a_plugin_of_this_version_is_loaded(tmp_path: Path, monkeypatch: pytest.
     assert (status.state, "OfTheFuture" in status.reason) == ("load-error", True)
 
 
+@pytest.mark.slow
 def test_output_of_plugins_is_not_in_json(tmp_path: Path) -> None:
     (tmp_path / "rammer_loud.py").write_text(PRINTS)
     folder = tmp_path / "rammer_loud-1.dist-info"

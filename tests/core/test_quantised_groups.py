@@ -37,6 +37,7 @@ def expressions(graph: Graph) -> ComputeGraph:
     return inline_decodings(inline_conditions(lower(graph)))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", sorted(MAKERS))
 def test_codes_are_those_of_the_floats(kind: str, seed: int) -> None:

@@ -122,6 +122,7 @@ def test_cycle() -> None:
     )
 
 
+@pytest.mark.slow
 def test_long_chain_in_any_order_is_sorted() -> None:
     chain = [helper.make_node("Neg", [f"v{i}"], [f"v{i + 1}"], name=f"n{i}") for i in range(3000)]
     graph = bound(model(chain[::-1], [tensor("v0", [2])], ["v3000"]))

@@ -36,6 +36,7 @@ def test_a_file_and_its_bytes_are_one_model(tmp_path: Path, rng: np.random.Gener
     assert open_source(path).digest == open_source(str(path)).digest == open_source(data).digest != ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, SHARE - 1, SHARE, 2 * SHARE, SIZE - 1])
 def test_every_byte_counts(tmp_path: Path, place: int, rng: np.random.Generator) -> None:
     data = bytearray(content(rng))
@@ -91,6 +92,7 @@ def test_a_large_file_is_hashed_once(large: Path, monkeypatch: pytest.MonkeyPatc
     assert hashed(link, monkeypatch) == (first, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["in place", "another file", "another file with its number", "at the end", "through a mapping"])
 def test_whatever_changes_a_file_it_is_hashed_again(
     large: Path, how: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator

@@ -96,6 +96,7 @@ def test_a_device_that_one_step_fills_keeps_whole_products(rng: np.random.Genera
     assert slice_steps(whole, device(1, launch=0.0, bandwidth=1e9)) is whole
 
 
+@pytest.mark.slow
 def test_a_wide_first_layer_keeps_its_product(rng: np.random.Generator) -> None:
     """Its input is there as a whole: no layer would overlap sooner, and 512 wide rows of weights would be read in every step."""
     whole = recurrent(rng, "LSTM", layers=4, steps=16, hidden=64, first=4096)

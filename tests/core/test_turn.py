@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
+import pytest
 from onnx import NodeProto, helper
 from pass_graphs import agree, graph_of, normal, ops
 
@@ -128,6 +129,7 @@ def math_size(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape))
 
 
+@pytest.mark.slow
 def test_random_graphs_keep_their_values(seed: int, rng: np.random.Generator) -> None:
     random, changed = Random(seed), 0
     for _ in range(400):

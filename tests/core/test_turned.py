@@ -33,6 +33,7 @@ def turned(item: HostCase) -> bool:
     return "rm_turn" in function.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "tile"), SHAPES)
 def test_transpositions_are_of_squares(rng: np.random.Generator, shape: tuple[int, int, int], tile: tuple[int, ...]) -> None:
     n, rows, columns = shape

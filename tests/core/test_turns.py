@@ -79,6 +79,7 @@ def test_many_turns_ask_the_host_seldom(how: str, asked: list[str]) -> None:
     exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long")
 def test_what_is_left_over_repeats_the_last_turn() -> None:
     """The body meets nothing that it would not have met: no index beyond, and no state after the end."""
@@ -98,6 +99,7 @@ def test_what_is_left_over_repeats_the_last_turn() -> None:
     exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long")
 def test_a_long_scan_is_few_programs(asked: list[str], rng: np.random.Generator) -> None:
     body = [
@@ -148,6 +150,7 @@ def test_random_loops(number: int, rng: np.random.Generator, monkeypatch: pytest
     exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long")
 def test_a_loop_without_a_count_is_few_programs() -> None:
     """How long a loop was before says how many turns to make of it; it had been compiled for 2, 4, 8... in a row."""
@@ -225,6 +228,7 @@ def refuse(_: object) -> LoadedModel:
     raise BadInput("no body is compiled")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long")
 @pytest.mark.parametrize("scan", [False, True])
 def test_what_is_prepared_takes_none_of_a_loops_seconds(monkeypatch: pytest.MonkeyPatch, scan: bool) -> None:

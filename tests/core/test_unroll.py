@@ -209,6 +209,7 @@ def test_work_on_loops_in_loops_is_bounded(kind: str, depth: int, monkeypatch: p
     assert kind != "constant" or depth == 2 or steps < 10  # known by arithmetic, before anything is walked
 
 
+@pytest.mark.slow
 def test_a_loop_of_loops_runs_in_parts(rng: np.random.Generator) -> None:
     proto, x = nest("constant", 4), np.ones((2, 3), np.float32)
     exe = rammer.compile(proto, "toy")

@@ -109,6 +109,7 @@ def test_operator_without_shape_inference() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_has_not_changed_is_as_the_converter_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The converter is asked only where an operator of the model has changed."""
     older = [m for op in sorted(FAMILIES)[::3] if (m := drawn(op, 0, 1).model()).opset_import[0].version < TARGET_OPSET]

@@ -40,6 +40,7 @@ def storages(draw: st.DrawFn) -> Storage:
     return Storage("t", "b", draw(st.integers(20, 40)), shape, strides)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(storages(), storages())
 def test_overlap_is_exact(a: Storage, b: Storage) -> None:
@@ -142,6 +143,7 @@ def test_order_is_the_closure_of_the_dependences(seed: int, operators: int, veus
         assert not implied & {order.names[p] for p in order.needs[place[name]]}
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 10), st.integers(1, 5))
 def test_no_wait_can_be_spared(seed: int, operators: int, veus: int) -> None:
@@ -180,6 +182,7 @@ def waits_of(program: RProgram) -> int:
     return sum(len(t.waits) for row in program.rows for t in row)
 
 
+@pytest.mark.slow
 def test_planning_grows_with_the_tasks() -> None:
     """A hundred thousand took 1 s of a processor, and 1.8 s where others share it, so that calls are counted instead."""
     nets = {steps: recurrent_net(layers=10, steps=steps, tasks=100) for steps in (4, 8, 16)}

@@ -124,6 +124,7 @@ def test_words_of_two_rows_are_not_normalised() -> None:
         rammer.compile(made, device="toy").run({"x": np.array([["a"], ["b"]], object)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [one_hot, mapper, vectorizer, cast])
 def test_results_are_those_of_onnx_runtime(draw: Any, seed: int) -> None:
     random = Random(seed)

@@ -41,6 +41,7 @@ def copies(segment: ProgramSegment) -> list[ROperator]:
     return [o for o in segment.program.operators if any(is_rearrangement(c) or piecewise_regions(c) for c in o.computes)]
 
 
+@pytest.mark.slow
 def test_a_cell_of_products_becomes_what_a_cell_becomes(rng: np.random.Generator) -> None:
     apart, together, given = (
         compiled(cell(rng), "rocm", "off"),
@@ -51,6 +52,7 @@ def test_a_cell_of_products_becomes_what_a_cell_becomes(rng: np.random.Generator
     assert not copies(together) and together.program.predicted < apart.program.predicted
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", COUNT)
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ def registry() -> Registry:
     return registry_of(*rammer_c.rammer_devices())
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @needs_compiler
 @pytest.mark.parametrize("check", CHECKS)

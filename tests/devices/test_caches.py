@@ -34,6 +34,7 @@ def _whole(model: RangedModel, inputs: dict[str, np.ndarray]) -> dict[str, np.nd
     return high
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", RANGED)
@@ -101,6 +102,7 @@ def test_a_step_writes_one_row(rng: np.random.Generator) -> None:
     exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("batch", "tokens", "mode"), [(1, 1, "linear"), (1, 3, "linear"), (2, 1, "circular"), (3, 2, "linear")])
@@ -199,6 +201,7 @@ def _reopened(exe: Executable, path: Path, device: str) -> Executable:
     return rammer.compile(path, device, options=OPTIONS.get(device))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_states_of_a_compiled_file_are_copied(device: str, rng: np.random.Generator, tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def test_every_operator_with_indices_has_a_rule() -> None:
     assert named - set(RULES) == set(FREE) & named and len(named) > 8
 
 
+@pytest.mark.slow
 def test_the_operator_that_makes_nan_is_named(device: str) -> None:
     nodes = [
         helper.make_node("Neg", ["x"], ["n"]),
@@ -130,6 +131,7 @@ def test_infinities_of_the_model_are_its_own(device: str, rng: np.random.Generat
     assert "node soft (Softmax) makes NaN at [1, 0] (3 of 6 elements) in y" in problem(proto, device, {"x": x, "m": mask})
 
 
+@pytest.mark.slow
 def test_what_waits_for_values_is_checked(device: str) -> None:
     """Rows whose number data decides, and a loop that stays one."""
     body = helper.make_graph(

@@ -28,6 +28,7 @@ def opened(device: str) -> Backend:
     return Registry().open(device)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim", "cuda"])
 def test_what_is_offered_is_declared(device: str, seed: int) -> None:

@@ -147,6 +147,7 @@ def apart(seed: int, count: int) -> int:
     return hosted
 
 
+@pytest.mark.slow
 def test_random_models_with_operators_on_the_host(seed: int) -> None:
     assert apart(seed, 5)
 

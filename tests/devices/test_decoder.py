@@ -13,6 +13,7 @@ from rammer_testing.decoder import Decoder
 from rammer_testing.peer_process import PeerSession
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_decoders_are_right(device: str, seed: int) -> None:

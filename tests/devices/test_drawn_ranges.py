@@ -31,6 +31,7 @@ def accepted(rng: np.random.Generator) -> tuple[DrawnModel, onnx.ModelProto, Pee
         return net, model, session
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2, of="device")
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("device", DEVICES)

@@ -96,6 +96,7 @@ def test_kernels_that_stop_at_the_length_are_right(name: str, rng: np.random.Gen
     assert wrong_at(name, "rocm", program, rng, "rocm") == []
 
 
+@pytest.mark.slow
 def test_tasks_that_end_are_dealt_in_turns() -> None:
     """Every row has a part of the shorter lengths' tasks."""
     program = fold(parts("attention")[2].program, 4)
@@ -160,6 +161,7 @@ def test_products_that_become_one_end_as_each_did() -> None:
     assert [str(e) for e in whole.endings] == ["b0 at length_batch", "m at length_seq with 0.0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
 def test_an_ending_that_comes_too_early_is_found(device: str, rng: np.random.Generator) -> None:
     """Planted: tasks that end one element before the length, and zeros that nobody writes where reductions go on."""
@@ -169,6 +171,7 @@ def test_an_ending_that_comes_too_early_is_found(device: str, rng: np.random.Gen
     assert wrong_at("attention", device, silent(bare), rng)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
 def test_a_reduction_that_stops_elsewhere_is_found(device: str, rng: np.random.Generator) -> None:
     """Planted: one element early, and one late where that one was not written."""

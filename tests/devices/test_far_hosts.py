@@ -65,6 +65,7 @@ def counted(report: dict[str, Any]) -> dict[str, float]:
     return {name: sum(c[name] for c in report["counters"]) for name in report["counters"][0]}
 
 
+@pytest.mark.slow
 def test_tensors_cross_between_hosts(rng: np.random.Generator) -> None:
     count, depth, length = int(rng.integers(2, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 50_000))
     wanted = Wanted("rocm", count, 30, int(rng.integers(2**31)), depth, length, timeout=60, transport="messages")

@@ -25,6 +25,7 @@ def test_devices_compute_models_with_prologues(name: str, kernel: int) -> None:
     check_model(Subject(name), block(kernel))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3, of="name")
 @pytest.mark.parametrize("groups", [1, 3, 6])
 @pytest.mark.parametrize("shape", [(2, 6, 5, 7), (3, 6, 40), (1, 6, 2, 3, 4)], ids=str)

@@ -50,6 +50,7 @@ def test_float16_on_devices(device: str, rng: np.random.Generator) -> None:
     exe.close()
 
 
+@pytest.mark.slow
 def test_nothing_kept_is_mixed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same model, device and options but for the precision: two programs, two keys; a file names its own."""
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
@@ -101,6 +102,7 @@ def test_a_result_that_overflows_float16_is_infinite_for_its_readers(device: str
         exe.close()
 
 
+@pytest.mark.slow
 def test_values_that_outgrow_float16_stay_float32(rng: np.random.Generator) -> None:
     """Norms, attention, statistics and quotients in ``float16``, with activations of up to 10,000, against float32."""
     for _ in range(30):

@@ -126,6 +126,7 @@ def test_what_is_damaged_is_made_again(made: list[str], tmp_path: Path, capsys: 
     assert kept[1] == 2 * kept[0] and "compiling again" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1, of="device")
 @pytest.mark.parametrize("number", range(100))
 @pytest.mark.parametrize("device", DEVICES)

@@ -141,6 +141,7 @@ def test_stages_timed_wrongly_cost_nothing(rng: np.random.Generator, monkeypatch
     assert made["by chance"][0].program.policy == str(IOS())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim", "toy"])
 def test_what_was_measured_is_known_when_it_is_compiled_again(
     device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch

@@ -204,6 +204,7 @@ def siblings(path: Path, rng: np.random.Generator, extents: list[int]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extents", [[1, 1, 1], [1, 2]])
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_weights_of_siblings_are_kept_nowhere_else(

@@ -92,6 +92,7 @@ def test_every_length_of_a_small_range_meets_no_poison(rng: np.random.Generator)
     exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [30, pytest.param(5000, marks=pytest.mark.large)])
 def test_many_lengths_are_few_programs(most: int, rng: np.random.Generator) -> None:
     """What is compiled for the longest is no larger than for others: a turn of 64 steps at most."""
@@ -117,6 +118,7 @@ def test_lengths_that_nobody_gave_are_found(rng: np.random.Generator) -> None:
     exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_bound_calls_and_files(device: str, rng: np.random.Generator, tmp_path: Path) -> None:
     net = Net("LSTM", 1, direction="reverse", states=True)

@@ -52,6 +52,7 @@ def test_devices_agree(case: OperatorCase, device: str) -> None:
     assert verdict.kind == "ok", f"{verdict.kind}: {verdict.text}"
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("op", "count"), [("Sum", 1100), ("Max", 100), ("Min", 33), ("Mean", 70), ("Concat", 300)])
 def test_operators_of_many_operands(op: str, count: int) -> None:

@@ -68,6 +68,7 @@ def test_it_is_balanced_and_known_to_be() -> None:
     assert spread.predicted.latency >= sum(spread.predicted.busy)
 
 
+@pytest.mark.slow
 def test_it_is_balanced_by_what_its_parts_took() -> None:
     """Device 0 takes four times what is predicted: of all cuts that were measured the best one is taken, and says so."""
     slow, took = (4.0, 1.0), list[float]()
@@ -93,6 +94,7 @@ def test_parts_are_measured_by_their_devices() -> None:
     assert seconds == backend.profiler.program_time(part.steps[0].program, part.steps[0].constants) > 0
 
 
+@pytest.mark.slow
 def test_a_slow_link_moves_the_cut() -> None:
     """Between layers of 32 and of 4 numbers; a slow link is worth a stretch of twice the length."""
     text = '<ir_version: 8, opset_import: ["" : 17]>\nneck (float[64,64] x) => (float[64,64] y) {\n' + "\n".join(
@@ -118,6 +120,7 @@ def test_squeezenet_in_three() -> None:
     assert max(t.nbytes for t in spread.transfers) <= 128 * 27 * 27 * 4
 
 
+@pytest.mark.slow
 def test_it_is_the_same_again() -> None:
     one, two = spread_of(dense_layers(4), 2), spread_of(dense_layers(4), 2)
     assert one.digest == two.digest and str(one.whole) == str(two.whole)

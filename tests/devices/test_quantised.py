@@ -30,6 +30,7 @@ def run(model: ModelProto, feeds: dict[str, np.ndarray[Any, Any]], device: str) 
         exe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 @pytest.mark.parametrize("kind", sorted(MAKERS))

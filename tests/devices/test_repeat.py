@@ -105,6 +105,7 @@ def test_faults_at_the_seam_are_found(rolled: ProgramSegment) -> None:
     assert len(faults) > 90
 
 
+@pytest.mark.slow
 def test_what_is_not_moved_shows_as_nan(rolled: ProgramSegment, rng: np.random.Generator) -> None:
     """The simulator finds what the verifier refuses: one move of each time is left out."""
     program, moves = rolled.program, rolled.program.repeat.moves

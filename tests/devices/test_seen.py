@@ -93,6 +93,7 @@ def test_arrays_are_bound_up_to_their_lengths_where_runs_have_shown_these() -> N
     assert dict(seen.until(PORTS, _shapes(4, 40, 41)).spans) == {"batch": (1, 4), "past": (1, 40)}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", ["toy", "rocm", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("given", [False, True])

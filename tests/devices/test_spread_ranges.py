@@ -167,6 +167,7 @@ def test_a_range_takes_few_programs(devices: tuple[str, str], rng: np.random.Gen
     one.close()
 
 
+@pytest.mark.slow
 def test_what_was_not_used_for_longest_is_freed(rng: np.random.Generator, tmp_path: Path) -> None:
     model, path = RANGED["residual"](rng), tmp_path / "residual.onnx"
     onnx.save(model.proto, path)

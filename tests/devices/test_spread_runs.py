@@ -163,6 +163,7 @@ def check_fault(wanted: Wanted) -> None:
     assert over or wanted.early or "waits for device" in ended.err or "was computing" in ended.err, ended
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_other_programs_are_refused() -> None:
     ended = launched(Wanted("rocm", 2, 3, lie=True))

@@ -144,6 +144,7 @@ def tokens(rng: np.random.Generator) -> list[Arrays]:
     return [{"x": rng.random((1, WIDTH), np.float32), "at": np.array([k], np.int64)} for k in range(POSITIONS)]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", list(OPTIONS))
 def test_a_decoder_keeps_its_caches_where_they_are_read(device: str, rng: np.random.Generator) -> None:

@@ -101,6 +101,7 @@ def test_casts(device: str, saturate: bool) -> None:
         np.testing.assert_array_equal(have[known].astype(np.float32), want[known].astype(np.float32), kind.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_bfloat16_is_rounded_after_every_operator(device: str) -> None:
     """What MatMul, Add and Softmax of bfloat16 give: the exact result of rounded operands, rounded once by each."""

@@ -31,6 +31,7 @@ def test_the_kit_passes_what_is_right(check: str) -> None:
     CHECKS[check](subject(broken_rows.Rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", HARMLESS)
 def test_the_core_makes_harmless(mistake: str) -> None:
     planted = HARMLESS[mistake]

@@ -123,6 +123,7 @@ def test_many_runs(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "240 runs from 8 threads, seed 5: all right" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_many_runs_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert threads.main(["--device", "toy", "--runs", "1", "--option", "speed=1"]) == 2
     assert "no option 'speed'" in capsys.readouterr().err

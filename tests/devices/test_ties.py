@@ -96,6 +96,7 @@ def test_codes_part_at_ties_and_nowhere_else(device: str, rng: np.random.Generat
     assert ties.apart and not plain.good, "a network that does not show what it is for"
 
 
+@pytest.mark.slow
 def test_products_of_codes_are_judged_by_what_they_stand_for(rng: np.random.Generator) -> None:
     proto, feeds = network(rng, "qlinear"), fed(rng)
     assert found(proto, feeds, "rocm").good

@@ -12,6 +12,7 @@ from view_graphs import failure, opened
 COUNT = {"toy": 20, "ipu_sim": 12, "rocm": 6}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", COUNT)
 def test_random_models_of_views_agree_with_onnxruntime(device: str, seed: int) -> None:
@@ -20,6 +21,7 @@ def test_random_models_of_views_agree_with_onnxruntime(device: str, seed: int) -
         assert not failure(backend, device, each), f"seed {each}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", COUNT)
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_recurrent_layers_start_from_an_expanded_constant(device: str, kind: str, rng: np.random.Generator, seed: int) -> None:

@@ -139,6 +139,7 @@ def test_the_order_of_candidates_decides(policy: str) -> None:
     assert taken[0] != taken[1]
 
 
+@pytest.mark.slow
 def test_a_text_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the tuner, for the program that is loaded, and for the same program loaded again."""
     backend = registry_of(*rammer_c.rammer_devices()).open("c")

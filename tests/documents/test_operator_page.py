@@ -59,6 +59,7 @@ def exact(x: np.ndarray) -> dict[str, np.ndarray]:
     return {"y": -0.5 * t[:, :2], "z": np.maximum(-0.5 * t[:, 2:], 0), "w": np.sqrt((t * t).sum(-1))}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_pages_operators_run_on_every_device(device: str, installed: Path, rng: np.random.Generator) -> None:

@@ -58,6 +58,7 @@ def test_a_campaign_ends_in_time_with_what_there_is(monkeypatch: pytest.MonkeyPa
     assert len(tally.unfinished) + tally.invalid >= 1 and not tally.lost and not tally.differences
 
 
+@pytest.mark.slow
 def test_no_device_is_no_campaign() -> None:
     with pytest.raises(RammerError, match="nowhere"):
         campaign(CampaignPlan(**{**vars(BAD), "setting": Setting("nowhere"), "end": 0.0}), 1)

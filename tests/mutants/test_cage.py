@@ -66,6 +66,7 @@ assert (seen.code, seen.signal, seen.out) == (0, 0, "0\\n"), seen
 """
 
 
+@pytest.mark.slow
 def test_what_a_driver_reserves_is_not_the_files(tmp_path: Path) -> None:
     """One that has a thread for each of 64 cores reserves more than a file may take; what unpacks to 2.9 GB is stopped still."""
     ended = subprocess.run([sys.executable, "-c", RESERVING, str(tmp_path)], capture_output=True, text=True, timeout=120)
@@ -88,6 +89,7 @@ def test_a_run_that_cannot_begin_is_no_finding(
         sandbox.caged(["run"], tmp_path, seconds=0.4 if said == "it was late" else 30)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("more", [[], ["--processes", "2"]])
 def test_a_campaign_that_cannot_begin_says_so(more: list[str]) -> None:
@@ -98,6 +100,7 @@ def test_a_campaign_that_cannot_begin_says_so(more: list[str]) -> None:
     assert "nowhere" in done.stderr and "Traceback" not in done.stderr and " mutants, " not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("work", "late"), [(lambda: time.sleep(2), False), (lambda: all(iter(lambda: 1, 0)), True)])
 def test_time_is_of_the_processor(tmp_path: Path, work: Callable[[], object], late: bool) -> None:
     """Else a loaded machine makes findings of runs that wait their turn; what is late says where it is."""

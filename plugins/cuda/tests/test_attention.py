@@ -160,6 +160,7 @@ def test_fragments_copies_and_rows_on_the_host(case: str, rng: np.random.Generat
         assert np.linalg.norm(have - want) <= bound * np.linalg.norm(want), option.head()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("numbers", [(1, 2, 16, 2), (2, 1, 32, 2), (1, 1, 8, 3)], ids=str)
 def test_a_task_writes_its_own_rows_alone(numbers: tuple[int, int, int, int], rng: np.random.Generator) -> None:

@@ -161,6 +161,7 @@ def wrong(have: Array, want: Array) -> bool:
     return bool(off.any()) if want.dtype == np.int32 else bool(off.max() > 1 or np.mean(off) > 0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(CASES))
@@ -176,6 +177,7 @@ def test_warps_multiply_bytes_exactly(case: str, rng: np.random.Generator) -> No
     assert not wrong(have, want), tiled.head()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", ["linear", "signed", "unsigned", "pointwise", "image", "strided", "bare"])

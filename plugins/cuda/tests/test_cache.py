@@ -175,6 +175,7 @@ def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_
         assert file.read_text() == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_plan_of_words_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int) -> None:
     monkeypatch.setattr("rammer.compiled.program_values.cache_folder", lambda: tmp_path)

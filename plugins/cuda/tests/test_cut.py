@@ -107,6 +107,7 @@ def parts_of(cut: MixedParts) -> list[RProgram]:
     return [p for p in (cut.before, cut.rows, cut.after) if p is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(24))
 def test_parts_compute_what_the_program_does(number: int, rng: np.random.Generator) -> None:

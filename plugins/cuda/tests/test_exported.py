@@ -59,6 +59,7 @@ def compiled(given: ModelProto, batching: str) -> ProgramSegment:
     return segment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_as_torch_exports_it_is_one_kernel(masked: bool, rng: np.random.Generator) -> None:
     """Also of queries, keys and values that one product makes, which gains: it reads slices of that product's rows."""
@@ -72,6 +73,7 @@ def test_attention_as_torch_exports_it_is_one_kernel(masked: bool, rng: np.rando
     assert programs["auto"].predicted < programs["off"].predicted
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.skipif(COMPILER is None, reason="kernels run on the host through g++")
 @pytest.mark.parametrize("masked", [False, True])

@@ -159,6 +159,7 @@ def test_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.Genera
         assert np.linalg.norm(have - want) <= 2e-6 * np.linalg.norm(want), tiled.head()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize(
     ("case", "tile", "config"),

@@ -121,6 +121,7 @@ def test_every_operator_of_a_program_has_a_kernel(key: str, policy: str) -> None
             assert writer.written(operator, binding).text
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", ["dien", "seq2seq"])
 def test_what_cannot_be_written_is_nobodys_choice(key: str) -> None:

@@ -119,6 +119,7 @@ def test_a_kernel_that_stops_elsewhere_is_found(case: str, family: str, rng: np.
     assert not wanted
 
 
+@pytest.mark.slow
 def test_tasks_that_do_not_end_are_found(rng: np.random.Generator) -> None:
     """Planted: a kernel without the test at its beginning."""
     if COMPILER is None:

@@ -85,6 +85,7 @@ class Called(HostSearch):
         return "" if kernel is None else problem_of(as_called(kernel), tiled, trial)
 
 
+@pytest.mark.slow
 def test_a_called_kernel_computes_what_its_launch_does(seed: int) -> None:
     """A small fresh case, one candidate of each family: its own barrier, its own shared memory, its wait."""
     search, random = Called("sm_90a"), Random(seed)
@@ -132,6 +133,7 @@ def test_tasks_of_a_row_share_a_blocks_memory_without_a_race(number: int) -> Non
     assert race_of(as_row(task_kernel(operator, binding)), binding) == "", operator.head()
 
 
+@pytest.mark.slow
 def test_a_row_without_its_barrier_is_a_race() -> None:
     operators, binding = small_rows()
     operator = next(o for o in operators if o.family == "gemm_tf32x3")
@@ -160,6 +162,7 @@ def test_what_no_task_writes_is_said_to_be_constant() -> None:
     assert {(True, False, True, False), (False, False)} <= found, "weights and a bias; none"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["", "no barrier", "no wait"])
 def test_faults_in_calling_are_found(fault: str) -> None:
     """Rows whose warps meet are wrong without their barrier, and without the wait."""
@@ -240,6 +243,7 @@ class Fake:
     def close(self) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph, persistent, chosen", [(1.0, 0.5, "persistent"), (1.0, 2.0, "graph"), (0.0, 0.0, "graph")])
 def test_auto_tries_programs_without_cells(graph: float, persistent: float, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the graph takes longer than the rows are predicted to take, both are measured; else the rows are not built."""
@@ -313,6 +317,7 @@ def test_auto_keeps_the_graph_where_a_wait_of_the_rows_never_ends(monkeypatch: p
     assert opened_beside(Stuck(0.5), monkeypatch).notes == (f"executor graph, since {why}",)
 
 
+@pytest.mark.slow
 def test_auto_keeps_the_graph_where_a_wait_of_the_rows_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = list[str]()
 

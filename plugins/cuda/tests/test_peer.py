@@ -202,6 +202,7 @@ def test_blocks_and_gpus_are_ordered(tmp_path: Path, seed: int) -> None:
     assert on_host(tmp_path, seed=seed, depth=2, sanitize="thread") == GOOD
 
 
+@pytest.mark.slow
 def test_a_wait_in_vain_ends_and_is_told(tmp_path: Path) -> None:
     """Device 1 ends after 5 runs of 300: device 0 has sent one more, and waits for the answer."""
     assert on_host(tmp_path, stop=5, depth=2) == "wrong 0 failed 1 kind 2 name 1 wanted 6 seen 5"

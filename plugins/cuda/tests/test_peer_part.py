@@ -65,6 +65,7 @@ def parts_of(
     return [module.CudaPart(spread, d, HostBackend(backend), end, Counters()) for d, end in enumerate(ends)]  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "depth"), [(2, 1), (2, 3), (3, 2)])
 def test_runs_in_flight_give_what_one_device_gives(
     devices: int, depth: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,7 @@ def table_of(flow: Dataflow, parts: KernelBodies) -> RowTable:
 # --- planning ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 def test_every_read_is_ordered_after_its_write(batch: int, rng: np.random.Generator) -> None:
     """Whatever a task reads is a word, or was written by a task that its row or its waits put before it."""
@@ -128,6 +129,7 @@ def test_a_program_without_cells_keeps_its_arena_and_waits() -> None:
     assert not keeps_constants(segment.program)
 
 
+@pytest.mark.slow
 def test_rows_run_a_task_again_and_again() -> None:
     segment = compiled(lstm_tc(0, layers=4, steps=20))
     assert keeps_constants(segment.program)
@@ -175,6 +177,7 @@ def signalled(program: RProgram, table: RowTable) -> dict[str, int]:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [False, True])
 def test_a_row_signals_once_what_is_awaited_as_a_whole(early: bool, rng: np.random.Generator) -> None:
     """All tasks of a counter on a row are one signal, of the last of them; where somebody waits for a part, each is one."""
@@ -342,6 +345,7 @@ def test_auto_takes_the_graph_where_the_persistent_kernel_cannot_run(monkeypatch
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faster", ["graph", "persistent"])
 def test_auto_keeps_the_faster_executor_and_caches_it(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from rammer_cuda import select

@@ -185,6 +185,7 @@ def test_ffma_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.G
         assert np.linalg.norm(have - want) <= 2e-6 * np.linalg.norm(want), tiled.head()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("late_copies", "late_products"), [(False, True), (True, False)])

@@ -88,6 +88,7 @@ def without_wait(name: str) -> Callable[[str], str]:
     return lambda text: text.replace(f"rm_barrier_wait({name} +", f"if (0) rm_barrier_wait({name} +")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "edit", [without_last_barrier, without_wait("full"), without_wait("empty")], ids=["sums", "full", "empty"]

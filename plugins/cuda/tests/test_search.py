@@ -105,6 +105,7 @@ def test_they_are_right_without_the_faults(kind: Kind) -> None:
     assert "rm_after" in on_host(kernel)
 
 
+@pytest.mark.slow
 def test_a_sample_is_right(seed: int) -> None:
     """A small fresh case, one candidate of each family."""
     search, random = HostSearch("sm_90a"), Random(seed)

@@ -124,6 +124,7 @@ def offered(seed: int, backend: CudaBackend) -> Iterator[tuple[str, ROperator, B
             yield from ((str(case), o, subject.binding) for o in tiled if o.task_count)
 
 
+@pytest.mark.slow
 def test_no_kernel_takes_less_than_a_start(seed: int) -> None:
     """Of no family and of no tile: what costs nothing would be chosen over everything."""
     backend = target()

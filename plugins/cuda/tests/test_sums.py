@@ -65,6 +65,7 @@ def rows_of(model: onnx.ModelProto) -> tuple[ProgramSegment, RProgram]:
     return segment, fit_program(segment.program, Binding.of(segment.program, segment.constants), backend.gpu).program
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(24))
 def test_rows_compute_what_the_program_does(number: int, rng: np.random.Generator) -> None:
@@ -131,6 +132,7 @@ def known_of(operator: ROperator) -> Binding:
     return Binding({n: TensorType("float32", s) for n, s in shapes.items()}, {n: dense(n, n, s) for n, s in shapes.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds, taken", [(20e-6, True), (1e-6, False)])
 def test_branches_are_in_parts_where_two_waves_end_before_the_one(seconds: float, taken: bool) -> None:
     """All sixteen equal ones, or none."""

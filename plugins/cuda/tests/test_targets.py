@@ -64,6 +64,7 @@ def choices(target: str, family: KernelFamily[Gpu, TaskKernel, object], gpu: Gpu
         yield from ((c.operator, subject) for c in family.candidates(subject.operator, subject.binding, gpu))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_family_is_offered_where_its_kernels_compile(target: str) -> None:

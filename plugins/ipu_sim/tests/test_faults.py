@@ -92,6 +92,7 @@ def test_the_arena_is_poisoned_after_its_last_reader(rng: np.random.Generator) -
     assert not np.isnan(loaded.memory.read("b_w")).any()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", ["sequential", "wavefront"])
 @pytest.mark.parametrize("seed", range(6))

@@ -248,6 +248,7 @@ def test_random_tiles_of_panels(backend: Backend, rng: np.random.Generator) -> N
         check(rng, backend, chain([o], {"x": (1, c, size, size)}, shapes), values(rng, shapes))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("c", "m", "size", "k", "tile", "mr", "nv"),

@@ -202,6 +202,7 @@ def depthwise(rng: np.random.Generator, kinds: tuple[str, str]) -> Case:
     return case(lines, values, {"x"}, np.maximum(codes.astype(np.int64) - int(values["zero"]), -7).astype(np.int8))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("kinds", PAIRS)
 def test_channels_alone_are_computed_in_vectors_of_whole_numbers(

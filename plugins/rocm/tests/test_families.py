@@ -43,6 +43,7 @@ class Described(OpenClKernels):
     fingerprint, profiler = "described", None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [CPU, CARDS["gfx90a"].vdevice("gfx90a")], ids=["cpu", "gfx90a"])
 def test_a_candidate_is_scheduled_by_what_it_is_ranked_by(unit: VDevice) -> None:
     backend, seen = OpenClKernels(unit), Counter[str]()

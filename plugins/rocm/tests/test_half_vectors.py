@@ -89,6 +89,7 @@ def test_only_sums_with_codes_have_no_form_of_their_own_in_float16() -> None:
     assert {k for k in KINDS if not halved(k)} == {"iconv", "imatmul", "stored"}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "recurrent" and halved(k)])
 def test_float16_keeps_every_vector(kind: str, seed: int) -> None:

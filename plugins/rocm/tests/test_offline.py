@@ -54,6 +54,7 @@ ptxas info    : Used 168 registers, 4096 bytes smem"""
     assert of_code_object(b"\x7fELF of another") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["gfx906", "gfx90a"])
 def test_softmax_compiles_with_real_figures(target: str) -> None:
     tools(target)

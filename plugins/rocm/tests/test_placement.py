@@ -97,6 +97,7 @@ def test_random_models_on_arrays_where_they_are(seed: int) -> None:
     assert placed and copied
 
 
+@pytest.mark.slow
 def test_turns_move_between_arrays_where_they_are(rng: np.random.Generator, seed: int) -> None:
     net = Net.random(rng, steps := int(rng.integers(8, 40)))
     exe = rammer.compile(net.model(np.random.default_rng(seed)), "rocm")

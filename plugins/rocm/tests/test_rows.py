@@ -44,6 +44,7 @@ def model(nodes: list[onnx.NodeProto], depth: int, width: int, constants: Mappin
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.slow
 def test_rows_that_end_are_right_at_every_length(rng: np.random.Generator) -> None:
     """The last ones by lower register tiles: at every length by another number of them."""
     pytest.importorskip("pyopencl")

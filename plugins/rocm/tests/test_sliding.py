@@ -82,6 +82,7 @@ def drawn_tile(form: ImageForm, random: Random) -> ImageForm:
     return form.tiled({**sizes, form.wide.axis: form.wide.outputs}, random.choice(ROWS))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", EDGES)
 def test_images_are_right_whatever_the_task(backend: Any, text: str, seed: int) -> None:

@@ -103,6 +103,7 @@ def families_in(exe: Executable, x: Array) -> set[str]:
     return {o.family for p in programs for o in p.operators}
 
 
+@pytest.mark.slow
 def test_a_range_of_batches_has_these_kernels_and_writes_no_image_beyond(backend: Any, rng: np.random.Generator) -> None:
     model = opened(64, 64, 14, rng)
     weights = numpy_helper.to_array(model.graph.initializer[0]).astype(np.float64)
@@ -119,6 +120,7 @@ def test_a_range_of_batches_has_these_kernels_and_writes_no_image_beyond(backend
     assert families == {"winograd"}
 
 
+@pytest.mark.slow
 def test_who_asks_for_plain_sums_gets_them(rng: np.random.Generator) -> None:
     model, offered = opened(64, 64, 14, rng), dict[str, set[str]]()
     for asked in ("on", "off"):

@@ -60,6 +60,7 @@ def refused(proto: onnx.ModelProto, feeds: dict[str, Any]) -> Any:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("op", OPERATORS)
 def test_all_shapes(op: str, rng: np.random.Generator) -> None:

@@ -92,6 +92,7 @@ def static(draw: OperandDraw, operands: tuple[Any, ...], weights: int) -> frozen
 MAKERS = {"ConvInteger": convolution, "QLinearConv": convolution, "MatMulInteger": product, "QLinearMatMul": product}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", sorted(MAKERS))
 def test_products_of_codes_are_exact(op: str, seed: int) -> None:
     for number in range(COUNT):

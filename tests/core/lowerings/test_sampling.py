@@ -33,6 +33,7 @@ def test_grid_sample(mode: str, padding: str, aligned: int, rng: np.random.Gener
         check_random("GridSample", {"x": x, "grid": grid}, rtol=1e-4, atol=2e-5, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aligned", [0, 1])
 @pytest.mark.parametrize("count", [2, 3])
 def test_affine_grids_of_every_small_extent(count: int, aligned: int, rng: np.random.Generator) -> None:

@@ -161,7 +161,7 @@ def prepared(moment: str, patch: pytest.MonkeyPatch, act: Callable[[], None]) ->
             rammer.compiler.compiler.Compiler, "compile_model", around(False, rammer.compiler.compiler.Compiler.compile_model)
         )
     if moment == "kept":
-        patch.setattr(rammer.compiled.artifact, "_pack_arrays", around(True, vars(rammer.compiled.artifact)["_pack"]))
+        patch.setattr(rammer.compiled.artifact, "_pack_arrays", around(True, vars(rammer.compiled.artifact)["_pack_arrays"]))
     if moment == "loaded":
         patch.setattr(rammer.runtime.loaded_model, "load_tables", around(True, rammer.runtime.loaded_model.load_tables))
     yield once if moment == "opened" else lambda: None

@@ -24,7 +24,7 @@ from rammer.child_processes import (
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     p
-    for folder in ("core", "plugins", "tests/kit", "benchmarks/rammer_bench")
+    for folder in ("core", "plugins", "tests/kit/rammer_testing", "benchmarks/rammer_bench")
     for p in sorted((ROOT / folder).rglob("*.py"))
     if "tests" not in p.relative_to(ROOT / folder).parts and p.name != "child_processes.py"
 ]

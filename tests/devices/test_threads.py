@@ -85,7 +85,7 @@ MISTAKES: dict[str, tuple[Any, str, Any, str, str]] = {
         "threads: bound calls",
         "neither of two written sets",
     ),
-    "compiled by everybody": (executable, "compiling", lambda backend: nullcontext(), "threads: first runs", "were compiled"),
+    "compiled by everybody": (executable, "compile_lock", lambda backend: nullcontext(), "threads: first runs", "were compiled"),
     "runs after close": (GuardedLoaded, "turn", always, "closed", "after shutdown"),
     "opens again after close": (Executable, "close", emptied, "closed", "no DeviceFailure that says 'closed'"),
     "views": (rammer_toy.ToyProgram, "run", views, "own outputs", "share memory"),

@@ -62,7 +62,7 @@ def played(folder: Path, fault: bool) -> HostBlocks:
     if fault:
         cupy.cuda.runtime.ipcOpenMemHandle = lambda handle: blocks.ipcOpenMemHandle(b"none")
     for module in (exchange, fabric, memory, part, symmetric):
-        module.cupy = lambda: cupy  # type: ignore[attr-defined]
+        module.import_cupy = lambda: cupy  # type: ignore[attr-defined]
     part.place_arrays = host_place  # type: ignore[attr-defined]
     memory.Unit = symmetric.Unit = HostUnit  # type: ignore[misc, assignment]
     shmem = FakeNvshmem(folder)

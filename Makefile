@@ -34,7 +34,7 @@ test: .venv/test
 tests: .venv/test
 	$(PYTEST) -m "not slow and not large and not cuda"
 
-# Tests of over 1 s of processor time, in about 11 minutes on two cores.
+# Tests of over 1 s of processor time, in about 13 minutes on two cores.
 test-slow: .venv/test
 	$(PYTEST) -m "slow and not large and not cuda"
 

@@ -17,6 +17,10 @@ Way: TypeAlias = Literal["stacked", "joined"]
 CLEARLY: Final = 0.99
 
 
+def _format_prices(together: float, apart: float) -> str:
+    return f"{together * 1e6:.3g} us together, {apart * 1e6:.3g} us apart"
+
+
 @dataclass(frozen=True, slots=True)
 class BatchTrial:
     """Products that were tried as one: what both forms come to (seconds), and how they lie, None where they stay apart."""
@@ -29,7 +33,7 @@ class BatchTrial:
 
     def __str__(self) -> str:
         verdict = "batched" if self.way else "apart"
-        figures = f"{self.together * 1e6:.3g} us together, {self.apart * 1e6:.3g} us apart"
+        figures = _format_prices(self.together, self.apart)
         known = f"{figures}  ({self.why})" if math.isfinite(self.apart) else f"({self.why})"
         return f"{verdict:<8}{self.subject}  {known}"
 
@@ -66,7 +70,7 @@ class ConnectionTrial:
 
     def __str__(self) -> str:
         verdict = "kept" if self.kept else "dropped"
-        figures = f"{self.together * 1e6:.3g} us together, {self.apart * 1e6:.3g} us apart"
+        figures = _format_prices(self.together, self.apart)
         return f"{verdict:<8}{self.subject} <{self.layer}>  {figures}  ({self.why})"
 
 

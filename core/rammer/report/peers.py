@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
 from rammer.device.loader import find_entry_points
-from rammer.frontend.read.reader import Model
+
+if TYPE_CHECKING:
+    from rammer.frontend.read.reader import Model
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -43,7 +45,7 @@ class Prepared:
 #: Queue an idle period on a device's stream, so that a run is queued before the period ends.
 StreamDelay: TypeAlias = Callable[[Any], None]
 #: Prepare a model for inputs of these shapes, in a precision.
-OpenPeer: TypeAlias = Callable[[Model, Mapping[str, Array], str], Prepared]
+OpenPeer: TypeAlias = "Callable[[Model, Mapping[str, Array], str], Prepared]"
 
 
 def peer_names() -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Candidates are measured in a process of their own: one that hangs or breaks the device costs a timeout, not the compile.
 
-The process opens the device as this one did, and is asked for one kernel after the other (``measurer.py``). It is started when
-something is to be measured and stays for what follows. Where a kernel does not come back in time, or the process dies of it,
+The process opens the device as this one did, and is asked for one kernel after the other (``measure_worker.py``). It is started
+when something is to be measured and stays for what follows. Where a kernel does not come back in time, or the process dies of it,
 the process is killed, and the next kernel gets a fresh one. A device that no entry point gives (a plugin that a test hands over)
 cannot be opened anew and is measured here, as is what is simulated, which has no device to break.
 """

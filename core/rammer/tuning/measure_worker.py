@@ -1,4 +1,4 @@
-"""The process that ``aside.py`` starts: it opens a device, then measures the kernels that it is told."""
+"""The process that ``measure_process.py`` starts: it opens a device, then measures the kernels that it is told."""
 
 from __future__ import annotations
 

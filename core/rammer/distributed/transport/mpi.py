@@ -4,7 +4,7 @@ A window is locked by all for good. A payload is ``Put`` and flushed, so it is t
 then put, and nobody waits for it: before its word is written again, the other side has answered. Who waits reads its own memory
 and lets MPI work, which networks without hardware for it need to bring a write in.
 
-MPI has no time limits: what blocks in it is ended by a thread that watches (``watch.py``), with the process.
+MPI has no time limits: what blocks in it is ended by a thread that watches (``watchdog.py``), with the process.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from rammer.frontend.read.function_bodies import Expansion
 from rammer.frontend.spec_rulings.operator_questions import Use
 from rammer.frontend.spec_rulings.rulings import find_decision
 from rammer.ir.constants.mapped_files import is_mapped
-from rammer.ir.evaluate import evaluate_compute as evaluate_compute
+from rammer.ir.evaluate import evaluate_compute
 from rammer.ir.formats import FORMATS, from_carrier, to_carrier
 from rammer.ir.graph import Graph, Node
 from rammer.ir.names import shorten_name

@@ -1,4 +1,4 @@
-"""Splitting where one task's operands outgrow a vEU's memory: reductions by ``rfactor``, tables in pieces (``tables.py``).
+"""Splitting where one task's operands outgrow a vEU's memory: reductions by ``rfactor``, tables in pieces (``split_gather.py``).
 
 A device that stages everything a task reads cannot hold the operands of one output element of a very
 deep contraction (VGG's first fully connected layer reads 25,088 weights an output). The reduction then

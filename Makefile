@@ -50,7 +50,7 @@ corpus: .venv/test
 # search finds is in $(FOUND).
 FOUND := build/search
 SEARCH := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m rammer_testing
-GRAPHS = $(SEARCH).graphs --processes 2 --policy '*' --layout '*' --seed $(SEED) --keep $(FOUND)
+GRAPHS = $(SEARCH).graphs --processes 2 --policy '*' --layout '*' --form '*' --seed $(SEED) --keep $(FOUND)
 MUTANTS = $(SEARCH).mutants --processes 2 --seed $(SEED) --keep $(FOUND)/mutants
 FAMILIES = $(SEARCH).families --processes 2 --seed $(SEED)
 

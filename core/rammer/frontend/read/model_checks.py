@@ -238,8 +238,7 @@ def sorted_nodes(graph: GraphProto, outer: Container[str] = ()) -> list[NodeProt
     ``outer`` are the values that the graph may read besides its own. BadInput for a cycle, a value
     that nothing computes and one that is computed twice.
     """
-    given = {i.name for i in graph.input} | {t.name for t in graph.initializer}
-    given |= {t.values.name for t in graph.sparse_initializer}
+    given = _stored_names(graph)
     available = ScopeNames(given, outer)
     producer = _map_producers(graph, {name for name in given if name not in outer})
     reads = [node_reads(node) for node in graph.node]
@@ -272,11 +271,17 @@ def live_nodes(order: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeP
 def checked_order(graph: GraphProto, outer: Container[str] = ()) -> list[NodeProto]:
     """``sorted_nodes``, after checking every sub-graph in the same way."""
     order = sorted_nodes(graph, outer)
-    own = {i.name for i in graph.input} | {t.name for t in graph.initializer} | {o for n in order for o in n.output}
+    own = _stored_names(graph) | {o for n in order for o in n.output}
     inside = ScopeNames(own, outer)
     for body in bodies_of(order):
         checked_order(body, inside)
     return order
+
+
+def _stored_names(graph: GraphProto) -> set[str]:
+    """Return the names of the inputs and initializers, dense and sparse."""
+    names = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    return names | {t.values.name for t in graph.sparse_initializer}
 
 
 def _map_producers(graph: GraphProto, given: set[str]) -> dict[str, int]:
@@ -328,8 +333,7 @@ def node_reads(node: NodeProto) -> list[str]:
 
 def free_values(graph: GraphProto) -> list[str]:
     """Values that a sub-graph reads from the graphs around it."""
-    own = {i.name for i in graph.input} | {t.name for t in graph.initializer}
-    own |= {o for node in graph.node for o in node.output}
+    own = _stored_names(graph) | {o for node in graph.node for o in node.output}
     reads = [n for node in graph.node for n in node_reads(node)] + [o.name for o in graph.output]
     return list(dict.fromkeys(n for n in reads if n and n not in own))
 

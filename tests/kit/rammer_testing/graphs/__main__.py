@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rammer.errors import RammerError
 from rammer_testing.graphs.campaign import CampaignPlan
+from rammer_testing.graphs.call_forms import FORMS
 from rammer_testing.graphs.case import GraphCase
 from rammer_testing.graphs.judge import Judge, Setting, registry_of
 from rammer_testing.graphs.record import Record
@@ -20,7 +21,7 @@ def main() -> int:
     """Exit code 1 where something differs."""
     args = _arguments()
     options = tuple(tuple(o.partition("=")[::2]) for o in args.option)
-    setting = Setting(args.device, args.policy, args.layout, args.precision, options)
+    setting = Setting(args.device, args.policy, args.layout, args.precision, options, args.form)
     if args.case:
         return _again(args.case, setting, tuple(args.plugin))
     plan = CampaignPlan(
@@ -80,6 +81,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--policy", default="wavefront", help="a policy, or * for any")
     parser.add_argument("--layout", default="keep", help="keep, nhwc, auto, or * for any")
     parser.add_argument("--precision", default="float32", help="float32, float16, or * for any")
+    parser.add_argument("--form", default="run", help=f"{', '.join(FORMS)}, or * for any")
     parser.add_argument("--batch", type=int, default=1, help="graphs in one model: fewer programs to build")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--patience", type=float, default=120.0, help="seconds after which a graph counts as one that hangs")

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rammer.runtime.inputs import scale_outlier_channels
+from rammer_testing.graphs.call_forms import FORMS
 from rammer_testing.graphs.case import GraphCase
 from rammer_testing.graphs.generate import LONGEST, graph, merged
 from rammer_testing.graphs.invalidate import spoiled
@@ -24,6 +25,7 @@ CHOICES: Final = {
     "policy": ("wavefront", "wavefront", "wavefront", "sequential", "greedy", "ios", "auto"),
     "layout": ("keep", "keep", "keep", "nhwc", "auto"),
     "precision": ("float32", "float32", "float32", "float16"),
+    "form": ("run", "run", "run", *FORMS),
 }
 
 

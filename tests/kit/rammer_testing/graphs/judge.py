@@ -25,7 +25,9 @@ from rammer.frontend.spec_rulings.rulings import Voice, find_decision
 from rammer.ir.types import SHORT, TensorType
 from rammer.runtime.executable import Executable
 from rammer.runtime.model_source import open_source
+from rammer.runtime.shape_buckets import Lengths
 from rammer.tuning.kernel_store import KernelStore
+from rammer_testing.graphs.call_forms import FORMS
 from rammer_testing.graphs.case import Array, GraphCase
 from rammer_testing.graphs.draw import schema_of
 from rammer_testing.graphs.outside import Outside
@@ -45,9 +47,11 @@ class Setting:
     layout: str = "keep"
     precision: str = "float32"
     options: tuple[tuple[str, str], ...] = ()
+    form: str = "run"
 
     def __str__(self) -> str:
         parts = [self.device, self.policy, self.layout, self.precision, *(f"{k}={v}" for k, v in self.options)]
+        parts += [self.form] if self.form != "run" else []
         return " ".join(parts)
 
 
@@ -129,13 +133,14 @@ class Judge:
     def run(self, model: ModelProto, inputs: Mapping[str, Array], setting: Setting) -> dict[str, Array]:
         """The device's outputs; nothing is kept in the user's cache."""
         options = CompileOptions(setting.policy, precision=setting.precision, layout=setting.layout)
-        exe = Executable(
-            open_source(model), self.backend(setting), setting.device, options, self.registry, store=KernelStore(None)
-        )
-        try:
-            return exe.run(dict(inputs))
-        finally:
-            exe.close()
+
+        def compile_model(model: ModelProto, ranges: Mapping[str, tuple[int, int]]) -> Executable:
+            source, device = open_source(model), self.backend(setting)
+            lengths = Lengths.of(source.head.inputs, ranges)
+            store = KernelStore(None)
+            return Executable(source, device, setting.device, options, self.registry, store=store, lengths=lengths)
+
+        return FORMS[setting.form](compile_model, model, inputs)
 
     def _compared(self, case: GraphCase, have: Outputs, setting: Setting, trajectories: int) -> Verdict:
         narrow = setting.precision == "float16"

@@ -69,6 +69,7 @@ def simpler_settings(setting: Setting) -> Iterator[Setting]:
         replace(setting, precision=plain.precision),
         replace(setting, layout=plain.layout),
         replace(setting, policy=plain.policy),
+        replace(setting, form=plain.form),
     ):
         if simpler != setting:
             yield simpler
